@@ -1,0 +1,71 @@
+"""What generation yields: any number of `Token`s, then exactly one `Finished`.
+
+The reply is the concatenation of every event's `text`, whatever the tokens were.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "context", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A token the model could have chosen, with its natural-log probability."""
+
+    id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token.
+
+    text: the text that became visible with this token. It may be empty, while a
+        multi-byte character or a possible stop string is still incomplete, and it may
+        hold what earlier tokens had kept back.
+    piece: the token's own text, for display; bytes that are no character show as U+FFFD.
+    logprob: natural log of its probability under the model's plain softmax, before
+        temperature, penalties and cuts.
+    alternatives: the most probable tokens, when they were asked for, best first.
+    """
+
+    id: int
+    text: str
+    piece: str
+    logprob: float
+    alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a generation.
+
+    reason: `stop` (a stop string or the end-of-text token), `length` (max_tokens),
+        `context` (the window is full), `cancelled`, or `error` (see message).
+    text: text held back that turned out not to be the start of a stop string.
+    prompt_tokens: tokens of the prompt; reused_tokens of them came from the cache.
+    reply_tokens: tokens generated, a final end-of-text token not counted.
+    time_to_first_token, seconds: from the call on, in seconds.
+    """
+
+    reason: FinishReason
+    text: str = ""
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    reply_tokens: int = 0
+    time_to_first_token: float = 0.0
+    seconds: float = 0.0
+    message: str = ""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding speed: tokens after the first over the time they took."""
+        decoding = self.seconds - self.time_to_first_token
+        if self.reply_tokens < 2 or decoding <= 0:
+            return 0.0
+        return (self.reply_tokens - 1) / decoding
+
+
+Event = Token | Finished

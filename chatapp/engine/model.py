@@ -1,0 +1,121 @@
+"""The `LanguageModel` protocol: what every model of this program can do.
+
+Free of torch, so that screens and commands can name these types before torch is loaded.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from chatapp.engine.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn from the logits.
+
+    temperature: 0 is greedy decoding. top_k: 0 is off. top_p and min_p: 1.0 and 0.0 are off.
+    repetition_penalty: divides positive and multiplies negative logits of tokens already
+        seen (Keskar et al. 2019); 1.0 is off.
+    no_repeat_ngram: forbids any n-gram of this size to occur twice; 0 is off.
+    seed: None draws a new one each time.
+    max_tokens: the longest reply.
+    """
+
+    temperature: float = 0.7
+    top_k: int = 0
+    top_p: float = 0.9
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
+    seed: int | None = None
+    max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        rules = (
+            ("temperature", 0.0 <= self.temperature <= 100.0, "from 0 to 100"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1 (off)"),
+            ("min_p", 0.0 <= self.min_p < 1.0, "from 0 (off) to below 1"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "above 0; 1 is off"),
+            ("no_repeat_ngram", self.no_repeat_ngram >= 0, "0 (off) or more"),
+            ("max_tokens", self.max_tokens >= 1, "1 or more"),
+            (
+                "seed",
+                self.seed is None or 0 <= self.seed < 2**63,
+                "empty or a whole number from 0 to 2^63 - 1",
+            ),
+        )
+        for name, holds, expected in rules:
+            if not holds:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+
+
+class TextStream(Protocol):
+    """Tokens to text, one token at a time, never splitting a character."""
+
+    def push(self, id: int) -> str:
+        """The text that is complete once token `id` is added."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end; incomplete bytes show as U+FFFD."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. No text of a user ever becomes a special token."""
+
+    end_id: int
+    """The end-of-text token."""
+    size: int
+    """Number of token ids."""
+
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def stream(self) -> TextStream: ...
+
+
+class ContextOverflow(ValueError):
+    """The prompt alone is longer than the model's window."""
+
+
+class LanguageModel(Protocol):
+    """A causal language model with its tokenizer, batch of one for chat."""
+
+    name: str
+    """What the user called it: "bundled", a folder, a hub id."""
+    folder: Path | None
+    """Where its files lie; None for a model that is not on this machine."""
+    context: int
+    """Longest sequence in tokens, prompt and reply together."""
+    tokenizer: Tokenizer
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop: Sequence[str] = (),
+        cancel: threading.Event | None = None,
+        top: int = 0,
+    ) -> Iterator[Event]:
+        """Continue `ids`; yields `Token`s and one `Finished`.
+
+        The same ids, sampling and seed give the same text. Setting `cancel` ends the
+        generation within one token. `top` asks for that many alternatives a token.
+        Raises ContextOverflow when `ids` leave no room for a single token, ValueError
+        when `ids` is empty.
+        """
+        ...
+
+    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        """Log-probabilities of each continuation's tokens given its context.
+
+        pairs: (context ids, continuation ids), neither empty. Returns one list a pair,
+        as long as its continuation, in nats. Raises ContextOverflow when a pair together
+        exceeds `context`.
+        """
+        ...

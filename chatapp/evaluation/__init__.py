@@ -1,0 +1,1 @@
+"""Tasks, metrics and reports: honest measurement of prompts and models."""

@@ -1,0 +1,14 @@
+"""A chat as roles and texts, before any template has touched it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat. A `system` message, if any, comes first."""
+
+    role: Role
+    text: str

@@ -1,0 +1,32 @@
+"""A prompt as a list of segments, so that every character of it has a known origin.
+
+The concatenated texts are the exact string the model sees. Segments are encoded into
+tokens one by one, which makes the tokens of a prompt a prefix of the tokens of the same
+prompt with its reply.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["instruction", "example", "user", "assistant", "marker", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a prompt.
+
+    `marker` is text of the template ("User:"). `end` stands for the model's end-of-text
+    token: its text is what is shown, and it becomes that one token, never its letters.
+    """
+
+    kind: Kind
+    text: str
+
+
+END_OF_TEXT = Segment("end", "<|endoftext|>")
+
+
+def text_of(segments: Iterable[Segment]) -> str:
+    """The prompt as the one string it is."""
+    return "".join(segment.text for segment in segments)

@@ -1,0 +1,194 @@
+"""Dialogue templates as data: how a list of messages becomes one long string.
+
+The one invariant: the same template renders a chat for generation and a training example
+for the loss mask, and rendering a chat up to an open reply gives a prefix of rendering it
+with that reply. A prompt never ends in a space, because GPT-2's vocabulary holds the space
+with the word that follows it.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from chatapp.prompting.messages import Message
+from chatapp.prompting.segments import END_OF_TEXT, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueTemplate:
+    """The pattern a model continues.
+
+    instruction: text that opens the prompt unless a chat brings its own; may be empty.
+    after_instruction: what stands between the instruction and the first turn.
+    user_marker, assistant_marker: what announces a turn. Neither ends in a space.
+    lead: what stands between a marker and its text, counted to the text (" " or "").
+    after_user, after_reply: what stands between a turn and the next marker.
+    stop: the strings at which a reply is cut off.
+    end_of_reply: whether a finished reply is followed by the end-of-text token.
+    """
+
+    name: str
+    instruction: str
+    after_instruction: str
+    user_marker: str
+    assistant_marker: str
+    lead: str
+    after_user: str
+    after_reply: str
+    stop: tuple[str, ...]
+    end_of_reply: bool
+
+    def __post_init__(self) -> None:
+        for marker in (self.user_marker, self.assistant_marker):
+            if not marker.strip() or marker.endswith(" "):
+                raise ValueError(
+                    f"template {self.name!r}: a marker must hold text and not end in a space, "
+                    f"found {marker!r}"
+                )
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits over everything but the name: equal means renders alike."""
+        content = {key: value for key, value in asdict(self).items() if key != "name"}
+        canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, to be saved as JSON next to a model's weights."""
+        return {**asdict(self), "stop": list(self.stop), "fingerprint": self.fingerprint}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "DialogueTemplate":
+        """The inverse of `to_dict`.
+
+        Raises ValueError in one sentence when a key is missing, unknown or of the wrong
+        type, or when a saved fingerprint is not that of the saved fields.
+        """
+        kinds = {field.name: field.type for field in fields(cls)}
+        given = {key: value for key, value in data.items() if key != "fingerprint"}
+        for key in given.keys() ^ kinds.keys():
+            raise ValueError(f"template: {'unknown' if key in given else 'missing'} key {key!r}")
+        for key, value in given.items():
+            if key == "stop":
+                right = isinstance(value, list) and all(isinstance(s, str) and s for s in value)
+            elif key == "end_of_reply":
+                right = isinstance(value, bool)
+            else:
+                right = isinstance(value, str)
+            if not right:
+                raise ValueError(f"template: key {key!r} cannot be {value!r}")
+        template = cls(**{**given, "stop": tuple(given["stop"])})
+        saved = data.get("fingerprint", template.fingerprint)
+        if saved != template.fingerprint:
+            raise ValueError(
+                f"template {template.name!r}: its fields give the fingerprint "
+                f"{template.fingerprint}, the file says {saved}"
+            )
+        return template
+
+    def render_instruction(self, system: str | None = None) -> list[Segment]:
+        """The opening of the prompt: `system` if given, else the template's own text."""
+        text = (self.instruction if system is None else system).strip()
+        if not text:
+            return []
+        return [Segment("instruction", text), Segment("marker", self.after_instruction)]
+
+    def render_user(self, text: str) -> list[Segment]:
+        """A user's turn, closed, so that an assistant marker can follow."""
+        return [
+            Segment("marker", self.user_marker),
+            Segment("user", self.lead + text.strip()),
+            Segment("marker", self.after_user + self.assistant_marker),
+        ]
+
+    def render_reply(self, text: str, *, closed: bool = True) -> list[Segment]:
+        """A reply. Left open, it ends where generation goes on."""
+        text = text.strip()
+        segments = [Segment("assistant", self.lead + text)] if text else []
+        if closed and self.end_of_reply:
+            segments.append(END_OF_TEXT)
+        if closed and self.after_reply:
+            segments.append(Segment("marker", self.after_reply))
+        return segments
+
+    def render(self, messages: Sequence[Message], *, open_reply: bool = False) -> list[Segment]:
+        """A whole chat.
+
+        messages: an optional system message, then user and assistant in turn. With
+        `open_reply`, a last assistant message is left open to be continued; a chat that
+        ends with a user's message always ends in an open assistant marker.
+        Raises ValueError when the roles do not alternate.
+        """
+        turns = list(messages)
+        system = turns.pop(0).text if turns and turns[0].role == "system" else None
+        segments = self.render_instruction(system)
+        for index, message in enumerate(turns):
+            expected = "user" if index % 2 == 0 else "assistant"
+            if message.role != expected:
+                raise ValueError(
+                    f"message {index + 1} of the chat is from {message.role!r}, "
+                    f"expected {expected!r}"
+                )
+            if message.role == "user":
+                segments += self.render_user(message.text)
+            else:
+                last = index == len(turns) - 1
+                segments += self.render_reply(message.text, closed=not (open_reply and last))
+        return segments
+
+
+PLAIN = DialogueTemplate(
+    name="plain",
+    instruction="The following is a dialogue between a user and an intelligent AI chatbot.",
+    after_instruction="\n\n",
+    user_marker="User:",
+    assistant_marker="Assistant:",
+    lead=" ",
+    after_user="\n",
+    after_reply="\n",
+    stop=("\nUser:", "\nAssistant:"),
+    end_of_reply=False,
+)
+
+ALPACA = DialogueTemplate(
+    name="alpaca",
+    instruction=(
+        "Below is an instruction that describes a task. "
+        "Write a response that appropriately completes the request."
+    ),
+    after_instruction="\n\n",
+    user_marker="### Instruction:",
+    assistant_marker="### Response:",
+    lead="\n",
+    after_user="\n\n",
+    after_reply="\n\n",
+    stop=("\n### Instruction:", "\n### Response:"),
+    end_of_reply=True,
+)
+
+# The template the bundled model is trained in.
+CHAT = DialogueTemplate(
+    name="chat",
+    instruction="",
+    after_instruction="\n",
+    user_marker="User:",
+    assistant_marker="Assistant:",
+    lead=" ",
+    after_user="\n",
+    after_reply="\n",
+    stop=("\nUser:", "\nAssistant:"),
+    end_of_reply=True,
+)
+
+TEMPLATES = {template.name: template for template in (PLAIN, ALPACA, CHAT)}
+
+
+def named(name: str) -> DialogueTemplate:
+    """A built-in template. Raises ValueError that lists the names there are."""
+    try:
+        return TEMPLATES[name]
+    except KeyError:
+        known = ", ".join(TEMPLATES)
+        raise ValueError(f"there is no template {name!r}; there are {known}") from None

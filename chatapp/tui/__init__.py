@@ -1,0 +1,1 @@
+"""Textual screens and widgets. No prompt building, no SQL, no torch."""

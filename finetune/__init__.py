@@ -1,0 +1,1 @@
+"""Training: language-model pretraining and supervised instruction tuning."""
