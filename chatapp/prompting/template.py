@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from chatapp.prompting.messages import Message
@@ -192,3 +193,32 @@ def named(name: str) -> DialogueTemplate:
     except KeyError:
         known = ", ".join(TEMPLATES)
         raise ValueError(f"there is no template {name!r}; there are {known}") from None
+
+
+TEMPLATE_FILE = "chatapp_template.json"
+
+
+def save_template(template: DialogueTemplate, folder: Path) -> None:
+    """Write the template a model was trained in next to its weights."""
+    text = json.dumps(template.to_dict(), indent=2, ensure_ascii=False)
+    (folder / TEMPLATE_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def load_template(folder: Path) -> DialogueTemplate | None:
+    """The template saved with a model, or None when there is none.
+
+    Raises ValueError, naming the file, when it cannot be read.
+    """
+    path = folder / TEMPLATE_FILE
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    try:
+        return DialogueTemplate.from_dict(data)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
