@@ -1,0 +1,46 @@
+"""Where configuration, chats, caches and logs live.
+
+The one invariant: every file this program keeps for its user lies in one of these folders,
+and the environment variable CHATAPP_HOME, when set, moves all of them below one folder.
+No function here creates anything.
+"""
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+
+def _folder(kind: str, default: Path) -> Path:
+    home = os.environ.get("CHATAPP_HOME")
+    return Path(home).expanduser().absolute() / kind if home else default
+
+
+def config_dir() -> Path:
+    """The folder of the settings file."""
+    return _folder("config", platformdirs.user_config_path("chatapp", appauthor=False))
+
+
+def data_dir() -> Path:
+    """The folder of the chats and of models the user keeps."""
+    return _folder("data", platformdirs.user_data_path("chatapp", appauthor=False))
+
+
+def cache_dir() -> Path:
+    """The folder of what can be made again."""
+    return _folder("cache", platformdirs.user_cache_path("chatapp", appauthor=False))
+
+
+def log_dir() -> Path:
+    """The folder of log files."""
+    return _folder("log", platformdirs.user_log_path("chatapp", appauthor=False))
+
+
+def database_path() -> Path:
+    """The file that holds all chats."""
+    return data_dir() / "chats.db"
+
+
+def settings_path() -> Path:
+    """The settings file. It need not exist."""
+    return config_dir() / "settings.toml"
