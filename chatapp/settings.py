@@ -1,0 +1,119 @@
+"""The user's settings: defaults, then one TOML file, then CHATAPP_* variables, then flags.
+
+The one invariant: every value is checked where it comes from, so that whatever is wrong is
+refused in one sentence that names the file and line, the variable or the flag.
+"""
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from chatapp.engine.model import Sampling
+from chatapp.paths import settings_path
+
+
+class SettingsError(Exception):
+    """A setting that cannot be used. The message is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user can choose once and for all.
+
+    model: "bundled", a folder, or a hub id. template: a built-in template's name; empty for
+    the model's own. theme: a Textual theme's name. sampling: how replies are drawn; in the
+    file its fields stand beside the others (`temperature = 0.7`).
+    """
+
+    model: str = "bundled"
+    template: str = ""
+    theme: str = "textual-dark"
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+_TEXTS = ("model", "template", "theme")
+_NUMBERS: dict[str, type[int] | type[float]] = {
+    each.name: float if each.type is float else int for each in fields(Sampling)
+}
+_KEYS = (*_TEXTS, *_NUMBERS)
+
+
+def load_settings(overrides: Mapping[str, object] | None = None) -> Settings:
+    """The settings in force.
+
+    overrides: values of command-line flags by setting; a None is a flag not given.
+    Raises SettingsError for a key that does not exist, a value of the wrong type or out of
+    range, and a file that cannot be read.
+    """
+    values: dict[str, Any] = {}
+    for key, value, origin in (*_from_file(), *_from_environment(), *_from_flags(overrides or {})):
+        values[key] = _checked(key, value, origin)
+    texts = {key: values.pop(key) for key in _TEXTS if key in values}
+    return Settings(**texts, sampling=Sampling(**values))
+
+
+def _from_file() -> Iterator[tuple[str, object, str]]:
+    path = settings_path()
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        data = tomllib.loads(text)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: is not valid UTF-8: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: is not valid TOML: {error}") from None
+    for key, value in data.items():
+        # tomllib keeps no positions; a key at the start of a line is where it was set.
+        found = re.search(rf"^\s*\[?\s*[\"']?{re.escape(key)}\b", text, re.MULTILINE)
+        line = text.count("\n", 0, found.end()) + 1 if found else 1
+        yield key, value, f"{path}, line {line}"
+
+
+def _from_environment() -> Iterator[tuple[str, object, str]]:
+    for variable, text in sorted(os.environ.items()):
+        key = variable.removeprefix("CHATAPP_").lower()
+        if variable.startswith("CHATAPP_") and variable != "CHATAPP_HOME" and text:
+            yield key, _number(key, text), f"environment variable {variable}"
+
+
+def _from_flags(overrides: Mapping[str, object]) -> Iterator[tuple[str, object, str]]:
+    for key, value in overrides.items():
+        if value is not None:
+            yield key, value, f"--{key.replace('_', '-')}"
+
+
+def _number(key: str, text: str) -> object:
+    """The number that `text` stands for when the setting is one; else the text itself."""
+    try:
+        return _NUMBERS[key](text)
+    except (KeyError, ValueError):
+        return text
+
+
+def _checked(key: str, value: Any, origin: str) -> Any:
+    """`value` as the setting's type. Raises SettingsError naming `origin`."""
+    if key not in _KEYS:
+        near = difflib.get_close_matches(key, _KEYS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_KEYS)}"
+        raise SettingsError(f"{origin}: there is no setting {key!r}; {hint}")
+    if key in _TEXTS:
+        if not isinstance(value, str):
+            raise SettingsError(f"{origin}: {key} is {value!r}; expected text in quotes")
+        return value
+    kind = _NUMBERS[key]
+    if isinstance(value, bool) or not isinstance(value, int | kind):
+        expected = "a number" if kind is float else "a whole number"
+        raise SettingsError(f"{origin}: {key} is {value!r}; expected {expected}")
+    try:
+        value = kind(value)
+        Sampling(**{key: value})  # its own rules, one field at a time
+    except (ValueError, OverflowError) as error:
+        raise SettingsError(f"{origin}: {error}") from None
+    return value

@@ -1,0 +1,117 @@
+"""Settings come from four places, and whatever is wrong is named with its place."""
+
+from pathlib import Path
+
+import pytest
+
+from chatapp import paths
+from chatapp.engine.model import Sampling
+from chatapp.settings import Settings, SettingsError, load_settings
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
+    return tmp_path
+
+
+def write(text: str) -> Path:
+    path = paths.settings_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_chatapp_home_moves_every_folder(home: Path) -> None:
+    folders = {paths.config_dir(), paths.data_dir(), paths.cache_dir(), paths.log_dir()}
+    assert {folder.parent for folder in folders} == {home}
+    assert len(folders) == 4
+    assert paths.database_path().parent == paths.data_dir()
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_without_chatapp_home_the_platform_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CHATAPP_HOME")
+    assert paths.data_dir().name == "chatapp"
+    assert paths.data_dir().is_absolute()
+
+
+def test_nothing_set_gives_the_defaults() -> None:
+    assert load_settings() == Settings()
+
+
+def test_flags_win_over_variables_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    write('model = "./mine"\ntemperature = 1\ntop_k = 5\nmax_tokens = 10\n')
+    monkeypatch.setenv("CHATAPP_TOP_K", "6")
+    monkeypatch.setenv("CHATAPP_MAX_TOKENS", "11")
+    settings = load_settings({"max_tokens": 12, "seed": None, "template": None})
+    assert settings.model == "./mine"
+    assert settings.sampling == Sampling(temperature=1.0, top_k=6, max_tokens=12)
+
+
+def test_a_file_may_start_with_a_byte_order_mark() -> None:
+    write('\ufefftheme = "nord"\n')
+    assert load_settings().theme == "nord"
+
+
+def test_an_unknown_key_is_named_with_file_line_and_nearest_key() -> None:
+    path = write('# mine\nmodel = "bundled"\n\ntemprature = 0.5\n')
+    with pytest.raises(SettingsError) as error:
+        load_settings()
+    assert str(error.value) == (
+        f"{path}, line 4: there is no setting 'temprature'; did you mean 'temperature'?"
+    )
+
+
+def test_a_key_unlike_any_other_lists_the_keys_there_are() -> None:
+    write("[zzz]\nx = 1\n")
+    with pytest.raises(SettingsError, match=r"line 1: .*'zzz'; there are model, template"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('temperature = "hot"', "temperature is 'hot'; expected a number"),
+        ("top_k = 1.5", "top_k is 1.5; expected a whole number"),
+        ("seed = true", "seed is True; expected a whole number"),
+        ("temperature = true", "temperature is True; expected a number"),
+        ("model = 3", "model is 3; expected text in quotes"),
+        ("top_p = 0", "top_p is 0.0; expected above 0 and at most 1"),
+        ("temperature = nan", "temperature is nan; expected from 0 to 100"),
+        ("max_tokens = -1", "max_tokens is -1; expected 1 or more"),
+        (f"temperature = 1{'0' * 400}", "too large"),
+        ("model =", "is not valid TOML"),
+    ],
+)
+def test_a_bad_value_is_refused_in_one_sentence(line: str, expected: str) -> None:
+    path = write(line)
+    with pytest.raises(SettingsError) as error:
+        load_settings()
+    assert str(error.value).startswith(str(path))
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_refused() -> None:
+    write("").write_bytes(b"model = '\xff'")
+    with pytest.raises(SettingsError, match="is not valid UTF-8"):
+        load_settings()
+
+
+def test_a_folder_in_place_of_the_file_is_refused() -> None:
+    paths.settings_path().mkdir(parents=True)
+    with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
+        load_settings()
+
+
+def test_variables_and_flags_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATAPP_TOP_P", "much")
+    with pytest.raises(SettingsError, match="variable CHATAPP_TOP_P: top_p is 'much'"):
+        load_settings()
+    monkeypatch.setenv("CHATAPP_TOP_P", "")  # empty is not set
+    with pytest.raises(SettingsError, match=r"^--no-repeat-ngram: no_repeat_ngram is -1"):
+        load_settings({"no_repeat_ngram": -1})
+    monkeypatch.setenv("CHATAPP_THEMES", "nord")
+    with pytest.raises(SettingsError, match=r"CHATAPP_THEMES: .*did you mean 'theme'"):
+        load_settings()
