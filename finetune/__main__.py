@@ -1,0 +1,5 @@
+"""`python -m finetune`, which torchrun needs."""
+
+from finetune.cli import main
+
+main()

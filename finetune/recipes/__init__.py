@@ -1,0 +1,1 @@
+"""Recipes: configurations and data builders that can be run as they stand."""
