@@ -76,7 +76,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX turns_by_message ON turns (message_id)",
         """CREATE VIRTUAL TABLE message_index USING fts5 (
             text, content = 'messages', content_rowid = 'id',
-            tokenize = "unicode61 remove_diacritics 2"
+            tokenize = "unicode61 remove_diacritics 2", prefix = '1 2 3'
         )""",
         """CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
             INSERT INTO message_index (rowid, text) VALUES (new.id, new.text);
