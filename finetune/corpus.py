@@ -102,12 +102,20 @@ def train_tokenizer(documents: Iterable[Document], vocabulary: int) -> Tokenizer
     return tokenizer
 
 
+def end_id(tokenizer: Tokenizer) -> int:
+    """The id of the end-of-text token. Raises ConfigError when the vocabulary has none."""
+    found = tokenizer.token_to_id(END_OF_TEXT.text)
+    if found is None:
+        raise ConfigError(f"the tokenizer has no token {END_OF_TEXT.text}")
+    return found
+
+
 def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> list[Ids]:
     """Token ids of each document, closed by the end-of-text token.
 
     Segments are encoded one by one; text never becomes a special token.
     """
-    end = tokenizer.token_to_id(END_OF_TEXT.text)
+    end = end_id(tokenizer)
     tokenizer.encode_special_tokens = True
     texts = list({s.text for document in documents for s in document if s.kind != "end"})
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)

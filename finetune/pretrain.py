@@ -21,6 +21,7 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.utils import logging as transformers_logging
 
 from chatapp.prompting.segments import END_OF_TEXT
 from chatapp.prompting.template import named, save_template
@@ -30,6 +31,7 @@ from finetune.corpus import (
     Ids,
     draw,
     encode_documents,
+    end_id,
     is_held_out,
     pack,
     read_documents,
@@ -103,6 +105,9 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
             f"{config.shape.positions} (shape.positions)"
         )
 
+    # The run has its own progress bar and its own words.
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     set_seed(config.seed)
     model = GPT2LMHeadModel(_gpt2_config(config, tokenizer))
     console.print(
@@ -136,7 +141,7 @@ def _claim(output: Path, config: PretrainConfig) -> None:
 
 
 def _gpt2_config(config: PretrainConfig, tokenizer: Tokenizer) -> GPT2Config:
-    end = tokenizer.token_to_id(END_OF_TEXT.text)
+    end = end_id(tokenizer)
     return GPT2Config(
         vocab_size=tokenizer.get_vocab_size(),
         n_positions=config.shape.positions,

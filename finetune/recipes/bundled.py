@@ -103,11 +103,11 @@ ABOUT_ITSELF: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
 NAMES = (
     "Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo Mary Noah Olga Paul Rosa Sam "
     "Tina Viktor Wendy Yusuf Zoe Maria Peter Lucy Omar Nina Tom Sara"
-).split()  # noqa: SIM905
+).split()
 THINGS = (
     "tea coffee bread apples cheese soup rice music chess football books films trains cats dogs "
     "horses flowers rain snow summer winter swimming dancing cooking painting"
-).split()  # noqa: SIM905
+).split()
 
 ARTICLES = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "—": "-", "…": "...", "–": "-"})
 

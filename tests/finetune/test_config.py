@@ -1,0 +1,68 @@
+"""Configuration files: what is wrong is named; nothing unknown passes."""
+
+from pathlib import Path
+
+import pytest
+
+from finetune.config import ConfigError, PretrainConfig, load_config
+
+GOOD = """
+output = "run"
+[data]
+train = [{ path = "text.txt" }]
+[train]
+epochs = 2
+"""
+
+
+def load(tmp_path: Path, text: str | bytes, *overrides: str) -> PretrainConfig:
+    path = tmp_path / "config.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load_config(PretrainConfig, path, overrides)
+
+
+def test_defaults_and_overrides(tmp_path: Path) -> None:
+    config = load(tmp_path, GOOD, "train.batch_size=2", "shape.layers=3", "output=else where")
+    assert (config.train.epochs, config.train.batch_size, config.shape.layers) == (2, 2, 3)
+    assert config.output == "else where"
+    assert config.data.train[0].weight == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "words"),
+    [
+        (GOOD, ["train.epoch=2"], ["config.toml", "train.epoch", "'epochs'"]),
+        (GOOD, ["train.epochs=two"], ["train.epochs", "'two'"]),
+        (GOOD, ["train.epochs"], ["key=value"]),
+        (GOOD, ["=2"], ["key=value"]),
+        (GOOD, ["output.x=2"], ["'output' is not a section"]),
+        (GOOD, ["train.batch_size=0"], ["train.batch_size", "greater than or equal to 1"]),
+        (GOOD, ["train.batch_size=1.5"], ["train.batch_size", "1.5"]),
+        (GOOD, ["train.precision=int3"], ["train.precision", "int3"]),
+        (GOOD + "epoch = 2", [], ["train.epoch", "'epochs'"]),
+        (GOOD.replace('output = "run"', ""), [], ["'output' is missing"]),
+        ("output = \nseed = 1", [], ["not valid TOML", "line 1"]),
+        ("output = 'x'\n[data]\ntrain = []", [], ["data.train", "at least 1 item"]),
+        (GOOD.replace("path", "paht"), [], ["data.train.0.path", "missing"]),
+        (b"\xff\xfe", [], ["not UTF-8"]),
+    ],
+)
+def test_what_is_wrong_is_named(
+    tmp_path: Path, text: str | bytes, overrides: list[str], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, *overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_config(PretrainConfig, tmp_path / "nowhere.toml", [])
+
+
+def test_the_recipe_of_the_bundled_model_is_valid() -> None:
+    recipe = Path(__file__).parents[2] / "finetune" / "recipes" / "bundled.toml"
+    assert load_config(PretrainConfig, recipe, []).shape.positions == 1024

@@ -1,0 +1,137 @@
+"""A tiny run from text to a model folder, broken off and gone on with."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from chatapp.prompting.template import CHAT, load_template
+from finetune.config import ConfigError, PretrainConfig
+from finetune.pretrain import pretrain
+from finetune.trainer import CheckpointingTrainer, last_checkpoint
+
+QUIET = Console(stderr=True, quiet=True)
+
+
+def config(folder: Path, **train: object) -> PretrainConfig:
+    corpus = folder / "corpus.jsonl"
+    if not corpus.exists():
+        rows = [{"text": f"The number {i} comes after the number {i - 1}."} for i in range(320)]
+        corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return PretrainConfig.model_validate(
+        {
+            "output": str(folder / "run"),
+            "data": {"train": [{"path": str(corpus)}], "held_out": 0.1},
+            "shape": {"vocabulary": 280, "layers": 2, "heads": 2, "hidden": 16, "positions": 32},
+            "train": {
+                "batch_size": 8,
+                "learning_rate": 0.01,
+                "precision": "float32",
+                "save_every": 5,
+                "log_every": 1,
+                **train,
+            },
+        }
+    )
+
+
+def losses(folder: Path) -> dict[int, float]:
+    rows = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing after it runs."""
+
+
+class KillAt(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:
+        if state.global_step == self.step:
+            raise Killed
+
+
+def test_a_run_is_a_model_transformers_loads(tmp_path: Path) -> None:
+    folder = pretrain(config(tmp_path), QUIET)
+    trace = losses(folder)
+    assert trace[max(trace)] < trace[1] - 0.5
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert next(model.parameters()).dtype == torch.float16
+    text = "number 1234, User: it's"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    # The pieces of the saved file, digits alone: not those of GPT-2's own splitting.
+    saved = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer(text)["input_ids"] == saved.encode(text).ids
+    assert tokenizer.eos_token_id == model.config.eos_token_id == 0
+    assert load_template(folder) == CHAT
+
+
+def test_killed_and_gone_on_gives_the_unbroken_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "broken").mkdir()
+    whole = losses(pretrain(config(tmp_path / "whole"), QUIET))
+    assert max(whole) > 12
+
+    settings = config(tmp_path / "broken")
+    original = CheckpointingTrainer.train
+
+    def killed(self: CheckpointingTrainer, **arguments: object) -> object:
+        self.add_callback(KillAt(12))
+        return original(self, **arguments)
+
+    monkeypatch.setattr(CheckpointingTrainer, "train", killed)
+    with pytest.raises(Killed):
+        pretrain(settings, QUIET)
+    assert last_checkpoint(Path(settings.output)).name == "checkpoint-10"
+    monkeypatch.setattr(CheckpointingTrainer, "train", original)
+    resumed = losses(pretrain(settings, QUIET))
+    assert resumed.keys() == whole.keys()
+    assert resumed == pytest.approx(whole, abs=1e-6)
+
+
+def test_an_unfinished_checkpoint_is_not_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path)
+
+    def full_disk(self: CheckpointingTrainer, folder: str) -> None:
+        if "checkpoint-10" in folder:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CheckpointingTrainer, "_save_rng_state", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        pretrain(settings, QUIET)
+    assert last_checkpoint(Path(settings.output)).name == "checkpoint-5"
+
+
+def test_another_configuration_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    folder = Path(settings.output)
+    pretrain(settings, QUIET)
+    other = config(tmp_path, learning_rate=0.02)
+    with pytest.raises(ConfigError, match=r"another \[train\]"):
+        pretrain(other, QUIET)
+    shutil.rmtree(folder)
+    pretrain(other, QUIET)
+
+
+def test_too_little_text_and_a_wrong_shape_are_errors(tmp_path: Path) -> None:
+    small = config(tmp_path)
+    with pytest.raises(ConfigError, match="do not fill one window of 30000"):
+        pretrain(
+            small.model_copy(update={"shape": small.shape.model_copy(update={"positions": 30000})}),
+            QUIET,
+        )
+    odd = small.model_copy(update={"shape": small.shape.model_copy(update={"heads": 3})})
+    with pytest.raises(ConfigError, match="multiple of shape"):
+        pretrain(odd, QUIET)
