@@ -1,0 +1,115 @@
+"""A model folder on disk: its JSON files and the headers of its safetensors weights.
+
+Keep: whatever is wrong with a folder becomes a `ModelError` of one sentence that names the
+file. Free of torch, so that a folder can be described before torch is loaded.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+# Masks that old GPT-2 checkpoints saved among their weights.
+_BUFFER = re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)")
+
+
+class ModelError(Exception):
+    """Something is wrong with a model. The message is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """What a safetensors file says of a tensor before it is read.
+
+    dtype: in the names of safetensors: "F32", "F16", "BF16" …
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises ModelError when the file is absent, broken or another thing."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path}: there is no such file") from None
+    except json.JSONDecodeError as error:
+        raise ModelError(
+            f"{path}: broken JSON in line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{path}: expected a JSON object, found a {type(data).__name__}")
+    return data
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model or adapter, in the order of their names.
+
+    Raises ModelError when there are none, with a hint when there are pickled weights,
+    which are never loaded because unpickling runs code.
+    """
+    index = folder / INDEX
+    for name in (WEIGHTS, ADAPTER_WEIGHTS):
+        if (folder / name).is_file():
+            return [folder / name]
+    if index.is_file():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+            raise ModelError(f"{index}: expected a key 'weight_map' from tensor to file name")
+        files = [folder / name for name in sorted(set(shards.values()))]
+        for file in files:
+            if file.parent != folder or not file.is_file():
+                raise ModelError(f"{file}: this part of the weights, named in {INDEX}, is missing")
+        return files
+    pickles = [path for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)]
+    if pickles:
+        raise ModelError(
+            f"{min(pickles)}: only safetensors weights are loaded, because loading pickled "
+            "weights can run any code"
+        )
+    raise ModelError(f"{folder}: there are no weights; expected {WEIGHTS} or {INDEX}")
+
+
+@contextmanager
+def open_weights(file: Path, framework: str) -> Iterator[Any]:
+    """A safetensors file, opened. Raises ModelError when it is broken or cut short."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), framework=framework) as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{file}: the weights are broken or cut short; get the file again ({error})"
+        ) from None
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a tensor of a checkpoint is a saved mask, no weight."""
+    return _BUFFER.fullmatch(name) is not None
+
+
+def tensor_headers(folder: Path) -> list[TensorHeader]:
+    """The header of every tensor of a model folder; reads no weights."""
+    headers = []
+    for file in weight_files(folder):
+        with open_weights(file, "numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                part = tensors.get_slice(name)
+                shape = tuple(part.get_shape())
+                headers.append(TensorHeader(file, name, shape, part.get_dtype()))
+    return headers

@@ -1,0 +1,224 @@
+"""The one generation loop, shared by every model that runs in this process.
+
+Keep: a generation holds the model only while it computes a token, never while its consumer
+looks at one, so that neither a forgotten generator nor a second one can block or disturb
+another. Each token's computation starts from the full sequence; the cache makes it cheap.
+"""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
+from chatapp.engine.model import ContextOverflow, Sampling, Tokenizer
+from chatapp.engine.sampling import Sampler
+from chatapp.engine.stopping import StopFilter
+
+Check = Callable[[], None]
+
+
+class Cancelled(Exception):
+    """The caller's cancel event was set in the middle of a computation."""
+
+
+class PieceTokenizer(Tokenizer, Protocol):
+    """A tokenizer that can also show a single token."""
+
+    def piece(self, id: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    id: int
+    logprob: float
+    alternatives: tuple[Alternative, ...]
+    reused: int
+
+
+class LocalGenerator(ABC):
+    """A `LanguageModel` whose logits are computed here.
+
+    A subclass computes `next_logits` and `logprobs`. `vocabulary` is the number of logits.
+    """
+
+    batch_tokens = 2048
+    """Most tokens of a padded batch for scoring, a single longer row excepted."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        folder: Path | None,
+        context: int,
+        vocabulary: int,
+        tokenizer: PieceTokenizer,
+    ) -> None:
+        self.name = name
+        self.folder = folder
+        self.context = context
+        self.vocabulary = vocabulary
+        self.tokenizer: Tokenizer = tokenizer
+        self._piece = tokenizer.piece
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def next_logits(self, ids: Sequence[int], check: Check) -> tuple[Tensor, int]:
+        """Logits (vocabulary,) of the token after `ids`, and how many came from the cache.
+
+        Calls `check` at least every tenth of a second or so, and lets pass what it raises.
+        """
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop the cache, after a computation that broke off."""
+
+    @abstractmethod
+    def logprobs(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
+        """Log-probability of each row's tokens from its place `first` on, one batch."""
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop: Sequence[str] = (),
+        cancel: threading.Event | None = None,
+        top: int = 0,
+    ) -> Iterator[Event]:
+        """See `LanguageModel.generate`. Bad arguments raise here, before the first event."""
+        prompt = list(ids)
+        self.check_ids(prompt)
+        if len(prompt) >= self.context:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt)} tokens; the model's window of {self.context} "
+                f"has room for {self.context - 1} and a reply"
+            )
+        return self._run(prompt, sampling, StopFilter(stop), cancel or threading.Event(), top)
+
+    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        """See `LanguageModel.score`. Rows of similar length share a batch."""
+        rows = [[*context, *continuation] for context, continuation in pairs]
+        firsts = [len(context) for context, _ in pairs]
+        for row, first in zip(rows, firsts, strict=True):
+            if not 0 < first < len(row):
+                raise ValueError("context and continuation need at least one token each")
+            self.check_ids(row)
+            if len(row) > self.context:
+                raise ContextOverflow(
+                    f"context and continuation have {len(row)} tokens; "
+                    f"the model's window has {self.context}"
+                )
+        scores: list[list[float]] = [[] for _ in rows]
+        longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        while longest_first:
+            size = max(1, self.batch_tokens // len(rows[longest_first[0]]))
+            batch, longest_first = longest_first[:size], longest_first[size:]
+            with self._lock, torch.inference_mode():
+                found = self.logprobs([rows[i] for i in batch], [firsts[i] for i in batch])
+            for i, values in zip(batch, found, strict=True):
+                scores[i] = values
+        return scores
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raises ValueError when there are no ids or one is not in the vocabulary."""
+        if not ids:
+            raise ValueError("there are no tokens to continue; expected at least one")
+        for id in (min(ids), max(ids)):
+            if not 0 <= id < self.vocabulary:
+                raise ValueError(f"token id {id} is not in the vocabulary of {self.vocabulary}")
+
+    def _run(
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        stops: StopFilter,
+        cancel: threading.Event,
+        top: int,
+    ) -> Iterator[Event]:
+        started = time.perf_counter()
+        time_to_first_token = 0.0
+        sequence, reused = list(prompt), 0
+        sampler, text = Sampler(sampling), self.tokenizer.stream()
+        reason: FinishReason
+        message = ""
+        while True:
+            try:
+                drawn = self._draw(sequence, sampler, cancel, top)
+            except Cancelled:
+                reason = "cancelled"
+                break
+            except (RuntimeError, MemoryError, OSError) as error:
+                reason, message = "error", f"the model failed: {error or type(error).__name__}"
+                break
+            if len(sequence) == len(prompt):
+                time_to_first_token = time.perf_counter() - started
+                reused = drawn.reused
+            if drawn.id == self.tokenizer.end_id:
+                reason = "stop"
+                break
+            sequence.append(drawn.id)
+            yield Token(
+                drawn.id,
+                stops.push(text.push(drawn.id)),
+                self._piece(drawn.id),
+                drawn.logprob,
+                drawn.alternatives,
+            )
+            if stops.hit:
+                reason = "stop"
+                break
+            if len(sequence) - len(prompt) == sampling.max_tokens:
+                reason = "length"
+                break
+            if len(sequence) == self.context:
+                reason = "context"
+                break
+        rest = stops.push(text.flush()) + stops.flush()
+        yield Finished(
+            "stop" if stops.hit else reason,
+            text=rest,
+            prompt_tokens=len(prompt),
+            reused_tokens=reused,
+            reply_tokens=len(sequence) - len(prompt),
+            time_to_first_token=time_to_first_token,
+            seconds=time.perf_counter() - started,
+            message=message,
+        )
+
+    @torch.inference_mode()
+    def _draw(
+        self, sequence: list[int], sampler: Sampler, cancel: threading.Event, top: int
+    ) -> _Drawn:
+        """Compute and draw one token. Raises Cancelled."""
+
+        def check() -> None:
+            if cancel.is_set():
+                raise Cancelled
+
+        check()
+        with self._lock:
+            try:
+                logits, reused = self.next_logits(sequence, check)
+            except Cancelled:
+                raise
+            except BaseException:
+                self.forget()
+                raise
+        normaliser = float(logits.logsumexp(0))
+        if normaliser != normaliser:
+            raise RuntimeError("its weights give logits that are not numbers")
+        id = sampler.draw(logits, sequence)
+        alternatives = []
+        if top:
+            values, ids = logits.topk(min(top, len(logits)))
+            for other, value in zip(ids.tolist(), values.tolist(), strict=True):
+                piece = self._piece(other)
+                alternatives.append(Alternative(other, piece, value - normaliser))
+        return _Drawn(id, float(logits[id]) - normaliser, tuple(alternatives), reused)

@@ -1,0 +1,330 @@
+"""The GPT-2 decoder (Radford et al. 2019), from its formulas, in float32.
+
+With token embedding E, position embedding P and L blocks:
+
+    x⁰ = E[ids] + P[positions]
+    x  = x + attention(norm₁(x));  x = x + mlp(norm₂(x))      in each block
+    logits = norm(x) Eᵀ                                       or an own output matrix
+
+Keep: this file knows tensors only, and its logits are those of transformers' GPT2LMHeadModel.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from chatapp.engine.cache import KeyValueCache
+from chatapp.engine.checkpoint import (
+    CONFIG,
+    ModelError,
+    is_buffer,
+    open_weights,
+    read_json,
+    weight_files,
+)
+from chatapp.engine.linear import Linear
+
+_tanh_gelu = partial(F.gelu, approximate="tanh")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_new": _tanh_gelu,
+    "gelu_pytorch_tanh": _tanh_gelu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
+
+# Attention reads and writes more than its result as a chunk grows; 256 rows keep the matrix
+# products busy and the memory small.
+CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GPT2Config:
+    """The shape of a GPT-2, in the names of its config.json."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    n_positions: int
+    vocab_size: int
+    n_inner: int
+    layer_norm_epsilon: float = 1e-5
+    activation_function: str = "gelu_new"
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    tie_word_embeddings: bool = True
+
+    @classmethod
+    def read(cls, folder: Path) -> "GPT2Config":
+        """From a folder's config.json. Raises ModelError for what this decoder cannot do."""
+        path = folder / CONFIG
+        data = read_json(path)
+
+        def size(key: str, default: int) -> int:
+            value = data.get(key, default)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ModelError(f"{path}: {key} is {value!r}; expected a whole number above 0")
+            return value
+
+        def flag(key: str, default: bool) -> bool:
+            value = data.get(key, default)
+            if not isinstance(value, bool):
+                raise ModelError(f"{path}: {key} is {value!r}; expected true or false")
+            return value
+
+        if data.get("model_type") != "gpt2":
+            raise ModelError(f"{path}: model_type is {data.get('model_type')!r}; expected 'gpt2'")
+        if flag("add_cross_attention", False):
+            raise ModelError(f"{path}: add_cross_attention is true; cross-attention is unsupported")
+        if data.get("quantization_config"):
+            raise ModelError(f"{path}: quantization_config is set; quantized weights are not read")
+        activation = data.get("activation_function", "gelu_new")
+        if activation not in ACTIVATIONS:
+            raise ModelError(
+                f"{path}: activation_function is {activation!r}; "
+                f"expected one of {', '.join(ACTIVATIONS)}"
+            )
+        epsilon = data.get("layer_norm_epsilon", 1e-5)
+        if not isinstance(epsilon, float | int) or not 0 < epsilon < 1:
+            raise ModelError(f"{path}: layer_norm_epsilon is {epsilon!r}; expected a small number")
+        n_embd, n_head = size("n_embd", 768), size("n_head", 12)
+        if n_embd % n_head:
+            raise ModelError(f"{path}: n_embd {n_embd} is not a multiple of n_head {n_head}")
+        return cls(
+            n_layer=size("n_layer", 12),
+            n_head=n_head,
+            n_embd=n_embd,
+            n_positions=size("n_positions", size("n_ctx", 1024)),
+            vocab_size=size("vocab_size", 50257),
+            n_inner=4 * n_embd if data.get("n_inner") is None else size("n_inner", 4 * n_embd),
+            layer_norm_epsilon=epsilon,
+            activation_function=activation,
+            scale_attn_weights=flag("scale_attn_weights", True),
+            scale_attn_by_inverse_layer_idx=flag("scale_attn_by_inverse_layer_idx", False),
+            tie_word_embeddings=flag("tie_word_embeddings", True),
+        )
+
+    @property
+    def head_size(self) -> int:
+        """Components of one attention head."""
+        return self.n_embd // self.n_head
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor a checkpoint must hold.
+
+        Matrices are (in, out) in GPT-2's checkpoints, the embeddings (rows, n_embd).
+        """
+        h, inner = self.n_embd, self.n_inner
+        shapes: dict[str, tuple[int, ...]] = {
+            "wte.weight": (self.vocab_size, h),
+            "wpe.weight": (self.n_positions, h),
+            "ln_f.weight": (h,),
+            "ln_f.bias": (h,),
+        }
+        for layer in range(self.n_layer):
+            for norm in ("ln_1", "ln_2"):
+                shapes[f"h.{layer}.{norm}.weight"] = shapes[f"h.{layer}.{norm}.bias"] = (h,)
+            for name, rows, columns in (
+                ("attn.c_attn", h, 3 * h),
+                ("attn.c_proj", h, h),
+                ("mlp.c_fc", h, inner),
+                ("mlp.c_proj", inner, h),
+            ):
+                shapes[f"h.{layer}.{name}.weight"] = (rows, columns)
+                shapes[f"h.{layer}.{name}.bias"] = (columns,)
+        if not self.tie_word_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, h)
+        return shapes
+
+
+def read_weights(folder: Path, config: GPT2Config) -> dict[str, Tensor]:
+    """The weights of a checkpoint folder, float32, without the prefix `transformer.`.
+
+    Matrices of linear layers come as (out, in). A checkpoint that ties its output matrix to
+    the embedding may hold it all the same: it is kept only when it differs.
+    Raises ModelError that names file and tensor when one is missing, unknown or mis-shaped.
+    """
+    expected = config.tensor_shapes()
+    optional = {"lm_head.weight": (config.vocab_size, config.n_embd)}
+    weights: dict[str, Tensor] = {}
+    files = weight_files(folder)
+    for file in files:
+        with open_weights(file, "pt") as tensors:
+            for stored in tensors.keys():  # noqa: SIM118
+                if is_buffer(stored):
+                    continue
+                name = stored.removeprefix("transformer.")
+                shape = expected.get(name, optional.get(name))
+                if shape is None:
+                    raise ModelError(f"{file}: tensor {stored!r} does not belong to a GPT-2")
+                found = tuple(tensors.get_slice(stored).get_shape())
+                if found != shape:
+                    raise ModelError(
+                        f"{file}: tensor {stored!r} has the shape {list(found)}; "
+                        f"expected {list(shape)} after {CONFIG}"
+                    )
+                tensor: Tensor = tensors.get_tensor(stored)
+                if not tensor.is_floating_point():
+                    raise ModelError(
+                        f"{file}: tensor {stored!r} holds {tensor.dtype}; expected a float type"
+                    )
+                # A copy, because safetensors may map the file itself into memory.
+                tensor = tensor.to(torch.float32, copy=True)
+                if name.startswith("h.") and tensor.ndim == 2:
+                    tensor = tensor.t().contiguous()
+                weights[name] = tensor
+    for name in expected:
+        if name not in weights:
+            where = files[0] if len(files) == 1 else folder
+            raise ModelError(f"{where}: tensor {name!r} is missing")
+    head = weights.get("lm_head.weight")
+    if config.tie_word_embeddings and head is not None and head.equal(weights["wte.weight"]):
+        del weights["lm_head.weight"]
+    return weights
+
+
+class _Norm:
+    """Layer normalisation over the last dimension."""
+
+    __slots__ = ("bias", "epsilon", "shape", "weight")
+
+    def __init__(self, weights: Mapping[str, Tensor], name: str, epsilon: float) -> None:
+        self.weight = weights[f"{name}.weight"]
+        self.bias = weights[f"{name}.bias"]
+        self.shape = self.weight.shape
+        self.epsilon = epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.shape, self.weight, self.bias, self.epsilon)
+
+
+class _Block:
+    """One pre-norm block: attention, then the two-layer perceptron."""
+
+    def __init__(self, weights: Mapping[str, Tensor], config: GPT2Config, layer: int) -> None:
+        def linear(name: str) -> Linear:
+            return Linear(weights[f"h.{layer}.{name}.weight"], weights[f"h.{layer}.{name}.bias"])
+
+        self.layer = layer
+        self.norm_1 = _Norm(weights, f"h.{layer}.ln_1", config.layer_norm_epsilon)
+        self.norm_2 = _Norm(weights, f"h.{layer}.ln_2", config.layer_norm_epsilon)
+        self.query_key_value = linear("attn.c_attn")
+        self.projection = linear("attn.c_proj")
+        self.expand = linear("mlp.c_fc")
+        self.contract = linear("mlp.c_proj")
+        self.activation = ACTIVATIONS[config.activation_function]
+        self.heads, self.head_size = config.n_head, config.head_size
+        self.scale = config.head_size**-0.5 if config.scale_attn_weights else 1.0
+        if config.scale_attn_by_inverse_layer_idx:
+            self.scale /= layer + 1
+
+    def attention(self, x: Tensor, cache: KeyValueCache | None, mask: Tensor | None) -> Tensor:
+        """softmax(q kᵀ · scale) v for all heads at once.
+
+        x: (batch, new, n_embd). mask: (new, all), added to the scores, or None when the new
+        positions are the only ones and see those before them, or there is a single one.
+        """
+        batch, new, width = x.shape
+        # (batch, new, 3·n_embd) -> three of (batch, heads, new, head size)
+        split = self.query_key_value(x).view(batch, new, 3, self.heads, self.head_size)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        if cache is not None:
+            key, value = cache.extend(self.layer, key, value)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None and new > 1, scale=self.scale
+        )
+        return self.projection(mixed.transpose(1, 2).reshape(batch, new, width))
+
+    def __call__(self, x: Tensor, cache: KeyValueCache | None, mask: Tensor | None) -> Tensor:
+        x = x + self.attention(self.norm_1(x), cache, mask)
+        return x + self.contract(self.activation(self.expand(self.norm_2(x))))
+
+
+class GPT2:
+    """The decoder with its weights.
+
+    vocabulary: how many rows of the output matrix are real tokens; logits of rows that only
+        pad it are never computed. All of them by default.
+    """
+
+    def __init__(
+        self,
+        config: GPT2Config,
+        weights: Mapping[str, Tensor],
+        *,
+        vocabulary: int | None = None,
+    ) -> None:
+        self.config = config
+        self.token_embedding = weights["wte.weight"]
+        self.position_embedding = weights["wpe.weight"]
+        self.blocks = [_Block(weights, config, layer) for layer in range(config.n_layer)]
+        self.norm = _Norm(weights, "ln_f", config.layer_norm_epsilon)
+        self.head = Linear(weights.get("lm_head.weight", self.token_embedding)[:vocabulary])
+
+    @classmethod
+    def load(cls, folder: Path, *, vocabulary: int | None = None) -> "GPT2":
+        """From a folder in Hugging Face layout. Raises ModelError."""
+        config = GPT2Config.read(folder)
+        return cls(config, read_weights(folder, config), vocabulary=vocabulary)
+
+    def new_cache(self) -> KeyValueCache:
+        """An empty cache as long as the model's window."""
+        c = self.config
+        return KeyValueCache(c.n_layer, c.n_head, c.n_positions, c.head_size)
+
+    @torch.inference_mode()
+    def hidden(
+        self,
+        ids: Tensor,
+        cache: KeyValueCache | None = None,
+        *,
+        check: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm.
+
+        ids: (batch, new), padded at the end by length if at all: causal attention keeps what
+            follows a sequence from reaching it. With a cache, the batch is one and the ids
+            come after those the cache holds.
+        check: called before each block; what it raises abandons the pass, and the cache
+            stays as it was.
+        Returns (batch, new, n_embd).
+        """
+        start = 0 if cache is None else len(cache)
+        new = ids.shape[1]
+        mask = None
+        if start and new > 1:
+            mask = torch.full((new, start + new), -torch.inf).triu_(start + 1)
+        x = F.embedding(ids, self.token_embedding)
+        x = x + self.position_embedding[start : start + new]
+        for block in self.blocks:
+            if check is not None:
+                check()
+            x = block(x, cache, mask)
+        if cache is not None:
+            cache.commit(ids[0].tolist())
+        return self.norm(x)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        ids: Sequence[int],
+        cache: KeyValueCache | None = None,
+        *,
+        every: bool = False,
+        check: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Logits after `ids`, which follow what the cache holds.
+
+        Returns (vocabulary,) of the last position, or (len(ids), vocabulary) with `every`.
+        """
+        cache = self.new_cache() if cache is None else cache
+        logits = []
+        for start in range(0, len(ids), CHUNK):
+            x = self.hidden(torch.tensor([ids[start : start + CHUNK]]), cache, check=check)
+            if every or start + CHUNK >= len(ids):
+                logits.append(self.head(x[0] if every else x[0, -1:]))
+        return torch.cat(logits) if every else logits[0][0]

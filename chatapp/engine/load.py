@@ -1,0 +1,225 @@
+"""From a name (bundled, a folder, an adapter, a hub id) to a model.
+
+Keep: what is wrong with a model reaches the user as a `ModelError`, one sentence. Nothing
+heavy is imported before a model is really loaded.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from chatapp.engine.checkpoint import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    ModelError,
+    is_buffer,
+    read_json,
+    tensor_headers,
+    tensor_headers,
+)
+from chatapp.engine.model import LanguageModel
+from chatapp.paths import data_dir
+
+__all__ = [
+    "BUNDLED",
+    "ModelError",
+    "ModelInfo",
+    "describe",
+    "load_model",
+    "local_models",
+    "model_folder",
+]
+
+BUNDLED = "bundled"
+PRECISIONS = ("float32",)
+
+# As in prompting/template.py, which the engine must not import.
+TEMPLATE_FILE = "chatapp_template.json"
+
+_BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+# What a model needs of a hub repository; never pickled weights or code.
+_WANTED = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "README.md"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a model folder says of itself.
+
+    parameters: weights in the checkpoint, tied ones counted once.
+    parameters_by_formula: N = 12LH² + (9L + V + n)H + 2H for a GPT-2, None for others. It
+        leaves out the 4LH weights of the blocks' norms.
+    dtype: of the stored weights, "mixed" when they differ.
+    licence, template: empty when the folder names none.
+    bytes: of all files on disk.
+    """
+
+    folder: Path
+    architecture: str
+    parameters: int
+    parameters_by_formula: int | None
+    layers: int
+    heads: int
+    hidden_size: int
+    vocabulary: int
+    context: int
+    dtype: str
+    licence: str
+    template: str
+    bytes: int
+
+
+def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
+    """Load a model by its name. Raises ModelError.
+
+    name: "bundled", a folder of a GPT-2 or of another causal model in Hugging Face layout, a
+        folder of a PEFT adapter, or a hub id.
+    """
+    if precision not in PRECISIONS:
+        raise ModelError(f"precision {precision!r} is unknown; there is {', '.join(PRECISIONS)}")
+    folder = model_folder(name)
+    if (folder / ADAPTER_CONFIG).is_file() or _model_type(folder) != "gpt2":
+        raise ModelError(f"{folder}: only GPT-2 models are supported so far")
+    from chatapp.engine.local import LocalModel
+
+    return LocalModel.load(folder, name=name)
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model, downloaded if need be, without loading it. Raises ModelError."""
+    if name == BUNDLED:
+        if not (_BUNDLED_FOLDER / CONFIG).is_file():
+            raise ModelError("this installation carries no bundled model; name another one")
+        return _BUNDLED_FOLDER
+    if name.startswith(("http://", "https://")):
+        raise ModelError(f"{name}: models on a server are not supported yet")
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"{name}: this is a file; expected the folder of a model")
+    if not _HUB_ID.fullmatch(name):
+        raise ModelError(f"{name!r}: there is no such folder")
+    return _from_hub(name)
+
+
+def local_models() -> list[str]:
+    """Names of the models on this machine, each of which `load_model` takes."""
+    found = [BUNDLED] if (_BUNDLED_FOLDER / CONFIG).is_file() else []
+    for parent in (Path("runs"), data_dir() / "models"):
+        found += [str(folder) for folder in sorted(parent.glob("*")) if _is_model(folder)]
+    return found + _in_hub_cache()
+
+
+def describe(folder: Path) -> ModelInfo:
+    """Read what a GPT-2 or other model folder is, from its config and weight headers.
+
+    Raises ModelError.
+    """
+    config = read_json(folder / CONFIG)
+    headers = [header for header in tensor_headers(folder) if not is_buffer(header.name)]
+    names = {header.name for header in headers}
+
+    def number(*keys: str) -> int:
+        return next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
+
+    layers, hidden = number("n_layer", "num_hidden_layers"), number("n_embd", "hidden_size")
+    vocabulary = number("vocab_size")
+    context = number("n_positions", "n_ctx", "max_position_embeddings")
+    is_gpt2 = config.get("model_type") == "gpt2"
+    architectures = config.get("architectures") or [config.get("model_type", "unknown")]
+    dtypes = {header.dtype for header in headers}
+    return ModelInfo(
+        folder=folder,
+        architecture=str(architectures[0]),
+        parameters=sum(math.prod(header.shape) for header in headers),
+        parameters_by_formula=gpt2_parameters(layers, hidden, vocabulary, context)
+        if is_gpt2
+        else None,
+        layers=layers,
+        heads=number("n_head", "num_attention_heads"),
+        hidden_size=hidden,
+        vocabulary=vocabulary,
+        context=context,
+        dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
+        licence=_licence(folder),
+        template=_template(folder),
+        bytes=sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+    )
+
+
+def gpt2_parameters(layers: int, hidden: int, vocabulary: int, context: int) -> int:
+    """N = 12LH² + (9L + V + n)H + 2H."""
+    return 12 * layers * hidden**2 + (9 * layers + vocabulary + context) * hidden + 2 * hidden
+
+
+def _model_type(folder: Path) -> str:
+    return str(read_json(folder / CONFIG).get("model_type", ""))
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() or (folder / ADAPTER_CONFIG).is_file()
+
+
+def _licence(folder: Path) -> str:
+    """The licence that the front matter of the model card names."""
+    try:
+        card = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    front = re.match(r"---\r?\n(.*?)\r?\n---", card, re.DOTALL)
+    found = front and re.search(r"^license:[ \t]*(\S.*)$", front[1], re.MULTILINE)
+    return found[1].strip().strip("\"'") if found else ""
+
+
+def _template(folder: Path) -> str:
+    """The name of the dialogue template saved with the model."""
+    path = folder / TEMPLATE_FILE
+    return str(read_json(path).get("name", "")) if path.is_file() else ""
+
+
+def _from_hub(name: str) -> Path:
+    """The folder of a hub model: from the hub's cache on this machine, else downloaded."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True))
+        if any(folder.glob("*.safetensors")):
+            return folder
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED))
+    except RepositoryNotFoundError:
+        raise ModelError(f"{name}: there is neither such a folder nor such a hub model") from None
+    except Exception as error:  # the hub's client lets many kinds of errors through
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"{name}: there is no such folder, and the hub cannot be reached: {reason}"
+        ) from None
+
+
+def _in_hub_cache() -> list[str]:
+    """GPT-2 models that the hub's cache on this machine holds."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    return sorted(
+        repository.repo_id
+        for repository in repositories
+        if repository.repo_type == "model"
+        and any(_is_whole_gpt2(revision.snapshot_path) for revision in repository.revisions)
+    )
+
+
+def _is_whole_gpt2(folder: Path) -> bool:
+    try:
+        return _model_type(folder) == "gpt2" and any(folder.glob("*.safetensors"))
+    except ModelError:
+        return False

@@ -1,0 +1,104 @@
+"""From logits to the next token.
+
+Keep: a draw takes exactly one uniform number from the sampler's own generator and walks the
+kept tokens in the order of their ids, so that the same seed gives the same text whatever
+was generated before, and rounding in the last bits of the logits does not reorder anything.
+"""
+
+import secrets
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from chatapp.engine.model import Sampling
+
+# How many of the most probable tokens to look at before all of them: the nucleus of a
+# trained model is small, and sorting 50,257 logits costs more than the rest of a draw.
+_GUESSES = (64, 1024)
+
+
+class Sampler:
+    """Draws the tokens of one reply."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        self._generator = torch.Generator().manual_seed(seed)
+        self._known = 0
+        self._seen: set[int] = set()
+        self._following: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
+
+    def draw(self, logits: Tensor, ids: Sequence[int]) -> int:
+        """The next token after `ids`, which begin with those of the call before.
+
+        logits: (vocabulary,), left as they are.
+        """
+        options = self._sampling
+        logits = self._penalised(logits, ids)
+        if options.temperature == 0:
+            return int(logits.argmax())
+        # Measured from the largest, the smallest temperature overflows to no probability.
+        logits = (logits - logits.max()) / options.temperature
+        kept, probabilities = self._kept(logits)
+        uniform = torch.rand((), dtype=torch.float64, generator=self._generator)
+        heights = probabilities.double().cumsum(0)
+        place = int(torch.searchsorted(heights, uniform * heights[-1], right=True))
+        place = min(place, len(heights) - 1)
+        return place if kept is None else int(kept[place])
+
+    def _penalised(self, logits: Tensor, ids: Sequence[int]) -> Tensor:
+        """Logits after the repetition penalty and the ban of repeated n-grams."""
+        options = self._sampling
+        n = options.no_repeat_ngram
+        if options.repetition_penalty == 1.0 and n == 0:
+            return logits
+        logits = logits.clone()
+        if options.repetition_penalty != 1.0:
+            self._seen.update(ids[self._known :])
+            seen = torch.tensor(sorted(self._seen))
+            values, penalty = logits[seen], options.repetition_penalty
+            logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        if n > 0:
+            for end in range(max(self._known, n - 1), len(ids)):
+                self._following[tuple(ids[end - n + 1 : end])].add(ids[end])
+            banned = self._following.get(tuple(ids[len(ids) - n + 1 :]), set())
+            # With nothing left to say, repeating is better than failing.
+            if len(banned) < len(logits):
+                logits[list(banned)] = -torch.inf
+        self._known = len(ids)
+        return logits
+
+    def _kept(self, logits: Tensor) -> tuple[Tensor | None, Tensor]:
+        """What top-k, top-p and min-p leave: ids in rising order, and their weights.
+
+        The ids are None when they are all of the vocabulary. Top-p measures probability
+        among what top-k left, as in transformers.
+        """
+        options, size = self._sampling, len(logits)
+        top_k = min(options.top_k, size) or size
+        if top_k < size:
+            values, kept = logits.topk(top_k)
+            total = values.exp().sum()
+        elif options.top_p < 1.0:
+            total = logits.exp().sum()
+            for guess in (*_GUESSES, size):
+                values, kept = logits.topk(min(guess, size))
+                if guess >= size or values.exp().sum() >= options.top_p * total:
+                    break
+        else:
+            weights = logits.exp()
+            if options.min_p:
+                weights[weights < options.min_p] = 0.0
+            return None, weights
+        weights = values.exp()
+        if options.top_p < 1.0:
+            # The mass above a token: the first one always stays.
+            above = weights.double().cumsum(0) - weights
+            weights = weights[above < options.top_p * total]
+        if options.min_p:
+            # The largest weight is 1, so that min_p is the bound itself.
+            weights = weights[weights >= options.min_p]
+        kept, order = kept[: len(weights)].sort()
+        return kept, weights[order]

@@ -1,0 +1,167 @@
+"""Byte-level BPE, GPT-2's tokenizer: every token is a sequence of bytes.
+
+Keep: `decode(encode(text)) == text` for any text without lone surrogates, no text ever
+becomes a special token, and a character is never cut in two on its way to the screen.
+"""
+
+import codecs
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from chatapp.engine.checkpoint import CONFIG, ModelError, read_json
+
+TOKENIZER = "tokenizer.json"
+END_OF_TEXT = "<|endoftext|>"
+
+# The names of Hugging Face and those OpenAI published.
+_VOCABULARIES = ("vocab.json", "encoder.json")
+_MERGES = ("merges.txt", "vocab.bpe")
+
+
+class NotByteLevel(ModelError):
+    """The folder's tokenizer works, but it is of another kind."""
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with each lone surrogate replaced by U+FFFD, which any tokenizer can take."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in a byte-level vocabulary.
+
+    Printable Latin-1 characters stand for themselves; the other bytes, in their order, take
+    the characters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(256 + place): byte for place, byte in enumerate(others)})
+    return alphabet
+
+
+class _ByteStream:
+    """Tokens to text through an incremental UTF-8 decoder."""
+
+    def __init__(self, tokenizer: "BPETokenizer") -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, id: int) -> str:
+        return self._decoder.decode(self._tokenizer.token_bytes(id))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class BPETokenizer:
+    """The `Tokenizer` protocol over a byte-level tokenizer of the tokenizers library.
+
+    end_id: the end-of-text token. It and the other special tokens decode to no text.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, end_id: int) -> None:
+        if not isinstance(tokenizer.decoder, decoders.ByteLevel):
+            raise NotByteLevel("the tokenizer is not a byte-level BPE")
+        end = tokenizer.id_to_token(end_id)
+        if end is None:
+            raise ModelError(f"the end-of-text token has the id {end_id}, which is no token")
+        tokenizer.add_special_tokens([AddedToken(end, special=True, normalized=False)])
+        tokenizer.encode_special_tokens = True
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._alphabet = _byte_alphabet()
+        self._added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
+        self.end_id = end_id
+        self.size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(
+            without_surrogates(text), add_special_tokens=False
+        ).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def stream(self) -> _ByteStream:
+        return _ByteStream(self)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes a token stands for; none for a special token and for an unused id."""
+        added = self._added.get(id)
+        if added is not None:
+            return b"" if added.special else added.content.encode()
+        token = self._tokenizer.id_to_token(id)
+        return b"" if token is None else bytes(self._alphabet[character] for character in token)
+
+    def piece(self, id: int) -> str:
+        """A token's own text for display: a special token's name, U+FFFD for partial bytes."""
+        added = self._added.get(id)
+        if added is not None:
+            return str(added.content)
+        return self.token_bytes(id).decode("utf-8", "replace")
+
+
+def _first_file(folder: Path, names: Sequence[str]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _read(folder: Path) -> tokenizers.Tokenizer:
+    """The folder's tokenizer as the library reads it. Raises ModelError."""
+    path = folder / TOKENIZER
+    vocabulary, merges = _first_file(folder, _VOCABULARIES), _first_file(folder, _MERGES)
+    # The library raises plain Exceptions for anything wrong with its files.
+    if path.is_file():
+        try:
+            return tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise ModelError(f"{path}: not a tokenizer: {error}") from None
+    if vocabulary is None or merges is None:
+        raise ModelError(
+            f"{folder}: there is no tokenizer; expected {TOKENIZER}, or vocab.json and merges.txt"
+        )
+    try:
+        model = models.BPE.from_file(str(vocabulary), str(merges))
+    except Exception as error:
+        raise ModelError(f"{vocabulary} and {merges.name}: not a BPE: {error}") from None
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _end_id(folder: Path, tokenizer: tokenizers.Tokenizer) -> int:
+    """The end-of-text token: the tokenizer's own, else the model's, else GPT-2's name for it."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).is_file():
+            token = read_json(folder / name).get("eos_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            id = tokenizer.token_to_id(token) if isinstance(token, str) else None
+            if id is not None:
+                return id
+    known = tokenizer.token_to_id(END_OF_TEXT)
+    if (folder / CONFIG).is_file():
+        id = read_json(folder / CONFIG).get("eos_token_id", known)
+        if isinstance(id, int) and tokenizer.id_to_token(id) is not None:
+            return id
+    if known is None:
+        raise ModelError(f"{folder}: the tokenizer names no end-of-text token")
+    return known
+
+
+def load_tokenizer(folder: Path) -> BPETokenizer:
+    """From tokenizer.json, or from a vocabulary and its merges.
+
+    Raises ModelError when they are missing or broken, NotByteLevel when they are a tokenizer
+    of another kind.
+    """
+    tokenizer = _read(folder)
+    if not isinstance(tokenizer.decoder, decoders.ByteLevel):
+        raise NotByteLevel(f"{folder}: the tokenizer is not a byte-level BPE")
+    return BPETokenizer(tokenizer, _end_id(folder, tokenizer))
