@@ -1,0 +1,176 @@
+"""Turns a chat into the tokens a model continues, and what it says into a reply.
+
+The one invariant: the tokens of a prompt are those of its segments, encoded one by one, so
+that the prompt of a chat begins with the prompt of the same chat a turn earlier, and with
+the very tokens the model drew, which are still in its cache.
+"""
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from chatapp.engine.events import Event
+from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.prompting.budget import fit
+from chatapp.prompting.segments import Segment, text_of
+from chatapp.prompting.template import DialogueTemplate
+
+
+class MessageTooLong(ValueError):
+    """A user's message that does not fit the window, however much else is left out.
+
+    tokens: its length. limit: the longest message that would fit. Both are in its text.
+    """
+
+    def __init__(self, tokens: int, limit: int, window: int) -> None:
+        self.tokens = tokens
+        self.limit = limit
+        super().__init__(
+            f"the message is {tokens} tokens long; at most {max(limit, 0)} fit the model's "
+            f"window of {window} tokens beside the instructions"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A user's message and its reply; None when it has none, or none yet."""
+
+    user: str
+    reply: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model is given.
+
+    dropped: how many of the oldest exchanges are left out.
+    """
+
+    segments: tuple[Segment, ...]
+    ids: tuple[int, ...]
+    dropped: int
+
+    @property
+    def text(self) -> str:
+        """The prompt as the one string it is."""
+        return text_of(self.segments)
+
+
+class PromptWriter:
+    """Writes prompts for one model in one template, and remembers what it encoded."""
+
+    def __init__(self, model: LanguageModel, template: DialogueTemplate) -> None:
+        self._model = model
+        self._template = template
+        self._encoded: dict[str, list[int]] = {}
+        self._generated: dict[str, list[int]] = {}
+
+    def write(
+        self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
+    ) -> Prompt:
+        """The prompt for the last exchange's reply, or for going on with it if it has one.
+
+        system: instructions in place of the template's own. exchanges: at least one.
+        max_tokens: the longest reply wanted; a quarter of the window is kept free for it
+            at most.
+        Raises MessageTooLong, or ContextOverflow when it is the reply that fills the window.
+        """
+        *history, newest = exchanges
+        instructions = self._template.render_instruction(system)
+        turns = [self._closed(exchange) for exchange in history]
+        last = self._template.render_user(newest.user)
+        if newest.reply:
+            last += self._template.render_reply(newest.reply, closed=False)
+        window = self._model.context
+        budget = fit(
+            window=window,
+            instructions=self._count(instructions),
+            history=[self._count(turn) for turn in turns],
+            newest=self._count(last),
+            reserve=min(max_tokens, window // 4),
+        )
+        if budget.room < 1 and newest.reply:
+            raise ContextOverflow(
+                f"the reply fills the model's window of {window} tokens and cannot be continued"
+            )
+        if budget.room < 1:
+            tokens = sum(self._count([part]) for part in last if part.kind == "user")
+            raise MessageTooLong(tokens, tokens + budget.room - 1, window)
+        kept = turns[budget.dropped :]
+        segments = (*instructions, *(part for turn in kept for part in turn), *last)
+        ids = tuple(id for part in segments for id in self._ids(part))
+        if len(ids) >= window:
+            # Drawn tokens can be more than their text needs. Counting the latter makes the
+            # choice of turns depend on the chat alone, so the former have to give way.
+            ids = tuple(id for part in segments for id in self._encode(part))
+        return Prompt(segments, ids, budget.dropped)
+
+    def remember(self, reply: str, drawn: Sequence[int]) -> None:
+        """Keep the tokens that the model drew for a reply.
+
+        drawn: its tokens in order, with what was cut off the end of it. They are used when
+        they stand for exactly the text that the template would render.
+        """
+        text = text_of(self._template.render_reply(reply, closed=False))
+        ids = list(drawn)
+        decoded = self._model.tokenizer.decode(ids)
+        while ids and len(decoded) > len(text):
+            del ids[-1]
+            decoded = self._model.tokenizer.decode(ids)
+        if ids and decoded == text:
+            self._generated[text] = ids
+
+    def reply_ids(self, reply: str) -> list[int]:
+        """The tokens of a reply as a prompt would hold them."""
+        segments = self._template.render_reply(reply, closed=False)
+        return [id for part in segments for id in self._ids(part)]
+
+    def instruction_ids(self, system: str | None) -> list[int]:
+        """The tokens of a prompt's opening."""
+        segments = self._template.render_instruction(system)
+        return [id for part in segments for id in self._encode(part)]
+
+    def _closed(self, exchange: Exchange) -> list[Segment]:
+        """A past exchange. A message nobody answered is followed by no reply at all, because
+        an empty one would teach the model to say nothing."""
+        segments = self._template.render_user(exchange.user)
+        if exchange.reply:
+            return segments + self._template.render_reply(exchange.reply)
+        return [*segments[:-1], Segment("marker", self._template.after_user)]
+
+    def _count(self, segments: Iterable[Segment]) -> int:
+        return sum(len(self._encode(part)) for part in segments)
+
+    def _ids(self, segment: Segment) -> list[int]:
+        if segment.kind == "assistant" and segment.text in self._generated:
+            return self._generated[segment.text]
+        return self._encode(segment)
+
+    def _encode(self, segment: Segment) -> list[int]:
+        if segment.kind == "end":
+            return [self._model.tokenizer.end_id]
+        if segment.text not in self._encoded:
+            self._encoded[segment.text] = self._model.tokenizer.encode(segment.text)
+        return self._encoded[segment.text]
+
+
+def seeded(sampling: Sampling) -> Sampling:
+    """`sampling` with a seed, a new one if it has none, so that it can be reported."""
+    return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(31))
+
+
+def trimmed(events: Iterable[Event], *, begun: bool = False) -> Iterator[Event]:
+    """The events with the white space around the reply left out.
+
+    begun: the reply has a beginning already, so that the space before the next word counts.
+    White space is held back until a word follows it.
+    """
+    held = ""
+    for event in events:
+        text = held + event.text
+        if not begun:
+            text = text.lstrip()
+        visible = text.rstrip()
+        begun = begun or bool(visible)
+        held = text[len(visible) :]
+        yield replace(event, text=visible)

@@ -1,0 +1,306 @@
+"""The dialogue loop: what the user says becomes a prompt, what the model says a stored reply.
+
+The one invariant: the store knows at any moment what the user knows. A message is stored
+before the model sees it, and a reply at least once a second while it grows.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+from chatapp.dialogue.prompt import (
+    Exchange,
+    MessageTooLong,
+    Prompt,
+    PromptWriter,
+    seeded,
+    trimmed,
+)
+from chatapp.dialogue.store import Status, Store, StoredMessage
+from chatapp.engine.events import Finished, FinishReason, Token
+from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.foreign import without_surrogates
+from chatapp.prompting.messages import Role
+from chatapp.prompting.template import PLAIN, TEMPLATES, DialogueTemplate, load_template, named
+
+__all__ = ["MessageTooLong", "Session", "SessionEvent", "Started", "choose_template"]
+
+_STORE_EVERY = 0.5
+"""Seconds between two writes of a growing reply: half of what a crash may cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event of a turn: everything is stored, and generation begins.
+
+    message: the reply's row. user_message: the user's, when this turn added one.
+    prompt_tokens: the prompt's length. dropped: how many old messages are out of context.
+    """
+
+    message: StoredMessage
+    user_message: StoredMessage | None
+    prompt_tokens: int
+    dropped: int
+
+
+SessionEvent = Started | Token | Finished
+
+# Every other reason leaves a reply complete.
+_STATUS: dict[FinishReason, Status] = {"cancelled": "stopped", "error": "error"}
+
+
+def choose_template(model: LanguageModel, requested: str) -> DialogueTemplate:
+    """The template to chat with `model` in.
+
+    requested: a template's name, or "" for the model's own, or `plain` when it has none.
+    Raises ValueError in one sentence when there is no such template, when the model was
+    trained in another one, or when its template file is damaged.
+    """
+    own = load_template(model.folder) if model.folder else None
+    if not requested:
+        return own or PLAIN
+    if own and requested == own.name and requested not in TEMPLATES:
+        return own
+    template = named(requested)
+    if own and own.fingerprint != template.fingerprint:
+        raise ValueError(
+            f"the model {model.name} was trained in the template {own.name!r} "
+            f"({own.fingerprint}) and cannot be chatted with in {template.name!r} "
+            f"({template.fingerprint})"
+        )
+    return template
+
+
+class Session:
+    """A chat between a user and a model, kept in a store.
+
+    Each of `say`, `regenerate`, `continue_reply` and `edit` yields one Started, Tokens and
+    one Finished; their texts together are the reply. Setting `cancel` ends the reply within
+    one token, closing the iterator ends it at once, and both keep what there was. One turn
+    runs at a time.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        template: DialogueTemplate,
+        store: Store,
+        chat_id: int | None = None,
+        sampling: Sampling | None = None,
+        system: str | None = None,
+    ) -> None:
+        """Go on with the chat `chat_id`, or begin one, stored with its first message.
+
+        sampling: may be set at any time; the next turn uses it.
+        system: a new chat's instructions; a chat that exists has its own.
+        Raises StoreError when there is no such chat.
+        """
+        self.model = model
+        self.template = template
+        self.sampling = sampling or Sampling()
+        self.chat_id = chat_id
+        self._store = store
+        self._system = system if chat_id is None else store.chat(chat_id).system
+        self._path = [] if chat_id is None else store.path(chat_id)
+        self._writer = PromptWriter(model, template)
+        self._usage: tuple[int, int] | None = None
+
+    @property
+    def messages(self) -> list[StoredMessage]:
+        """The chat's current path, oldest first."""
+        return list(self._path)
+
+    def say(self, text: str, cancel: threading.Event | None = None) -> Iterator[SessionEvent]:
+        """Add a user's message and generate its reply.
+
+        Raises ValueError when there is no text in it, MessageTooLong when it does not fit;
+        then nothing is stored.
+        """
+        yield from self._answer(self._path, text, cancel)
+
+    def edit(
+        self, message_id: int, text: str, cancel: threading.Event | None = None
+    ) -> Iterator[SessionEvent]:
+        """Say something else in the place of a user's message. Both stay, as siblings."""
+        message = self._message(message_id, "user")
+        yield from self._answer(self._path_to(message.parent_id), text, cancel)
+
+    def regenerate(
+        self, message_id: int, cancel: threading.Event | None = None
+    ) -> Iterator[SessionEvent]:
+        """Generate another reply beside the reply `message_id`.
+
+        Given a user's message, it generates a reply to it.
+        """
+        message = self._message(message_id, "user", "assistant")
+        user_id = message.id if message.role == "user" else message.parent_id
+        yield from self._answer(self._path_to(user_id), None, cancel)
+
+    def continue_reply(
+        self, message_id: int, cancel: threading.Event | None = None
+    ) -> Iterator[SessionEvent]:
+        """Go on with a reply where it ended, in the same message.
+
+        Raises ValueError when later messages build on it, ContextOverflow when the window
+        is full.
+        """
+        reply = self._message(message_id, "assistant")
+        if self._store.latest_leaf(message_id) != message_id:
+            raise ValueError("only the last reply of a chat can be continued")
+        path = self._path_to(message_id)
+        prompt = self._write(path)
+        self._path = path
+        self._store.set_leaf(reply.chat_id, message_id)
+        self._store.update_message(message_id, reply.text, "partial")
+        yield from self._generate(prompt, reply, None, cancel)
+
+    def usage(self) -> tuple[int, int]:
+        """(tokens of the current prompt with its reply so far, the model's window)."""
+        return self._measure()[0], self.model.context
+
+    def dropped(self) -> int:
+        """How many messages of the current path are out of context."""
+        return self._measure()[1]
+
+    def _answer(
+        self, path: list[StoredMessage], text: str | None, cancel: threading.Event | None
+    ) -> Iterator[SessionEvent]:
+        """Generate a reply to `text`, or to the last message of `path` when it is None."""
+        user: StoredMessage | None = None
+        if text is None:
+            prompt = self._write(path)
+        else:
+            text = without_surrogates(text)
+            if not text.strip():
+                raise ValueError("the message is empty")
+            prompt = self._write(path, text)
+        if self.chat_id is None:
+            self.chat_id = self._store.create_chat(
+                system=self._system, template=self.template.name, model=self.model.name
+            )
+        parent_id = path[-1].id if path else None
+        if text is not None:
+            user = self._store.add_message(self.chat_id, parent_id, "user", text)
+            path = [*path, user]
+            parent_id = user.id
+        reply = self._store.add_message(self.chat_id, parent_id, "assistant", "", status="partial")
+        self._path = [*path, reply]
+        yield from self._generate(prompt, reply, user, cancel)
+
+    def _generate(
+        self,
+        prompt: Prompt,
+        reply: StoredMessage,
+        user: StoredMessage | None,
+        cancel: threading.Event | None,
+    ) -> Iterator[SessionEvent]:
+        """Stream the model's reply into the message `reply`, which may hold its beginning."""
+        sampling = seeded(self.sampling)
+        turn_id = self._store.begin_turn(
+            reply.id,
+            model=self.model.name,
+            template=self.template.name,
+            prompt=prompt.text,
+            sampling=asdict(sampling),
+            seed=sampling.seed or 0,
+        )
+        text = reply.text
+        drawn = self._writer.reply_ids(text)
+        dropped = self._messages_in(prompt.dropped)
+        self._usage = (len(prompt.ids), dropped)
+        stored_at = time.monotonic()
+        finished: Finished | None = None
+        status: Status = "stopped"  # unless the turn comes to an end of its own
+        try:
+            yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
+            events = self.model.generate(
+                prompt.ids, sampling, stop=self.template.stop, cancel=cancel
+            )
+            for event in trimmed(events, begun=bool(text)):
+                text += event.text
+                if isinstance(event, Finished):
+                    finished = event
+                    status = _STATUS.get(event.reason, "complete")
+                    continue
+                if event.id != self.model.tokenizer.end_id:
+                    drawn.append(event.id)
+                self._usage = (self._usage[0] + 1, dropped)
+                if time.monotonic() - stored_at >= _STORE_EVERY:
+                    self._store.update_message(reply.id, text, "partial")
+                    stored_at = time.monotonic()
+                yield event
+        except Exception:
+            status = "error"
+            raise
+        finally:
+            self._writer.remember(text, drawn)
+            self._usage = None  # the kept reply may be shorter than what was drawn
+            self._path = [*self._path[:-1], replace(reply, text=text, status=status)]
+            self._store.update_message(reply.id, text, status)
+        if finished:
+            self._store.finish_turn(
+                turn_id,
+                reason=finished.reason,
+                prompt_tokens=finished.prompt_tokens,
+                reused_tokens=finished.reused_tokens,
+                reply_tokens=finished.reply_tokens,
+                time_to_first_token=finished.time_to_first_token,
+                seconds=finished.seconds,
+            )
+            yield finished
+
+    def _write(self, path: list[StoredMessage], text: str | None = None) -> Prompt:
+        """The prompt for a reply to `text`, or else for what comes after `path`."""
+        exchanges = _exchanges(path)
+        if text is not None:
+            exchanges.append(Exchange(text))
+        return self._writer.write(self._system, exchanges, max_tokens=self.sampling.max_tokens)
+
+    def _measure(self) -> tuple[int, int]:
+        """Tokens in use and messages out of context, kept up to date while a reply grows."""
+        if self._usage is None:
+            self._usage = self._measure_path()
+        return self._usage
+
+    def _measure_path(self) -> tuple[int, int]:
+        if not self._path:
+            return len(self._writer.instruction_ids(self._system)), 0
+        without_reply = self._path[:-1] if self._path[-1].role == "assistant" else self._path
+        try:
+            prompt = self._write(without_reply)
+        except MessageTooLong:  # written with a model that had a longer window
+            return self.model.context, len(self._path)
+        reply = self._path[-1].text if without_reply != self._path else ""
+        used = len(prompt.ids) + len(self._writer.reply_ids(reply))
+        return min(used, self.model.context), self._messages_in(prompt.dropped)
+
+    def _messages_in(self, exchanges: int) -> int:
+        """How many messages of the path its oldest `exchanges` hold."""
+        starts = [place for place, message in enumerate(self._path) if message.role == "user"]
+        return starts[exchanges]
+
+    def _message(self, message_id: int, *roles: Role) -> StoredMessage:
+        """A message of this chat, from one of `roles`."""
+        message = self._store.message(message_id)
+        if message.chat_id != self.chat_id:
+            raise ValueError(f"message {message_id} is not in this chat")
+        if message.role not in roles:
+            raise ValueError(f"message {message_id} is from the {message.role}")
+        return message
+
+    def _path_to(self, message_id: int | None) -> list[StoredMessage]:
+        if message_id is None or self.chat_id is None:
+            return []
+        return self._store.path(self.chat_id, message_id)
+
+
+def _exchanges(path: list[StoredMessage]) -> list[Exchange]:
+    exchanges: list[Exchange] = []
+    for message in path:
+        if message.role == "user":
+            exchanges.append(Exchange(message.text))
+        else:
+            exchanges[-1] = replace(exchanges[-1], reply=message.text)
+    return exchanges
