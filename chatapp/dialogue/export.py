@@ -1,0 +1,67 @@
+"""Chats as Markdown, JSON and fine-tuning rows.
+
+The one invariant: what is exported is the text as it was written; nothing in it is escaped,
+shortened or left out, so that it can be read back.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from chatapp.dialogue.store import Chat, StoredMessage
+
+_NAMES = {"user": "User", "assistant": "Assistant"}
+
+
+def to_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:
+    """A chat to read: a title, then each message under the name of who said it."""
+    date = datetime.fromtimestamp(chat.created).astimezone().isoformat(" ", "minutes")
+    parts = [f"# {chat.title or 'Untitled chat'}", f"*{date}, model {chat.model}*"]
+    if chat.system:
+        parts += ["## System", chat.system]
+    for message in messages:
+        note = "" if message.status == "complete" else f" ({message.status})"
+        parts += [f"## {_NAMES[message.role]}{note}", message.text]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def to_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
+    """A chat as plain data. Times are unix seconds."""
+    return {
+        "id": chat.id,
+        "title": chat.title,
+        "model": chat.model,
+        "template": chat.template,
+        "system": chat.system,
+        "created": chat.created,
+        "updated": chat.updated,
+        "messages": [
+            {
+                "role": message.role,
+                "content": message.text,
+                "status": message.status,
+                "created": message.created,
+            }
+            for message in messages
+        ],
+    }
+
+
+def to_training_rows(chat: Chat, messages: Sequence[StoredMessage]) -> list[dict[str, Any]]:
+    """A chat as rows for fine-tuning: {"messages": [{"role", "content"}, …]}.
+
+    At most one row. Exchanges whose reply is missing or ended in an error are left out,
+    because they teach nothing; a chat of none gives no row.
+    """
+    turns = []
+    for message, reply in zip(messages, messages[1:], strict=False):
+        answered = message.role == "user" and reply.role == "assistant"
+        if answered and reply.text.strip() and reply.status != "error":
+            turns += [
+                {"role": "user", "content": message.text},
+                {"role": "assistant", "content": reply.text},
+            ]
+    if not turns:
+        return []
+    system = [{"role": "system", "content": chat.system}] if chat.system else []
+    return [{"messages": system + turns}]

@@ -1,0 +1,58 @@
+"""One question, one answer, nothing stored: what `chatapp ask` and `complete` do.
+
+The one invariant: an answer here is the answer the same model gives to the first message of
+a chat; both are written and trimmed by `dialogue.prompt`.
+"""
+
+import threading
+from collections.abc import Iterator
+
+from chatapp.dialogue.prompt import Exchange, PromptWriter, trimmed
+from chatapp.engine.events import Event
+from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.prompting.template import DialogueTemplate
+
+
+def ask(
+    model: LanguageModel,
+    template: DialogueTemplate,
+    text: str,
+    *,
+    system: str | None = None,
+    sampling: Sampling,
+    cancel: threading.Event | None = None,
+) -> Iterator[Event]:
+    """The reply to a single message.
+
+    system: instructions in place of the template's own.
+    Raises ValueError when `text` is empty, MessageTooLong when it does not fit the window.
+    """
+    if not text.strip():
+        raise ValueError("the question is empty")
+    prompt = PromptWriter(model, template).write(
+        system, [Exchange(text)], max_tokens=sampling.max_tokens
+    )
+    yield from trimmed(model.generate(prompt.ids, sampling, stop=template.stop, cancel=cancel))
+
+
+def complete(
+    model: LanguageModel,
+    text: str,
+    *,
+    sampling: Sampling,
+    cancel: threading.Event | None = None,
+) -> Iterator[Event]:
+    """What the model puts after `text`, which it is given as it stands.
+
+    Spaces at its end are left out, because a word brings the space before it.
+    Raises ValueError when `text` is empty, ContextOverflow when it fills the window.
+    """
+    if not text.strip():
+        raise ValueError("the text to continue is empty")
+    ids = model.tokenizer.encode(text.rstrip(" "))
+    if len(ids) >= model.context:
+        raise ContextOverflow(
+            f"the text is {len(ids)} tokens long; at most {model.context - 1} fit the model's "
+            f"window of {model.context} tokens"
+        )
+    yield from model.generate(ids, sampling, cancel=cancel)
