@@ -6,6 +6,7 @@ shortened or left out, so that it can be read back.
 
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from chatapp.dialogue.store import Chat, StoredMessage
@@ -50,13 +51,13 @@ def to_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
 def to_training_rows(chat: Chat, messages: Sequence[StoredMessage]) -> list[dict[str, Any]]:
     """A chat as rows for fine-tuning: {"messages": [{"role", "content"}, …]}.
 
-    At most one row. Exchanges whose reply is missing or ended in an error are left out,
-    because they teach nothing; a chat of none gives no row.
+    At most one row. Exchanges without a complete reply are left out, because they would
+    teach the model to break off; a chat of none gives no row.
     """
     turns = []
-    for message, reply in zip(messages, messages[1:], strict=False):
-        answered = message.role == "user" and reply.role == "assistant"
-        if answered and reply.text.strip() and reply.status != "error":
+    for message, reply in pairwise(messages):
+        whole = reply.role == "assistant" and reply.status == "complete"
+        if whole and reply.text.strip():
             turns += [
                 {"role": "user", "content": message.text},
                 {"role": "assistant", "content": reply.text},
