@@ -1,0 +1,93 @@
+"""The text of one message, wrapped row by row.
+
+A reply arrives a word at a time, and a Static would wrap all of it anew at each. This widget
+wraps only what can still change, the last row, so that the cost of a reply grows with its
+length and not with its square. The one invariant: the rows are the same as if the whole text
+had been wrapped at once.
+"""
+
+from typing import NamedTuple
+
+from textual.content import Content
+from textual.geometry import Size
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.style import Style
+from textual.widget import Widget
+
+from chatapp.foreign import printable
+
+_TAB_SIZE = 4
+
+
+class Row(NamedTuple):
+    """One row on the screen: `text` begins at character `start` of line number `line`."""
+
+    line: int
+    start: int
+    text: str
+
+
+class TextBody(Widget):
+    """Foreign text shown as it is, without markup, selectable with the mouse."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self._lines = [""]
+        self._rows: list[Row] = []
+        self._wrapped_to = 0
+        self.append(text)
+
+    def append(self, text: str) -> None:
+        """Add text at the end."""
+        first, *rest = printable(text).split("\n")
+        self._lines[-1] = (self._lines[-1] + first).expandtabs(_TAB_SIZE)
+        self._lines += [line.expandtabs(_TAB_SIZE) for line in rest]
+        if self._wrapped_to:
+            before = len(self._rows)
+            self._wrap_from(*self._rows.pop()[:2])
+            self.refresh(layout=len(self._rows) != before)
+
+    def replace(self, text: str) -> None:
+        """Show another text instead."""
+        self._lines = [""]
+        self._rows = [Row(0, 0, "")]
+        self.append(text)
+        self.refresh(layout=True)
+
+    def _wrap_from(self, line: int, start: int) -> None:
+        """Add the rows from character `start` of a line on, which must begin a row."""
+        for index in range(line, len(self._lines)):
+            text = self._lines[index]
+            for row in Content(text[start:]).wrap(self._wrapped_to):
+                # Only white space lies between the end of a row and the start of the next.
+                start = max(start, text.find(row.plain, start))
+                self._rows.append(Row(index, start, row.plain))
+                start += len(row.plain)
+            start = 0
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        if width > 0 and width != self._wrapped_to:
+            self._wrapped_to = width
+            self._rows.clear()
+            self._wrap_from(0, 0)
+        return len(self._rows)
+
+    def render_line(self, y: int) -> Strip:
+        style = self.visual_style
+        if y >= len(self._rows):
+            return Strip.blank(self.size.width, style.rich_style)
+        row = self._rows[y]
+        content = Content(row.text)
+        selection = self.text_selection
+        span = selection.get_span(row.line) if selection is not None else None
+        if span is not None:
+            selected = Style.from_styles(self.screen.get_component_styles("screen--selection"))
+            end = len(row.text) if span[1] == -1 else span[1] - row.start
+            content = content.stylize(selected, max(0, span[0] - row.start), max(0, end))
+        strip = Strip(content.render_segments(style), content.cell_length)
+        strip = strip.extend_cell_length(self.size.width, style.rich_style)
+        return strip.apply_offsets(row.start, row.line)
+
+    def get_selection(self, selection: Selection) -> tuple[str, str]:
+        return selection.extract("\n".join(self._lines)), "\n"

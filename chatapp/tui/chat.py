@@ -1,0 +1,384 @@
+"""The chat itself: messages, prompt, status line, and what every key does.
+
+The one invariant: widgets change only here and in the widgets themselves, on the event
+loop; what a thread has to say comes as an event, and streamed text through the timer.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.widgets import Footer, OptionList, Static, TextArea
+
+from chatapp.dialogue.store import StoreError
+from chatapp.foreign import printable
+from chatapp.tui import events, timings
+from chatapp.tui.conversation import Conversation, Order, in_words
+from chatapp.tui.help import HelpScreen
+from chatapp.tui.history import ChatList, HistoryScreen
+from chatapp.tui.message import MessageView
+from chatapp.tui.parameters import ParametersScreen
+from chatapp.tui.prompt import Prompt
+from chatapp.tui.status import StatusLine
+from chatapp.tui.transcript import Transcript
+from chatapp.tui.welcome import Welcome
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store import Store
+    from chatapp.engine.model import LanguageModel
+    from chatapp.settings import Settings
+
+UPDATES_PER_SECOND = 15
+_RECENT_CHATS = 30
+
+
+class ChatScreen(Screen[None]):
+    """One chat with one model."""
+
+    BINDING_GROUP_TITLE = "Chat"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", "Stop", tooltip="Stop the reply and keep what there is"),
+        Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat"),
+        Binding("ctrl+o", "history", "Chats", tooltip="List, search, open and delete chats"),
+        Binding("f2", "parameters", "Parameters", tooltip="Change how replies are drawn"),
+        Binding("f1", "help", "Help", tooltip="Show all keys"),
+    ]
+
+    def __init__(
+        self,
+        settings: "Settings",
+        store: "Store",
+        load: "Callable[[], LanguageModel]",
+        chat_id: int | None,
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._model_name = settings.model
+        self._first_chat = chat_id
+        self.conversation = Conversation(settings, store, load, self)
+        self._streaming: MessageView | None = None
+        self._prompt_tokens = 0
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title", markup=False)
+        yield Welcome()
+        yield Transcript()
+        yield Static(id="problem", markup=False)
+        yield Prompt(self._earlier_inputs)
+        yield StatusLine()
+        yield Footer(compact=True, show_command_palette=False)
+
+    async def on_mount(self) -> None:
+        self._transcript = self.query_one(Transcript)
+        self._prompt = self.query_one(Prompt)
+        self._status = self.query_one(StatusLine)
+        self._status.model = self._model_name
+        self._timer = self.set_interval(1 / UPDATES_PER_SECOND, self._flush, pause=True)
+        self._prompt.focus()
+        await self._open(self._first_chat)
+        self.call_after_refresh(self._after_first_frame)
+
+    def _after_first_frame(self) -> None:
+        timings.mark("first_frame")
+        self._load()
+
+    # The model
+
+    def _load(self) -> None:
+        self._status.state = "loading"
+        self.conversation.load()
+
+    @on(events.ModelLoaded)
+    def _model_loaded(self, event: events.ModelLoaded) -> None:
+        timings.mark("model_ready")
+        try:
+            self.conversation.attach(event.model)
+        except (ValueError, StoreError) as error:
+            self.post_message(events.LoadFailed(in_words(error)))
+            return
+        session = self.conversation.session
+        assert session is not None
+        self._status.state = "ready"
+        self._status.model = event.model.name
+        self._status.template = session.template.name
+        self.conversation.measure()
+        if self.conversation.order is not None:
+            self._begin(self.conversation.order)
+
+    @on(events.LoadFailed)
+    async def _load_failed(self, event: events.LoadFailed) -> None:
+        self.conversation.loading = False
+        self._status.state = "no model"
+        await self._refuse(f"The model could not be loaded: {event.reason}")
+
+    # A turn
+
+    @on(events.Submitted)
+    async def _submitted(self, event: events.Submitted) -> None:
+        if self._is_busy():
+            return
+        text, editing = event.text, self._prompt.editing
+        if editing is None:
+            order = Order(lambda session, cancel: session.say(text, cancel), text)
+        else:
+            order = Order(lambda session, cancel: session.edit(editing.id, text, cancel), text)
+        self._prompt.accept()
+        self._tell("")
+        self._show_welcome(False)
+        ready = self.conversation.session is not None
+        await self._transcript.wait(text, "" if ready else "waiting for the model to be loaded")
+        self._begin(order)
+
+    def _begin(self, order: Order) -> None:
+        if self.conversation.begin(order):
+            self._status.state = "thinking"
+            self._status.speed = 0.0
+            self._timer.resume()
+        elif not self.conversation.loading:
+            self._load()
+        self.refresh_bindings()
+
+    @on(events.TurnStarted)
+    async def _turn_started(self, event: events.TurnStarted) -> None:
+        if event.turn is not self.conversation.turn:
+            return
+        started = event.started
+        new = [message for message in (started.user_message, started.message) if message]
+        path = self._transcript.path
+        ids = [message.id for message in path]
+        above = new[0].parent_id
+        kept = 0 if above is None else ids.index(above) + 1
+        self._transcript.live = started.message.id
+        await self._transcript.show([*path[:kept], *new])
+        self._streaming = self._transcript.view(started.message.id)
+        self._prompt_tokens = self._status.used = started.prompt_tokens
+        self._status.dropped = started.dropped
+        self._show_title()
+
+    def _flush(self) -> None:
+        """Bring what the turn has generated to the screen."""
+        turn = self.conversation.turn
+        if turn is None or self._streaming is None:
+            return
+        if text := turn.take():
+            if self._status.state == "thinking":
+                self._status.state = "streaming"
+                self.call_after_refresh(timings.mark, "first_token")
+            self._streaming.append(text)
+        self._status.used = self._prompt_tokens + turn.tokens
+        self._status.speed = turn.tokens_per_second
+
+    @on(events.TurnEnded)
+    def _turn_ended(self, event: events.TurnEnded) -> None:
+        if event.turn is not self.conversation.turn:
+            return
+        finished = event.finished
+        self._close_turn(finished.reason)
+        self._status.speed = finished.tokens_per_second
+        self._status.state = {"cancelled": "stopped", "error": "error"}.get(finished.reason, "ready")
+        if finished.reason == "error":
+            self._tell(f"The model failed: {finished.message}")
+
+    @on(events.TurnFailed)
+    async def _turn_failed(self, event: events.TurnFailed) -> None:
+        if event.turn is not self.conversation.turn:
+            return
+        if self._transcript.live is not None:  # it broke down half-way
+            self._close_turn("error")
+            self._tell(in_words(event.error))
+        else:
+            await self._refuse(in_words(event.error))
+        self._status.state = "error"
+
+    def _close_turn(self, reason: str) -> None:
+        """Show what the store has kept of the reply, and be ready for the next."""
+        self._flush()
+        self._timer.pause()
+        live, self._transcript.live, self._streaming = self._transcript.live, None, None
+        self.conversation.end()
+        if live is not None:
+            self._transcript.refresh_message(self._store.message(live), reason)
+        self.conversation.measure()
+        self.refresh_bindings()
+
+    async def _refuse(self, reason: str) -> None:
+        """Say why an order cannot be carried out, and give its text back."""
+        order = self.conversation.end()
+        self._timer.pause()
+        await self._transcript.stop_waiting()
+        self._show_welcome(not self._transcript.path)
+        if order is not None and order.text:
+            self._prompt.give_back(order.text)
+        self._tell(reason)
+        self.refresh_bindings()
+
+    @on(events.Measured)
+    def _measured(self, event: events.Measured) -> None:
+        if event.session is self.conversation.session and self.conversation.turn is None:
+            self._status.used, self._status.limit = event.used, event.limit
+            self._status.dropped = event.dropped
+
+    def _is_busy(self) -> bool:
+        """Whether an order is under way; then the user is told so."""
+        if self.conversation.order is None:
+            return False
+        waits = self.conversation.turn is None
+        words = "A message is waiting for the model." if waits else "A reply is being written."
+        self.notify(f"{words} Esc stops it.", markup=False)
+        return True
+
+    # Which chat
+
+    async def _open(self, chat_id: int | None) -> None:
+        """Show a chat, or with None a new one."""
+        try:
+            path = [] if chat_id is None else self._store.path(chat_id)
+            turns = [] if chat_id is None else self._store.turns(chat_id)
+            self.conversation.open(chat_id)
+        except StoreError as error:
+            self._tell(str(error))
+            return
+        self._timer.pause()
+        self._streaming = self._transcript.live = None
+        await self._transcript.show(path, {turn.message_id: turn.reason or "" for turn in turns})
+        self._show_welcome(not path)
+        self._show_title()
+        self._tell("")
+        self._status.used = self._status.dropped = 0
+        self._status.speed = 0.0
+        if self.conversation.session is not None:
+            self._status.state = "ready"
+        self.conversation.measure()
+        self._prompt.focus()
+        self.refresh_bindings()
+
+    def _show_title(self) -> None:
+        chat_id = self.conversation.chat_id
+        title = "New chat" if chat_id is None else self._store.chat(chat_id).title
+        self.query_one("#title", Static).update(printable(title).replace("\n", " "))
+
+    def _show_welcome(self, empty: bool) -> None:
+        self.query_one(Welcome).display = empty
+        self._transcript.display = not empty
+
+    def _tell(self, problem: str) -> None:
+        """Show what is wrong above the prompt, until the next message is sent."""
+        line = self.query_one("#problem", Static)
+        line.update(printable(problem))
+        line.display = bool(problem)
+
+    def _earlier_inputs(self) -> list[str]:
+        """What the user wrote in the chats changed last, oldest first."""
+        texts: list[str] = []
+        for chat in reversed(self._store.chats(limit=_RECENT_CHATS)):
+            for message in self._store.path(chat.id):
+                if message.role == "user" and message.text not in texts[-1:]:
+                    texts.append(message.text)
+        return texts
+
+    # What the focused message asks for
+
+    @on(events.Leave)
+    async def _leave_message(self, event: events.Leave) -> None:
+        if not await self._transcript.focus_step(event.message, event.step) and event.step > 0:
+            self._prompt.focus()
+
+    @on(events.Copy)
+    def _copy_message(self, event: events.Copy) -> None:
+        self.app.copy_to_clipboard(event.message.text)
+        self.notify("Copied to the clipboard.", markup=False)
+
+    @on(events.Edit)
+    def _edit_message(self, event: events.Edit) -> None:
+        message = event.message
+        if message.role == "assistant":
+            message = self._store.message(message.parent_id) if message.parent_id else message
+        self._prompt.edit_message(message)
+        self._prompt.focus()
+
+    @on(events.Regenerate)
+    def _regenerate(self, event: events.Regenerate) -> None:
+        id = event.message.id
+        self._begin_on_message(Order(lambda session, cancel: session.regenerate(id, cancel)))
+
+    @on(events.Continue)
+    def _continue(self, event: events.Continue) -> None:
+        id = event.message.id
+        self._begin_on_message(Order(lambda session, cancel: session.continue_reply(id, cancel)))
+
+    def _begin_on_message(self, order: Order) -> None:
+        if self.conversation.session is None:
+            self.notify("The model is not loaded yet.", markup=False)
+        elif not self._is_busy():
+            self._tell("")
+            self._prompt.focus()
+            self._begin(order)
+
+    @on(events.ShowSibling)
+    async def _show_sibling(self, event: events.ShowSibling) -> None:
+        if self._is_busy():
+            return
+        siblings = self._store.siblings(event.message.id)
+        place = event.message.sibling - 1 + event.step
+        if not 0 <= place < len(siblings):
+            return
+        sibling = siblings[place]
+        self._store.set_leaf(sibling.chat_id, self._store.latest_leaf(sibling.id))
+        await self._open(sibling.chat_id)
+        if (view := self._transcript.view(sibling.id)) is not None:
+            view.focus()
+
+    # Keys
+
+    async def action_stop(self) -> None:
+        """Stop what is under way; with nothing under way, go back to the prompt."""
+        if self.conversation.turn is not None:
+            self.conversation.stop()
+        elif self.conversation.order is not None:
+            await self._refuse("")
+        elif self._prompt.editing is not None:
+            self._prompt.leave_edit()
+        self._prompt.focus()
+
+    async def action_new_chat(self) -> None:
+        await self._open(None)
+
+    @work
+    async def action_history(self) -> None:
+        chosen = await self.app.push_screen_wait(HistoryScreen(self._store))
+        if chosen is not None:
+            await self._open(chosen)
+            return
+        try:
+            self._show_title()
+        except StoreError:  # it has been deleted there
+            await self._open(None)
+
+    @work
+    async def action_parameters(self) -> None:
+        screen = ParametersScreen(self.conversation.sampling, self._status.template)
+        sampling = await self.app.push_screen_wait(screen)
+        if sampling is not None:
+            self.conversation.sampling = sampling
+            self.notify("The next message uses the new parameters.", markup=False)
+
+    def action_help(self) -> None:
+        classes = (ChatScreen, Prompt, MessageView, HistoryScreen, ChatList, ParametersScreen)
+        places = [(place.BINDING_GROUP_TITLE or "", place) for place in classes]
+        self.app.push_screen(HelpScreen([*places, ("Editing text", TextArea)]))
+
+    def action_focus_last_message(self) -> None:
+        if views := self._transcript.views:
+            views[-1].focus()
+
+    def action_page(self, step: int) -> None:
+        scroll = self._transcript.scroll_page_up if step < 0 else self._transcript.scroll_page_down
+        scroll(animate=False)
+
+    @on(OptionList.OptionSelected)
+    def _suggestion_chosen(self, event: OptionList.OptionSelected) -> None:
+        self._prompt.give_back(str(event.option.prompt))
+        self._prompt.focus()

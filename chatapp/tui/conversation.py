@@ -1,0 +1,181 @@
+"""What the chat screen talks to: the model, the session, and the turn that is running.
+
+The one invariant: the session and its model are used by one thread at a time, the one that
+holds the lock. All threads here are daemons and nobody waits for them without a limit:
+importing the numerical library cannot be interrupted, nor can a model in the middle of a
+long prompt, and Textual's own thread workers would be joined when the program ends.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from textual.message_pump import MessagePump
+
+from chatapp.tui import events
+from chatapp.tui.turn import Turn
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.session import Session, SessionEvent
+    from chatapp.dialogue.store import Store
+    from chatapp.engine.model import LanguageModel, Sampling
+    from chatapp.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the user asked for: how to start it, and the text to give back if it fails."""
+
+    start: "Callable[[Session, threading.Event], Iterator[SessionEvent]]"
+    text: str = ""
+
+
+class Conversation:
+    """Holds one chat with one model and tells `listener` what happens."""
+
+    def __init__(
+        self,
+        settings: "Settings",
+        store: "Store",
+        load: "Callable[[], LanguageModel]",
+        listener: MessagePump,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._load = load
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._sampling = settings.sampling
+        self._chat_id: int | None = None
+        self.model: LanguageModel | None = None
+        self.session: Session | None = None
+        self.loading = False
+        self.turn: Turn | None = None
+        self.order: Order | None = None
+
+    @property
+    def chat_id(self) -> int | None:
+        """The chat in the store; None before its first message."""
+        return self.session.chat_id if self.session is not None else self._chat_id
+
+    @property
+    def sampling(self) -> "Sampling":
+        """How replies are drawn, from the next turn on."""
+        return self._sampling
+
+    @sampling.setter
+    def sampling(self, sampling: "Sampling") -> None:
+        self._sampling = sampling
+        if self.session is not None:
+            self.session.sampling = sampling
+
+    def load(self) -> None:
+        """Load the model; ends in a ModelLoaded or a LoadFailed."""
+        self.loading = True
+
+        def run() -> None:
+            try:
+                model = self._load()
+            except Exception as error:
+                # A broken installation fails in its own ways; what it says is for the user.
+                self._listener.post_message(events.LoadFailed(in_words(error)))
+            else:
+                self._listener.post_message(events.ModelLoaded(model))
+
+        self._start_thread(run)
+
+    def attach(self, model: "LanguageModel") -> None:
+        """Use this model. Raises ValueError when it cannot be chatted with."""
+        self.loading = False
+        self._new_session(model, self._chat_id)
+        self.model = model
+
+    def open(self, chat_id: int | None) -> None:
+        """Go over to a chat, or with None to a new one, and leave the running turn behind."""
+        self.stop()
+        self.order = self.turn = None
+        self._chat_id = chat_id
+        if self.model is not None:
+            self._new_session(self.model, chat_id)
+
+    def begin(self, order: Order) -> bool:
+        """Carry out an order; False when it has to wait for the model."""
+        self.order = order
+        session = self.session
+        if session is None:
+            return False
+
+        def generate(cancel: threading.Event) -> "Iterator[SessionEvent]":
+            with self._lock:
+                yield from order.start(session, cancel)
+
+        self.turn = Turn(generate, self._listener)
+        self._start_thread(self.turn.run)
+        return True
+
+    def end(self) -> Order | None:
+        """The order is done with; returns it."""
+        order, self.order, self.turn = self.order, None, None
+        return order
+
+    def stop(self) -> None:
+        """Ask the running turn to stop."""
+        if self.turn is not None:
+            self.turn.stop()
+
+    def measure(self) -> None:
+        """Count what the chat takes of the context window; ends in a Measured."""
+        session = self.session
+        if session is None:
+            return
+
+        def run() -> None:
+            with self._lock:
+                used, limit = session.usage()
+                dropped = session.dropped()
+            self._listener.post_message(events.Measured(session, used, limit, dropped))
+
+        self._start_thread(run)
+
+    def close(self, patience: float) -> None:
+        """Stop the running turn and see to it that its reply is stored.
+
+        patience: how many seconds to wait for the turn to do that itself.
+        """
+        turn = self.turn
+        if turn is None:
+            return
+        turn.stop()
+        if not turn.join(patience) and turn.reply is not None:
+            text = turn.reply.text + turn.text
+            self._store.update_message(turn.reply.id, text, "stopped")
+
+    @property
+    def has_running_threads(self) -> bool:
+        """Whether a thread of this conversation has not come to its end."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def _start_thread(self, run: Callable[[], None]) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _new_session(self, model: "LanguageModel", chat_id: int | None) -> None:
+        # Only now, because the first frame needs none of it.
+        from chatapp.dialogue.session import Session, choose_template
+
+        self.session = Session(
+            model,
+            template=choose_template(model, self._settings.template),
+            store=self._store,
+            chat_id=chat_id,
+            sampling=self._sampling,
+        )
+
+
+def in_words(error: Exception) -> str:
+    """An error as a sentence for the user."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,119 @@
+"""What the widgets and threads of the chat tell one another, all in one place.
+
+The one invariant: an event carries plain data (rows of the store, text), never a decision
+about the screen, so that any widget may send it and any screen may answer it.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.session import Session, Started
+    from chatapp.dialogue.store import StoredMessage
+    from chatapp.engine.events import Finished
+    from chatapp.engine.model import LanguageModel
+    from chatapp.tui.turn import Turn
+
+
+@dataclass
+class ModelLoaded(Message):
+    """The model is there."""
+
+    model: "LanguageModel"
+
+
+@dataclass
+class LoadFailed(Message):
+    """The model is not there, and why, in words."""
+
+    reason: str
+
+
+@dataclass
+class Submitted(Message):
+    """The user pressed Enter on a text."""
+
+    text: str
+
+
+@dataclass
+class TurnStarted(Message):
+    """A reply is about to be generated; its row is in the store."""
+
+    turn: "Turn"
+    started: "Started"
+
+
+@dataclass
+class TurnEnded(Message):
+    """A reply has ended, for whatever reason `finished` gives."""
+
+    turn: "Turn"
+    finished: "Finished"
+
+
+@dataclass
+class TurnFailed(Message):
+    """A turn was refused or broke down."""
+
+    turn: "Turn"
+    error: Exception
+
+
+@dataclass
+class Measured(Message):
+    """What the session's chat takes of the context window, in tokens.
+
+    dropped: how many of its messages are out of context.
+    """
+
+    session: "Session"
+    used: int
+    limit: int
+    dropped: int
+
+
+@dataclass
+class Regenerate(Message):
+    """The user wants another reply in place of this message."""
+
+    message: "StoredMessage"
+
+
+@dataclass
+class Continue(Message):
+    """The user wants this reply to go on."""
+
+    message: "StoredMessage"
+
+
+@dataclass
+class Edit(Message):
+    """The user wants to write this message anew."""
+
+    message: "StoredMessage"
+
+
+@dataclass
+class Copy(Message):
+    """The user wants this message's text in the clipboard."""
+
+    message: "StoredMessage"
+
+
+@dataclass
+class ShowSibling(Message):
+    """The user wants the version `step` places after this one."""
+
+    message: "StoredMessage"
+    step: int
+
+
+@dataclass
+class Leave(Message):
+    """The user moves `step` messages on from this one."""
+
+    message: "StoredMessage"
+    step: int

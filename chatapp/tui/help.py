@@ -1,0 +1,43 @@
+"""All keys, generated from the bindings themselves, so that none can be forgotten."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.dom import DOMNode
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+
+class HelpScreen(ModalScreen[None]):
+    """Lists the bindings of `places`, a section for each, in the given order."""
+
+    BINDING_GROUP_TITLE = "This help"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Close")]
+
+    def __init__(self, places: Sequence[tuple[str, type[DOMNode]]]) -> None:
+        super().__init__()
+        self._places = places
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static("Keys", classes="title")
+            with VerticalScroll(can_focus=True):
+                for title, place in self._places:
+                    yield Static(title, classes="heading", markup=False)
+                    yield Static(self._rows(place))
+            yield Static("Esc closes · ↑ ↓ PgUp PgDn scroll", classes="hint")
+
+    def _rows(self, place: type[DOMNode]) -> Content:
+        keys: dict[str, list[str]] = {}
+        for binding in Binding.make_bindings(place.BINDINGS):
+            if not binding.system:
+                words = binding.tooltip or binding.description
+                keys.setdefault(words, []).append(self.app.get_key_display(binding))
+        return Content("\n").join(
+            Content.assemble((f"{' '.join(names):<22}", "$text-accent"), words)
+            for words, names in keys.items()
+        )

@@ -1,0 +1,137 @@
+"""One message of the chat: who speaks, the text, and what became of it.
+
+The one invariant: the widget shows exactly one row of the store; text that has not reached
+the store yet is appended, and `show` puts the row's own text in its place.
+"""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+from chatapp.foreign import printable
+from chatapp.tui import events
+from chatapp.tui.body import TextBody
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store import StoredMessage
+
+SPEAKERS = {"user": "You", "assistant": "Assistant", "system": "Instructions"}
+
+
+def fate(message: "StoredMessage", reason: str) -> str:
+    """In words, what became of a message; empty when there is nothing to say.
+
+    reason: why its generation finished, as far as it is known.
+    """
+    if message.status == "partial":
+        return "interrupted · c continues, r regenerates"
+    if message.status == "stopped":
+        return "stopped · c continues, r regenerates"
+    if message.status == "error":
+        return "the model failed here · r tries again"
+    if reason == "length":
+        return "reached the reply limit · c continues"
+    if reason == "context":
+        return "the context window is full"
+    return ""
+
+
+class Waiting(Vertical):
+    """A message of the user that is not part of the chat yet."""
+
+    def __init__(self, text: str, note: str) -> None:
+        super().__init__(classes="-user")
+        self._text = text
+        self._words = note
+
+    def compose(self) -> ComposeResult:
+        yield Static(SPEAKERS["user"], markup=False, classes="header")
+        yield TextBody(self._text)
+        note = Static(self._words, markup=False, classes="note")
+        note.display = bool(self._words)
+        yield note
+
+
+class MessageView(Vertical, can_focus=True):
+    """A message that can be focused and acted upon."""
+
+    BINDING_GROUP_TITLE = "On a message"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,ctrl+up", "leave(-1)", "Message above", show=False),
+        Binding("down,ctrl+down", "leave(1)", "Message below", show=False),
+        Binding("r", "regenerate", "Regenerate", tooltip="Another reply to the same message"),
+        Binding("c", "continue", "Continue", tooltip="Let the reply go on where it ended"),
+        Binding("e", "edit", "Edit", tooltip="Write your message anew and send it again"),
+        Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard"),
+        Binding("left", "sibling(-1)", "Earlier version"),
+        Binding("right", "sibling(1)", "Later version"),
+    ]
+
+    def __init__(self, message: "StoredMessage", note: str = "") -> None:
+        super().__init__(classes=f"-{message.role}")
+        self.message = message
+        self._header = Static(markup=False, classes="header")
+        self._body = TextBody(message.text)
+        self._note = Static(markup=False, classes="note")
+        self.show(message, note)
+
+    def compose(self) -> ComposeResult:
+        yield self._header
+        yield self._body
+        yield self._note
+
+    def show(self, message: "StoredMessage", note: str) -> None:
+        """Show a newer state of the message, or another message of the same role."""
+        if message.text != self.message.text:
+            self._body.replace(message.text)
+        self.message = message
+        title = Content(SPEAKERS[message.role])
+        if message.siblings > 1:
+            place = f"  ‹ {message.sibling}/{message.siblings} ›"
+            title += Content.styled(place, "$text-muted not bold")
+        self._header.update(title)
+        self.note = note
+        self.refresh_bindings()
+
+    @property
+    def note(self) -> str:
+        """The line below the text."""
+        return str(self._note.content)
+
+    @note.setter
+    def note(self, note: str) -> None:
+        self._note.update(printable(note))
+        self._note.display = bool(note)
+
+    def append(self, text: str) -> None:
+        """Add streamed text."""
+        self._body.append(text)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "sibling":
+            return self.message.siblings > 1
+        if action == "continue":
+            return self.message.role == "assistant"
+        return True
+
+    def action_leave(self, step: int) -> None:
+        self.post_message(events.Leave(self.message, step))
+
+    def action_regenerate(self) -> None:
+        self.post_message(events.Regenerate(self.message))
+
+    def action_continue(self) -> None:
+        self.post_message(events.Continue(self.message))
+
+    def action_edit(self) -> None:
+        self.post_message(events.Edit(self.message))
+
+    def action_copy(self) -> None:
+        self.post_message(events.Copy(self.message))
+
+    def action_sibling(self, step: int) -> None:
+        self.post_message(events.ShowSibling(self.message, step))

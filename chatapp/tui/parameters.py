@@ -1,0 +1,82 @@
+"""How replies are drawn: every field of `Sampling`, checked in words, from the next turn on."""
+
+from dataclasses import fields
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from chatapp.engine.model import Sampling
+from chatapp.foreign import printable
+from chatapp.tui.field import Field
+
+HINTS = {
+    "temperature": "0 is greedy, higher is more varied",
+    "top_k": "keep the k likeliest tokens; 0 is off",
+    "top_p": "keep tokens up to this probability mass; 1 is off",
+    "min_p": "drop tokens below this share of the likeliest; 0 is off",
+    "repetition_penalty": "above 1 makes repeating less likely; 1 is off",
+    "no_repeat_ngram": "never repeat so many tokens in a row; 0 is off",
+    "seed": "the same seed gives the same reply; empty draws a new one",
+    "max_tokens": "longest reply, in tokens",
+}
+
+
+class ParametersScreen(ModalScreen[Sampling | None]):
+    """Gives the new parameters, or None when they are left as they were."""
+
+    BINDING_GROUP_TITLE = "Parameters"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "apply", "Use these values", priority=True),
+        Binding("escape,f2", "dismiss", "Leave as it was"),
+        Binding("up", "app.focus_previous", "Field above", show=False),
+        Binding("down", "app.focus_next", "Field below", show=False),
+    ]
+
+    def __init__(self, sampling: Sampling, template: str) -> None:
+        super().__init__()
+        self._sampling = sampling
+        self._template = template
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static("Parameters", classes="title")
+            with VerticalScroll(can_focus=False):
+                for field in fields(Sampling):
+                    value = getattr(self._sampling, field.name)
+                    with Horizontal(classes="field"):
+                        yield Static(field.name.replace("_", " "), classes="name")
+                        yield Field("" if value is None else f"{value}", id=field.name, compact=True)
+                        yield Static(HINTS[field.name], classes="words")
+                with Horizontal(classes="field"):
+                    yield Static("template", classes="name")
+                    yield Static(printable(self._template), markup=False)
+            yield Static(id="problem", markup=False)
+            yield Static("Enter uses these values from the next message on · Esc leaves", classes="hint")
+
+    def action_apply(self) -> None:
+        values: dict[str, float | int | None] = {}
+        try:
+            for field in fields(Sampling):
+                values[field.name] = self._value(field.name)
+                Sampling(**{field.name: values[field.name]})  # type: ignore[arg-type]
+        except ValueError as problem:
+            self.query_one("#problem", Static).update(printable(str(problem)))
+            self.query_one(f"#{field.name}", Field).focus()
+        else:
+            self.dismiss(Sampling(**values))  # type: ignore[arg-type]
+
+    def _value(self, name: str) -> float | int | None:
+        """What stands in a field. Raises ValueError in words."""
+        text = self.query_one(f"#{name}", Field).value.strip()
+        whole = not isinstance(getattr(Sampling(), name), float)
+        if not text and name == "seed":
+            return None
+        try:
+            return int(text) if whole else float(text)
+        except ValueError:
+            expected = "a whole number" if whole else "a number"
+            raise ValueError(f"{name} is {text!r}; expected {expected}") from None

@@ -1,0 +1,115 @@
+"""Where the user writes: a text area that grows, sends on Enter and remembers.
+
+The one invariant: no text is ever lost; it leaves the prompt only when the screen has taken
+it (`accept`), and it comes back with `give_back` when it could not be sent.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.document._document import Location
+from textual.widgets import TextArea
+
+from chatapp.foreign import printable
+from chatapp.tui.events import Submitted
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store import StoredMessage
+
+
+class Prompt(TextArea):
+    """The input. `earlier` gives the texts sent before, oldest first, when they are needed."""
+
+    BINDING_GROUP_TITLE = "Writing"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "submit", "Send", priority=True),
+        Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", show=False),
+        Binding("up", "cursor_up", "Earlier input, on the first line", show=False),
+        Binding("down", "cursor_down", "Later input, on the last line", show=False),
+        Binding("ctrl+up", "screen.focus_last_message", "Go to the messages", show=False),
+        Binding("pageup", "screen.page(-1)", "Scroll the chat up", show=False),
+        Binding("pagedown", "screen.page(1)", "Scroll the chat down", show=False),
+    ]
+
+    def __init__(self, earlier: Callable[[], Sequence[str]]) -> None:
+        super().__init__(
+            compact=True,
+            highlight_cursor_line=False,
+            placeholder="Write a message · Enter sends, Ctrl+J starts a new line",
+        )
+        self._load_earlier = earlier
+        self._earlier: list[str] | None = None
+        self._place = 0
+        self._draft = ""
+        self.editing: StoredMessage | None = None
+
+    def get_line(self, line_index: int) -> Text:
+        # What was pasted is kept as it is; only its picture is made harmless.
+        return Text(printable(self.document.get_line(line_index)), end="", no_wrap=True)
+
+    def find_matching_bracket(self, bracket: str, search_from: Location) -> Location | None:
+        # In prose it is of no use, and it walks through the whole of a long paste.
+        return None
+
+    def accept(self) -> None:
+        """The text has been taken: remember it and be empty."""
+        if self._earlier is not None:
+            self._earlier.append(self.text)
+        self._start_over("")
+
+    def give_back(self, text: str) -> None:
+        """Put a text back that could not be sent, before whatever was written since."""
+        self._start_over(f"{text}\n{self.text}" if self.text else text)
+
+    def edit_message(self, message: "StoredMessage") -> None:
+        """Take a message's text to be written anew."""
+        self._start_over(message.text)
+        self.editing = message
+        self.border_title = "Writing anew · Enter sends it, Esc leaves it as it was"
+
+    def leave_edit(self) -> None:
+        """Give up writing a message anew."""
+        self._start_over("")
+
+    def _start_over(self, text: str) -> None:
+        self.editing = None
+        self.border_title = ""
+        self._place = 0
+        self._show(text)
+
+    def _show(self, text: str) -> None:
+        self.text = text
+        self.move_cursor(self.document.end)
+
+    def action_submit(self) -> None:
+        if self.text.strip():
+            self.post_message(Submitted(self.text))
+
+    def action_newline(self) -> None:
+        self.insert("\n")
+
+    def action_cursor_up(self, select: bool = False) -> None:
+        if select or not self.navigator.is_first_wrapped_line(self.cursor_location):
+            super().action_cursor_up(select)
+        else:
+            self._recall(-1)
+
+    def action_cursor_down(self, select: bool = False) -> None:
+        if select or not self.navigator.is_last_wrapped_line(self.cursor_location):
+            super().action_cursor_down(select)
+        else:
+            self._recall(1)
+
+    def _recall(self, step: int) -> None:
+        """Move through the earlier texts; place 0 is what is being written."""
+        if self._earlier is None:
+            self._earlier = list(self._load_earlier())
+        place = self._place + step
+        if not -len(self._earlier) <= place <= 0:
+            return
+        if self._place == 0:
+            self._draft = self.text
+        self._place = place
+        self._show(self._earlier[place] if place else self._draft)

@@ -1,0 +1,203 @@
+"""The messages of a chat from root to leaf, of which only some are widgets.
+
+The one invariant: the mounted messages are `path[first:last]` in this order, followed by the
+message that waits to be sent, if any. Scrolling to either end mounts more there and removes
+what is far away at the other end, so that a long chat costs no more than a short one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from textual.containers import VerticalScroll
+from textual.scrollbar import ScrollBar
+from textual.widget import Widget
+
+from chatapp.tui.message import MessageView, Waiting, fate
+
+if TYPE_CHECKING:
+    from textual._arrange import DockArrangeResult
+    from textual.geometry import Size
+
+    from chatapp.dialogue.store import StoredMessage
+
+AT_FIRST = 25
+STEP = 15
+AT_MOST = 60
+
+
+class Transcript(VerticalScroll, can_focus=False):
+    """The scrolling list of messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path: list[StoredMessage] = []
+        self._reasons: dict[int, str] = {}
+        self._first = self._last = 0
+        self.live: int | None = None
+        """The message that is being written; it stays mounted."""
+        self._held: tuple[Widget, int] | None = None
+
+    def on_mount(self) -> None:
+        self.anchor()
+
+    @property
+    def views(self) -> list[MessageView]:
+        """The mounted messages in order."""
+        return [child for child in self.children if isinstance(child, MessageView)]
+
+    def view(self, message_id: int) -> MessageView | None:
+        """The widget of a message, if it is mounted."""
+        return next((view for view in self.views if view.message.id == message_id), None)
+
+    async def show(
+        self, path: Sequence["StoredMessage"], reasons: Mapping[int, str] | None = None
+    ) -> None:
+        """Show this path, keeping the widgets of messages that were already shown.
+
+        reasons: why replies finished, by message id; those known before are kept.
+        """
+        self._reasons.update(reasons or {})
+        same = 0
+        for old, new in zip(self.path, path, strict=False):
+            if old.id != new.id:
+                break
+            same += 1
+        self.path = list(path)
+        with self.app.batch_update():
+            await self.stop_waiting()
+            if self._first < same <= self._last:
+                await self._remove(self.views[same - self._first :])
+                for message in path[self._first : same]:
+                    self.refresh_message(message)
+                self._last = same
+                await self._mount_later(len(path))
+                if self._last - self._first > AT_MOST:
+                    await self._drop_earlier(self._last - AT_FIRST)
+            else:
+                await self._remove(self.views)
+                self._first = self._last = max(0, len(path) - AT_FIRST)
+                await self._mount_later(len(path))
+        self.anchor()
+        self.call_after_refresh(self._fill)
+
+    def refresh_message(self, message: "StoredMessage", reason: str | None = None) -> None:
+        """Take over a message's newer row, and why it finished."""
+        if reason is not None:
+            self._reasons[message.id] = reason
+        for index, old in enumerate(self.path):
+            if old.id == message.id:
+                self.path[index] = message
+        if (view := self.view(message.id)) is not None:
+            view.show(message, self._fate(message))
+
+    async def wait(self, text: str, note: str) -> None:
+        """Show a message of the user that is not part of the chat yet."""
+        await self.mount(Waiting(text, note))
+        self.anchor()
+
+    async def stop_waiting(self) -> None:
+        """Remove what `wait` has shown."""
+        await self.remove_children(Waiting)
+
+    async def focus_step(self, message: "StoredMessage", step: int) -> bool:
+        """Focus the message `step` places on; False when there is none."""
+        ids = [shown.id for shown in self.path]
+        place = ids.index(message.id) + step if message.id in ids else -1
+        if not 0 <= place < len(self.path):
+            return False
+        if place < self._first:
+            await self._extend_up()
+        elif place >= self._last:
+            await self._extend_down()
+        if (view := self.view(ids[place])) is not None:
+            view.focus()
+        return True
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if new_value < old_value and new_value <= 1 and self._first > 0:
+            self.call_later(self._extend_up)
+        elif (
+            new_value > old_value
+            and new_value >= self.max_scroll_y - 1
+            and self._last < len(self.path)
+        ):
+            self.call_later(self._extend_down)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._fill)
+
+    async def _fill(self) -> None:
+        """Mount earlier messages until there is something to scroll."""
+        if self._first > 0 and self.max_scroll_y == 0 and self.is_attached:
+            await self._extend_up()
+            self.call_after_refresh(self._fill)
+
+    async def _extend_up(self) -> None:
+        if self._first == 0:
+            return
+        with self.app.batch_update():
+            self._hold(self.views[0])
+            first = max(0, self._first - STEP)
+            views = [self._make(message) for message in self.path[first : self._first]]
+            self._first = first
+            await self.mount_all(views, before=0)
+            if self._last - self._first > AT_MOST and self.live is None:
+                self.anchor(False)
+                far = self.views[AT_MOST:]
+                self._last = self._first + AT_MOST
+                await self._remove(far)
+
+    async def _extend_down(self) -> None:
+        if self._last == len(self.path):
+            return
+        with self.app.batch_update():
+            self._hold(self.views[-1])
+            await self._mount_later(min(len(self.path), self._last + STEP))
+            if self._last - self._first > AT_MOST:
+                await self._drop_earlier(self._last - AT_MOST)
+
+    async def _mount_later(self, last: int) -> None:
+        views = [self._make(message) for message in self.path[self._last : last]]
+        self._last = last
+        await self.mount_all(views)
+
+    async def _drop_earlier(self, first: int) -> None:
+        far = self.views[: first - self._first]
+        self._first = first
+        await self._remove(far)
+
+    async def _remove(self, views: Sequence[MessageView]) -> None:
+        if views:
+            await self.remove_children(views)
+
+    def _make(self, message: "StoredMessage") -> MessageView:
+        return MessageView(message, self._fate(message))
+
+    def _fate(self, message: "StoredMessage") -> str:
+        if message.id == self.live:
+            return ""
+        return fate(message, self._reasons.get(message.id, ""))
+
+    def _hold(self, widget: Widget) -> None:
+        """Keep a widget where it is on the screen through the next layout."""
+
+        def let_go() -> None:
+            self._held = None
+
+        self._held = widget, widget.virtual_region.y - round(self.scroll_y)
+        self.call_after_refresh(let_go)
+
+    def arrange(self, size: "Size", optimal: bool = False) -> "DockArrangeResult":
+        # Textual keeps an anchored widget at its end in the same way: the scroll position is
+        # set while the layout is made, so that no frame shows the wrong place.
+        result = super().arrange(size, optimal)
+        if self._held is not None:
+            held, offset = self._held
+            for placement in result.placements:
+                if placement.widget is held:
+                    y = max(0, placement.region.y - offset)
+                    self.set_reactive(Widget.scroll_y, y)
+                    self.set_reactive(Widget.scroll_target_y, y)
+                    self.vertical_scrollbar.set_reactive(ScrollBar.position, y)
+        return result
