@@ -45,7 +45,8 @@ class _Drawn:
 class LocalGenerator(ABC):
     """A `LanguageModel` whose logits are computed here.
 
-    A subclass computes `next_logits` and `logprobs`. `vocabulary` is the number of logits.
+    A subclass computes `next_logits` and `logprobs`. `vocabulary` is the number of logits;
+    any of `end_ids` ends a reply.
     """
 
     batch_tokens = 2048
@@ -65,6 +66,7 @@ class LocalGenerator(ABC):
         self.context = context
         self.vocabulary = vocabulary
         self.tokenizer: Tokenizer = tokenizer
+        self.end_ids = {tokenizer.end_id}
         self._piece = tokenizer.piece
         self._lock = threading.Lock()
 
@@ -160,7 +162,7 @@ class LocalGenerator(ABC):
             if len(sequence) == len(prompt):
                 time_to_first_token = time.perf_counter() - started
                 reused = drawn.reused
-            if drawn.id == self.tokenizer.end_id:
+            if drawn.id in self.end_ids:
                 reason = "stop"
                 break
             sequence.append(drawn.id)

@@ -16,7 +16,6 @@ from chatapp.engine.checkpoint import (
     is_buffer,
     read_json,
     tensor_headers,
-    tensor_headers,
 )
 from chatapp.engine.model import LanguageModel
 from chatapp.paths import data_dir
@@ -79,11 +78,21 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
     if precision not in PRECISIONS:
         raise ModelError(f"precision {precision!r} is unknown; there is {', '.join(PRECISIONS)}")
     folder = model_folder(name)
-    if (folder / ADAPTER_CONFIG).is_file() or _model_type(folder) != "gpt2":
-        raise ModelError(f"{folder}: only GPT-2 models are supported so far")
-    from chatapp.engine.local import LocalModel
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file():
+        from chatapp.engine.transformers_model import TransformersModel
 
-    return LocalModel.load(folder, name=name)
+        return TransformersModel.load(_base_folder(folder), name=name, adapter=folder)
+    if _model_type(folder) == "gpt2":
+        from chatapp.engine.local import LocalModel
+        from chatapp.engine.tokenizer import NotByteLevel
+
+        try:
+            return LocalModel.load(folder, name=name)
+        except NotByteLevel:
+            pass  # some GPT-2 models of other languages have WordPiece or SentencePiece
+    from chatapp.engine.transformers_model import TransformersModel
+
+    return TransformersModel.load(folder, name=name)
 
 
 def model_folder(name: str) -> Path:
@@ -118,8 +127,13 @@ def describe(folder: Path) -> ModelInfo:
     Raises ModelError.
     """
     config = read_json(folder / CONFIG)
-    headers = [header for header in tensor_headers(folder) if not is_buffer(header.name)]
-    names = {header.name for header in headers}
+    is_gpt2 = config.get("model_type") == "gpt2"
+    tied = config.get("tie_word_embeddings", is_gpt2)
+    headers = [
+        header
+        for header in tensor_headers(folder)
+        if not is_buffer(header.name) and not (tied and header.name == "lm_head.weight")
+    ]
 
     def number(*keys: str) -> int:
         return next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
@@ -127,7 +141,6 @@ def describe(folder: Path) -> ModelInfo:
     layers, hidden = number("n_layer", "num_hidden_layers"), number("n_embd", "hidden_size")
     vocabulary = number("vocab_size")
     context = number("n_positions", "n_ctx", "max_position_embeddings")
-    is_gpt2 = config.get("model_type") == "gpt2"
     architectures = config.get("architectures") or [config.get("model_type", "unknown")]
     dtypes = {header.dtype for header in headers}
     return ModelInfo(
@@ -160,6 +173,20 @@ def _model_type(folder: Path) -> str:
 
 def _is_model(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or (folder / ADAPTER_CONFIG).is_file()
+
+
+def _base_folder(adapter: Path) -> Path:
+    """The folder of the model that an adapter was trained on."""
+    path = adapter / ADAPTER_CONFIG
+    base = read_json(path).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ModelError(
+            f"{path}: base_model_name_or_path is {base!r}; expected a folder or hub id"
+        )
+    try:
+        return model_folder(base)
+    except ModelError as error:
+        raise ModelError(f"{path}: the base model cannot be found: {error}") from None
 
 
 def _licence(folder: Path) -> str:

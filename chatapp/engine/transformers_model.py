@@ -1,0 +1,344 @@
+"""Any causal language model of transformers, and PEFT adapters, as a `LanguageModel`.
+
+Keep: weights are safetensors, a repository's own code is never run, and what cannot be read
+becomes a `ModelError` of one sentence. A model whose cache can be cut back reuses it like a
+GPT-2 of this program; every other model computes its whole sequence for each token.
+"""
+
+import copy
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from chatapp.engine.cache import common_prefix
+from chatapp.engine.checkpoint import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    ModelError,
+    read_json,
+    tensor_headers,
+)
+from chatapp.engine.generation import Check, LocalGenerator, PieceTokenizer
+from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, without_surrogates
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+# Tokens computed between two looks at the cancel event.
+CHUNK = 64
+# The window of a model that has no limit of its own.
+UNLIMITED_CONTEXT = 1024
+# Most logits of a batch for scoring, some 130 MB.
+BATCH_LOGITS = 2**25
+
+
+class _DecodingStream:
+    """Tokens to text for tokenizers whose tokens have no bytes of their own.
+
+    Each step decodes the tokens of the last two steps that gave text, because how a token
+    decodes may depend on the one before it.
+    """
+
+    def __init__(self, tokenizer: "TransformersTokenizer") -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._known = 0
+
+    def push(self, id: int) -> str:
+        self._ids.append(id)
+        new = self._new()
+        # An unfinished character decodes to U+FFFD.
+        if not new or new.endswith("\ufffd"):
+            return ""
+        self._ids = self._ids[self._known :]
+        self._known = len(self._ids)
+        return new
+
+    def flush(self) -> str:
+        new = self._new()
+        self._known = len(self._ids)
+        return new
+
+    def _new(self) -> str:
+        known = self._tokenizer.decode(self._ids[: self._known])
+        return self._tokenizer.decode(self._ids)[len(known) :]
+
+
+class TransformersTokenizer:
+    """The `Tokenizer` protocol over a tokenizer of transformers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.end_id: int = tokenizer.eos_token_id
+        self.size: int = max(tokenizer.get_vocab().values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(
+            without_surrogates(text), add_special_tokens=False, split_special_tokens=True
+        )
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def stream(self) -> _DecodingStream:
+        return _DecodingStream(self)
+
+    def piece(self, id: int) -> str:
+        """A token's own text for display, with U+2581 of SentencePiece as a space."""
+        token = self._tokenizer.convert_ids_to_tokens(id)
+        return "" if token is None else str(token).replace("\u2581", " ")
+
+
+class TransformersModel(LocalGenerator):
+    """A causal language model of transformers, in float32.
+
+    start: special tokens that the model expects before any text, such as Llama's and OPT's
+        first token. They are put before every sequence and counted nowhere.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: PieceTokenizer,
+        *,
+        name: str,
+        folder: Path | None = None,
+        start: Sequence[int] = (),
+    ) -> None:
+        vocabulary = min(tokenizer.size, model.get_input_embeddings().weight.shape[0])
+        super().__init__(
+            name=name,
+            folder=folder,
+            context=_context(model.config) - len(start),
+            vocabulary=vocabulary,
+            tokenizer=tokenizer,
+        )
+        ends = getattr(model.generation_config, "eos_token_id", None)
+        if isinstance(ends, list):  # Llama 3 ends a turn and a text with different tokens
+            self.end_ids |= set(ends)
+        self.batch_tokens = max(1, BATCH_LOGITS // vocabulary)
+        self._model = model.eval()
+        self._start = list(start)
+        accepted = inspect.signature(model.forward).parameters
+        self._can_cache = "past_key_values" in accepted
+        self._can_keep_few = "logits_to_keep" in accepted
+        # XLNet predicts a token through a mask over the whole sequence, one at a time.
+        self._is_permuted = model.config.model_type == "xlnet"
+        self._past: Any = None
+        self._past_ids: list[int] = []
+
+    @classmethod
+    def load(
+        cls, folder: Path, *, name: str = "", adapter: Path | None = None
+    ) -> "TransformersModel":
+        """From a model's folder in Hugging Face layout, with a PEFT adapter's folder on top.
+
+        The adapter is merged into the weights. Raises ModelError.
+        """
+        config_file = folder / CONFIG
+        architectures = read_json(config_file).get("architectures") or []
+        if architectures and not any(
+            architecture.endswith(("ForCausalLM", "LMHeadModel")) for architecture in architectures
+        ):
+            raise ModelError(
+                f"{config_file}: architectures is {architectures}; expected a causal language "
+                "model (…ForCausalLM or …LMHeadModel)"
+            )
+        # Broken files and pickles are found here, with better words than the library's.
+        for part in (folder, adapter):
+            if part is not None:
+                tensor_headers(part)
+        model = _load_weights(folder)
+        if adapter is not None:
+            model = _merge(model, adapter)
+        tokenizer = _load_tokenizer(folder)
+        if adapter is not None and (adapter / TOKENIZER_CONFIG).is_file():
+            tokenizer = _load_tokenizer(adapter)
+        return cls(
+            model,
+            _as_protocol(tokenizer),
+            name=name or str(adapter or folder),
+            folder=adapter or folder,
+            start=_start_tokens(tokenizer),
+        )
+
+    def next_logits(self, ids: Sequence[int], check: Check) -> tuple[Tensor, int]:
+        tokens = [*self._start, *ids]
+        options: dict[str, Any] = {"logits_to_keep": 1} if self._can_keep_few else {}
+        if not self._can_cache:
+            check()
+            return self._last_logits(tokens, options), 0
+        reused = self._rewind(tokens)
+        for start in range(reused, len(tokens), CHUNK):
+            check()
+            chunk = tokens[start : start + CHUNK]
+            output = self._model(
+                input_ids=torch.tensor([chunk]),
+                past_key_values=self._past,
+                use_cache=True,
+                **options,
+            )
+            self._past = output.past_key_values
+            self._past_ids += chunk
+        return self._real(output.logits[0, -1]), max(0, reused - len(self._start))
+
+    def forget(self) -> None:
+        self._past = None
+        self._past_ids = []
+
+    def logprobs(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
+        if self._is_permuted:
+            return [
+                [
+                    self._permuted_logprob(row[:place], row[place])
+                    for place in range(first, len(row))
+                ]
+                for row, first in zip(rows, firsts, strict=True)
+            ]
+        # The last token is only predicted, never read.
+        read = [torch.tensor([*self._start, *row[:-1]]) for row in rows]
+        kept = max(map(len, read)) - (len(self._start) + min(firsts) - 1)
+        logits = self._model(
+            input_ids=pad_sequence(read, batch_first=True),
+            attention_mask=pad_sequence([torch.ones_like(row) for row in read], batch_first=True),
+            **({"logits_to_keep": kept} if self._can_keep_few else {}),
+        ).logits[:, -kept:]
+        found = []
+        for states, row, first in zip(logits, rows, firsts, strict=True):
+            place = first - min(firsts)
+            targets = torch.tensor(row[first:])
+            some = self._real(states[place : place + len(targets)])
+            found.append((some.gather(1, targets[:, None])[:, 0] - some.logsumexp(1)).tolist())
+        return found
+
+    def _permuted_logprob(self, context: Sequence[int], id: int) -> float:
+        logits = self._last_logits([*self._start, *context], {})
+        return float(logits[id] - logits.logsumexp(0))
+
+    def _last_logits(self, tokens: list[int], options: dict[str, Any]) -> Tensor:
+        """Logits after `tokens`, computed from nothing."""
+        ids = torch.tensor([tokens])
+        inputs = {"input_ids": ids}
+        if self._is_permuted:
+            inputs = self._model.prepare_inputs_for_generation(ids)
+        return self._real(self._model(**inputs, **options).logits[0, -1])
+
+    def _real(self, logits: Tensor) -> Tensor:
+        """Without the rows that only pad the vocabulary."""
+        return logits[..., : self.vocabulary].float()
+
+    def _rewind(self, tokens: list[int]) -> int:
+        """Cut the cache back to what `tokens` can reuse; returns how many tokens that is."""
+        kept = min(common_prefix(self._past_ids, tokens), len(tokens) - 1)
+        surplus = len(self._past_ids) - kept
+        if surplus and self._past is not None:
+            try:
+                self._past.crop(-surplus)
+                del self._past_ids[kept:]
+            except (AttributeError, NotImplementedError, RuntimeError, ValueError):
+                # Recurrent states and filled sliding windows cannot go back.
+                self.forget()
+        return len(self._past_ids)
+
+
+def _context(config: Any) -> int:
+    """The longest sequence a model was made for."""
+    text = config.get_text_config()
+    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        value = getattr(text, key, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return UNLIMITED_CONTEXT
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _load_weights(folder: Path) -> Any:
+    """The model, whole: transformers fills missing tensors with noise, which is refused."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers lets many kinds through
+        raise ModelError(
+            f"{folder}: not a causal language model that can be loaded: {_first_line(error)}"
+        ) from None
+    for problem in ("missing_keys", "mismatched_keys"):
+        if report[problem]:
+            word = problem.removesuffix("_keys")
+            raise ModelError(f"{folder}: tensor {sorted(report[problem])[0]!r} is {word}")
+    return model
+
+
+def _merge(model: Any, adapter: Path) -> Any:
+    """The model with an adapter's weights merged into its own."""
+    import peft
+
+    try:
+        kind = peft.PeftConfig.from_pretrained(adapter)
+        if kind.is_prompt_learning:
+            raise ModelError(
+                f"{adapter / ADAPTER_CONFIG}: peft_type is {kind.peft_type}; expected an adapter "
+                "that can be merged into the weights, such as LORA"
+            )
+        return peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    except ModelError:
+        raise
+    except Exception as error:  # peft lets many kinds through
+        raise ModelError(
+            f"{adapter}: the adapter does not fit its base model: {_first_line(error)}"
+        ) from None
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    import transformers
+
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # transformers lets many kinds through
+        raise ModelError(
+            f"{folder}: there is no tokenizer that can be loaded: {_first_line(error)}"
+        ) from None
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"{folder}: the tokenizer names no end-of-text token")
+    return tokenizer
+
+
+def _as_protocol(tokenizer: Any) -> PieceTokenizer:
+    """Byte-level tokenizers stream by bytes; the others by what they decode to."""
+    if hasattr(tokenizer, "backend_tokenizer"):
+        try:
+            return BPETokenizer(copy.deepcopy(tokenizer.backend_tokenizer), tokenizer.eos_token_id)
+        except NotByteLevel:
+            pass
+    return TransformersTokenizer(tokenizer)
+
+
+def _start_tokens(tokenizer: Any) -> list[int]:
+    """The special tokens that the tokenizer puts before a text."""
+    text = tokenizer.encode("a", add_special_tokens=False)
+    whole: list[int] = tokenizer.encode("a")
+    starts = (at for at in range(len(whole)) if whole[at : at + len(text)] == text)
+    return whole[: next(starts, 0)]
