@@ -1,0 +1,324 @@
+"""Examples from files: rows of input and output, read as a stream and kept as two lists.
+
+The invariant to keep: what a pool holds is text that a prompt can show as it is. Every row
+was valid UTF-8, held exactly one input and one output, both strings, and stands in the pool
+once; anything else is refused in one sentence that names the file and the line.
+"""
+
+import csv
+import difflib
+import json
+import re
+import sys
+import unicodedata
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from chatapp.foreign import printable
+
+INPUT_FIELDS = ("input", "context", "prompt", "question", "text")
+OUTPUT_FIELDS = ("output", "completion", "target", "answer", "label")
+POOL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv")
+
+_BOM = b"\xef\xbb\xbf"
+
+# What may stand around a text without making it another text. A minus or a currency sign
+# carries a meaning and is not among them.
+_EDGE = " \"'`“”‘’‚„«»()[]{}.,;:!?¡¿"
+
+
+class PromptError(ValueError):
+    """A prompt file or a pool that cannot be used, in one sentence on one printable line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(" ".join(message.splitlines())))
+
+
+def quoted(text: str, limit: int = 60) -> str:
+    """A user's text for an error message: in quotes, escaped and short."""
+    return repr(text) if len(text) <= limit else repr(text[:limit]) + "…"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: the known word that was probably meant, or nothing."""
+    close = difflib.get_close_matches(word[:100], list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def shown(value: object) -> str:
+    """A value of a TOML or JSON file for an error message, saying what type it has."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return f"the number {value!r}"
+        case str():
+            return f"the string {quoted(value)}"
+        case list():
+            return "a list"
+        case dict():
+            return "a table"
+    return f"a {type(value).__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An input with its right output."""
+
+    input: str
+    output: str
+
+
+def normalise(text: str) -> str:
+    """The form in which two inputs count as the same.
+
+    Unicode NFKC, case folded, runs of white space as one space, and the quotes, brackets
+    and punctuation of sentences cut off at both ends. A text of nothing else stays.
+    """
+    folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return folded.strip(_EDGE) or folded
+
+
+def same_item(first: str, second: str) -> bool:
+    """Whether two inputs are the same item, so that neither may be shown for the other."""
+    return normalise(first) == normalise(second)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Examples to choose demonstrations from, an index naming each.
+
+    inputs, outputs: equally long. fields: the names under which the first row held them.
+    """
+
+    inputs: list[str]
+    outputs: list[str]
+    fields: tuple[str, str] = ("input", "output")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Example:
+        return Example(self.inputs[index], self.outputs[index])
+
+
+def read_pool(path: Path, labels: Iterable[str] = ()) -> Pool:
+    """The pool in a JSONL or CSV file (see `read_rows` for what a row looks like).
+
+    labels: when given, the only outputs there may be.
+    Raises PromptError at the first row that cannot be used, at a row that repeats another,
+    and for a file without rows.
+    """
+    return collect(read_rows(path), str(path), "line", labels)
+
+
+def collect(
+    rows: Iterable[tuple[int, "Row | PromptError"]], source: str, unit: str, labels: Iterable[str]
+) -> Pool:
+    """A pool of rows that are numbered in `source`, as by lines, in the unit named."""
+    allowed = frozenset(labels)
+    inputs: list[str] = []
+    outputs: list[str] = []
+    numbers = array("q")
+    fields = None
+    for number, row in rows:
+        if isinstance(row, PromptError):
+            raise row
+        if allowed and row.output not in allowed:
+            raise PromptError(
+                f"{source}, {unit} {number}: {quoted(row.output)} is none of the labels"
+                f"{nearest(row.output, allowed)}"
+            )
+        inputs.append(row.input)
+        # A label is one object in memory, however many rows carry it.
+        outputs.append(sys.intern(row.output))
+        numbers.append(number)
+        fields = fields or row.fields
+    if fields is None:
+        raise PromptError(f"{source}: holds no examples")
+    if repeat := _first_repeat(inputs, outputs):
+        first, second = (numbers[index] for index in repeat)
+        raise PromptError(f"{source}, {unit} {second}: the same example as {unit} {first}")
+    return Pool(inputs, outputs, fields)
+
+
+def _first_repeat(inputs: list[str], outputs: list[str]) -> tuple[int, int] | None:
+    """The indices of the first row that repeats an earlier one, with that one first."""
+    hashes = map(hash, zip(inputs, outputs, strict=True))
+    keys = np.fromiter(hashes, dtype=np.int64, count=len(inputs))
+    order = np.argsort(keys, kind="stable")
+    alike = np.flatnonzero(keys[order[1:]] == keys[order[:-1]])
+    pairs = (
+        (int(first), int(second))
+        for first, second in zip(order[alike], order[alike + 1], strict=True)
+        if inputs[first] == inputs[second] and outputs[first] == outputs[second]
+    )
+    return min(pairs, key=lambda pair: pair[1], default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Example):
+    """A row of a file; `output` is empty where none was asked for and none was given."""
+
+    fields: tuple[str, str] = ("input", "output")
+
+
+def read_rows(
+    path: Path, *, output_required: bool = True
+) -> Iterator[tuple[int, Row | PromptError]]:
+    """The rows of a JSONL or CSV file, one at a time, each with the line it begins on.
+
+    A row is a JSON object, or a CSV row under a header, with one of INPUT_FIELDS and one of
+    OUTPUT_FIELDS; other fields are ignored. White space around both is cut. A row that
+    cannot be used comes as the error that says why, and reading goes on after it.
+    Raises PromptError when the file itself cannot be read.
+    """
+    if path.suffix.lower() not in POOL_SUFFIXES:
+        raise PromptError(f"{path}: expected a file of examples named .jsonl or .csv")
+    if "\0" in str(path):
+        raise PromptError(f"{quoted(str(path))}: holds a NUL character and is no path")
+    records = _csv_records if path.suffix.lower() == ".csv" else _jsonl_records
+    try:
+        with path.open("rb") as file:
+            for line, record in records(file):
+                place = f"{path}, line {line}"
+                try:
+                    if isinstance(record, str):
+                        raise PromptError(f"{place}: {record}")
+                    yield line, parse_row(record, place, output_required=output_required)
+                except PromptError as error:
+                    yield line, error
+    except OSError as error:
+        raise PromptError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_row(record: Mapping[Any, Any], place: str, *, output_required: bool = True) -> Row:
+    """One row. Raises PromptError, beginning with `place`, when it is not an example."""
+    input_field = _field(record, INPUT_FIELDS, "input", place)
+    text = _text(record[input_field], input_field, place)
+    if not output_required and not any(name in record for name in OUTPUT_FIELDS):
+        return Row(text, "", (input_field, "output"))
+    output_field = _field(record, OUTPUT_FIELDS, "output", place)
+    return Row(text, _text(record[output_field], output_field, place), (input_field, output_field))
+
+
+def _field(record: Mapping[Any, Any], names: tuple[str, ...], role: str, place: str) -> str:
+    present = [name for name in names if name in record]
+    if len(present) > 1:
+        raise PromptError(f"{place}: holds both {present[0]!r} and {present[1]!r}; keep one {role}")
+    if not present:
+        candidates = [key for key in record if isinstance(key, str)]
+        close = [key for key in candidates if difflib.get_close_matches(key[:100].lower(), names)]
+        found = f", found {quoted(close[0])}" if close else ""
+        raise PromptError(f"{place}: no {role}; expected a field named {_either(names)}{found}")
+    return present[0]
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:-1]) + " or " + names[-1]
+
+
+def _text(value: object, field: str, place: str) -> str:
+    if not isinstance(value, str):
+        hint = "; write it in quotes" if isinstance(value, bool | int | float) else ""
+        raise PromptError(f"{place}: {field!r} is {shown(value)}, expected a string{hint}")
+    value = value.strip()
+    if not value:
+        raise PromptError(f"{place}: {field!r} is empty")
+    if "\0" in value:
+        raise PromptError(f"{place}: {field!r} holds a NUL character, which no text has")
+    return value
+
+
+Record = tuple[int, Mapping[Any, Any] | str]
+"""The line a record begins on, and its fields or, in words, why there are none."""
+
+
+def _jsonl_records(file: IO[bytes]) -> Iterator[Record]:
+    # Lines of bytes, because lines of text would also end at U+2028 and its like.
+    for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        if line.strip():
+            yield number, _jsonl_record(line)
+
+
+def _jsonl_record(line: bytes) -> Mapping[Any, Any] | str:
+    try:
+        text = line.decode("utf-8")
+        record = json.loads(text, object_pairs_hook=_unique)
+    except UnicodeDecodeError:
+        return not_utf8(line)
+    except RecursionError:
+        return "is nested too deeply"
+    except json.JSONDecodeError as error:
+        return f"is not valid JSON: {error.msg} at column {error.colno}"
+    except ValueError as error:
+        return f"is not valid JSON: {error}"
+    if not isinstance(record, dict):
+        hint = "; write one object a line" if isinstance(record, list) else ""
+        return f"is {shown(record)}, expected a JSON object{hint}"
+    return record
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {quoted(repeated)} occurs twice")
+    return record
+
+
+def not_utf8(data: bytes) -> str:
+    """In words, that these bytes are no UTF-8, with a guess at what they are."""
+    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    guess = "UTF-16" if wide else "Latin-1 or Windows-1252"
+    return f"is not UTF-8 text (perhaps {guess}); save the file as UTF-8"
+
+
+def _csv_records(file: IO[bytes]) -> Iterator[Record]:
+    # A field of any length is fine; the module's limit guards against unclosed quotes, which
+    # strict mode reports.
+    csv.field_size_limit(2**31 - 1)
+    # Bytes that are not UTF-8 become lone surrogates here, and an error at their own row.
+    lines = (
+        (line if number else line.removeprefix(_BOM)).decode("utf-8", "surrogateescape")
+        for number, line in enumerate(file)
+    )
+    reader = csv.reader(lines, strict=True)
+    header: list[str] = []
+    while True:
+        number = reader.line_num + 1
+        try:
+            row = next(reader)
+            wrong = _csv_fault(row, header)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            row, wrong = [""], f"is not valid CSV: {error}"
+        if not row:
+            continue
+        if wrong and not header:
+            raise PromptError(f"{file.name}, line {number}: {wrong}")
+        if not header:
+            header = row
+        else:
+            yield number, wrong or dict(zip(header, row, strict=True))
+
+
+def _csv_fault(row: list[str], header: list[str]) -> str:
+    """What is wrong with a row, in words; with no header yet, it is to be the header."""
+    if any(re.search("[\udc80-\udcff]", field) for field in row):
+        return not_utf8("".join(row).encode("utf-8", "surrogateescape"))
+    if not header:
+        repeated = next((name for name in row if row.count(name) > 1), None)
+        return "" if repeated is None else f"two columns are named {quoted(repeated)}"
+    return "" if len(row) == len(header) else f"has {len(row)} fields, expected {len(header)}"

@@ -1,0 +1,230 @@
+"""A prompt file, chosen examples and an input become the segments of a prompt.
+
+The layout, for a prompt file with the input prefix "Email: ", the output prefix "Class:" and
+an empty line as the separator:
+
+    Classify each email as spam or ham.     instruction, then the separator
+                                            (nothing, where there is no instruction)
+    Email: You have won a prize.            input_prefix + input, a line break,
+    Class: spam                             output_prefix + one space + output, the separator
+
+    Email: See you at noon.                 the input asked about, laid out alike,
+    Class:                                  up to the output prefix
+
+- The line break is left out when the output prefix is empty or begins with white space of its
+  own: " =>" gives `cheese => fromage` on one line.
+- The space is left out when the output prefix ends in a line break: "Reply:\n" puts the output
+  on the next line. Spaces at the end of an output prefix mean nothing.
+- Every other character is printed as it is. What is put in is never looked at again, so
+  braces, quotes and markup of users are plain characters.
+
+The invariant to keep: white space belongs to the segment after it. So a prompt never ends in
+a space, and wherever two segments meet at white space, encoding them one by one gives the same
+tokens as encoding the whole text, because GPT-2's tokenizer begins a new piece there as well.
+"""
+
+import functools
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from chatapp.prompting.examples import Example, PromptError
+from chatapp.prompting.promptfile import PromptFile
+from chatapp.prompting.segments import Kind, Segment
+from chatapp.prompting.selection import Select
+
+Part = tuple[Kind, str]
+
+
+def render(prompt: PromptFile, ranked: Sequence[int], query: str) -> list[Segment]:
+    """The prompt that asks for the output of `query`.
+
+    ranked: indices into the prompt's pool, nearest first; they are printed in the order the
+    prompt file asks for. A text prompt has neither examples nor a query.
+    Raises PromptError when a text prompt is given a query.
+    """
+    if prompt.text is not None:
+        if query or ranked:
+            raise PromptError(f"{prompt.path}: is a text to complete and takes no input")
+        return [Segment("user", prompt.text)]
+    ask: list[Part] = [
+        ("marker", prompt.input_prefix),
+        ("user", query.strip()),
+        ("marker", _answer_marker(prompt)),
+    ]
+    return _segments([*_opening(prompt), *_shots(prompt, ranked, _direct), *ask])
+
+
+def continuation(prompt: PromptFile, output: str) -> str:
+    """The exact text that follows a rendered prompt when `output` is its answer."""
+    return _lead(prompt) + output.strip()
+
+
+def render_channel(
+    prompt: PromptFile, ranked: Sequence[int], query: str, label: str
+) -> list[Segment]:
+    """The prompt turned round, for the likelihood of the input given a label.
+
+    Of each example the output comes first, then the input (Min et al. 2021). The last
+    segment is the query, and the only one to be scored; what precedes it is its context.
+    Raises PromptError when there is no query to score.
+    """
+    if not query.strip():
+        raise PromptError(f"{prompt.path}: channel scoring needs an input that is not empty")
+    kinds: tuple[Kind, ...] = ("marker", "assistant", "marker", "user")
+    texts = [text for _, text in _channel(prompt, Example(query.strip(), label))]
+    ask = list(zip(kinds, texts, strict=True))
+    return _segments([*_opening(prompt), *_shots(prompt, ranked, _channel), *ask])
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What fits the window: indices kept and dropped, each nearest first.
+
+    tokens: of the longest text to be scored with these examples: the prompt, and the label
+    where there are labels.
+    """
+
+    kept: list[int]
+    dropped: list[int]
+    tokens: int
+
+
+def fit(
+    prompt: PromptFile,
+    ranked: Sequence[int],
+    query: str,
+    count_tokens: Callable[[str], int],
+    limit: int,
+) -> Fitted:
+    """As many examples as the window holds, the nearest before any further one.
+
+    ranked: indices into the pool, nearest first. An example that would not fit even as the
+        only one is dropped, wherever it ranks; of the others the furthest go first, in
+        whichever order they are printed.
+    limit: the most tokens that the prompt and, with labels, the label may take; what a
+        generated answer needs is to be taken off before. No text is counted twice.
+    Raises PromptError when the instruction and the query alone do not fit: they are never
+    cut.
+    """
+
+    count = functools.cache(count_tokens)
+
+    def length(segments: Iterable[Segment]) -> int:
+        return sum(count(segment.text) for segment in segments)
+
+    def size(kept: Sequence[int]) -> int:
+        return max(length(segments) for segments in _scored(prompt, kept, query))
+
+    alone = size([])
+    if alone > limit:
+        raise PromptError(
+            f"{prompt.path}: the instruction and the input alone take {alone} tokens, "
+            f"and there is room for {limit}"
+        )
+    layout = _channel if prompt.scoring == "channel" else _direct
+    room = limit - alone
+    kept: list[int] = []
+    for index in ranked:
+        # An example brings a separator, its own or that of the query after it.
+        example = layout(prompt, prompt.pool[index])
+        cost = length(_segments([("marker", prompt.separator), *example]))
+        if cost > limit - alone:
+            continue
+        if cost > room:
+            break
+        room -= cost
+        kept.append(index)
+    # The cost of the first example printed is a guess where no instruction precedes it.
+    while (tokens := size(kept)) > limit:
+        kept.pop()
+    left = set(ranked) - set(kept)
+    return Fitted(kept, [index for index in ranked if index in left], tokens)
+
+
+def arrange(ranked: Sequence[int], select: Select) -> list[int]:
+    """Indices, nearest first, in the order they are printed in."""
+    order = select.order
+    if order is None:
+        order = "nearest-last" if select.method in ("bm25", "knn", "mmr") else "nearest-first"
+    match order:
+        case "nearest-first":
+            return list(ranked)
+        case "nearest-last":
+            return list(reversed(ranked))
+        case "shuffled":
+            indices = sorted(ranked)
+            random.Random(f"{select.seed} {indices}").shuffle(indices)
+            return indices
+
+
+def _scored(prompt: PromptFile, ranked: Sequence[int], query: str) -> Iterable[list[Segment]]:
+    """Everything a model is to see as a whole to answer: one text, or one a label."""
+    if prompt.scoring == "channel":
+        return (render_channel(prompt, ranked, query, label) for label in prompt.labels)
+    segments = render(prompt, ranked, query)
+    labels = [[Segment("assistant", continuation(prompt, label))] for label in prompt.labels]
+    return (segments + label for label in labels or [[]])
+
+
+def _opening(prompt: PromptFile) -> list[Part]:
+    if not prompt.instruction:
+        return []
+    return [("instruction", prompt.instruction), ("marker", prompt.separator)]
+
+
+def _shots(
+    prompt: PromptFile,
+    ranked: Sequence[int],
+    layout: Callable[[PromptFile, Example], list[Part]],
+) -> list[Part]:
+    parts: list[Part] = []
+    for index in arrange(ranked, prompt.select):
+        parts += [*layout(prompt, prompt.pool[index]), ("marker", prompt.separator)]
+    return parts
+
+
+def _direct(prompt: PromptFile, example: Example) -> list[Part]:
+    return [
+        ("marker", prompt.input_prefix),
+        ("example", example.input),
+        ("marker", _answer_marker(prompt)),
+        ("example", continuation(prompt, example.output)),
+    ]
+
+
+def _channel(prompt: PromptFile, example: Example) -> list[Part]:
+    marker = prompt.output_prefix.lstrip().rstrip(" ")
+    return [
+        ("marker", marker),
+        ("example", continuation(prompt, example.output) if marker else example.output),
+        ("marker", "\n" + prompt.input_prefix),
+        ("example", example.input),
+    ]
+
+
+def _answer_marker(prompt: PromptFile) -> str:
+    marker = prompt.output_prefix.rstrip(" ")
+    return marker if not marker or marker[0].isspace() else "\n" + marker
+
+
+def _lead(prompt: PromptFile) -> str:
+    return "" if prompt.output_prefix.rstrip(" ").endswith("\n") else " "
+
+
+def _segments(parts: Iterable[Part]) -> list[Segment]:
+    """The parts with white space moved from the end of each to the beginning of the next.
+
+    White space at the very end is kept only when it holds a line break.
+    """
+    segments: list[Segment] = []
+    space = ""
+    for kind, text in parts:
+        whole = space + text
+        body = whole.rstrip(" \t\r\n")
+        space = whole[len(body) :]
+        if body:
+            segments.append(Segment(kind, body))
+    if "\n" in space:
+        segments.append(Segment("marker", space.rstrip(" \t")))
+    return segments
