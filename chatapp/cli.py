@@ -1,0 +1,114 @@
+"""The command line: `chatapp` is the chat, its commands are one-shot.
+
+The one invariant: nobody sees a traceback. What the user can put right is one sentence and
+exit status 2; anything else is one sentence, exit status 1, and a traceback in the log.
+"""
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from chatapp import __version__
+from chatapp.commands import ask, history, models
+from chatapp.commands.ask import ModelOption, TemplateOption
+from chatapp.commands.console import UserError, complain
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,  # help texts hold foreign text, and start without rich
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(ask.ask)
+app.command()(ask.complete)
+app.add_typer(history.app, name="history", help="List, search, show, export and delete chats.")
+app.add_typer(models.app, name="models", help="Show the models on this machine.")
+
+
+@app.callback(invoke_without_command=True)
+def chat(
+    context: typer.Context,
+    model: ModelOption = None,
+    template: TemplateOption = None,
+    last: Annotated[
+        bool, typer.Option("--continue", "-c", help="Go on with the chat changed last.")
+    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """A GPT you can open: without a command, a chat in the terminal."""
+    if version:
+        typer.echo(f"chatapp {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand:
+        if model or template or last:
+            raise UserError("options for a command stand after it")
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UserError("the chat needs a terminal; `chatapp ask` answers without one")
+
+    from chatapp.settings import load_settings
+    from chatapp.tui.app import run
+
+    settings = load_settings({"model": model, "template": template})
+    raise typer.Exit(run(settings, chat_id=_last_chat() if last else None))
+
+
+def main() -> None:
+    """The `chatapp` command."""
+    try:
+        app(prog_name="chatapp")
+    except Exception as error:
+        sys.exit(_report(error))
+
+
+def _last_chat() -> int | None:
+    from chatapp.dialogue.store import Store
+    from chatapp.paths import database_path
+
+    store = Store(database_path())
+    chats = store.chats(limit=1)
+    store.close()
+    return chats[0].id if chats else None
+
+
+def _report(error: Exception) -> int:
+    """Say what went wrong; returns the exit status."""
+    from chatapp.dialogue.session import MessageTooLong
+    from chatapp.dialogue.store import StoreError
+    from chatapp.engine.load import ModelError
+    from chatapp.engine.model import ContextOverflow
+    from chatapp.settings import SettingsError
+
+    of_the_user = (UserError, SettingsError, StoreError, ModelError)
+    if isinstance(error, (*of_the_user, MessageTooLong, ContextOverflow)):
+        complain(str(error))
+        return 2
+    complain(f"an unexpected error, {type(error).__name__}: {error}; {_log(error)}")
+    return 1
+
+
+def _log(error: Exception) -> str:
+    """Write the traceback to the log file; returns where it is."""
+    from chatapp.paths import log_dir
+
+    path = log_dir() / "chatapp.log"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as problem:
+        return f"the traceback could not be written to {path}: {problem.strerror}"
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    record = logging.LogRecord(
+        "chatapp",
+        logging.ERROR,
+        __file__,
+        0,
+        "unexpected error",
+        (),
+        (type(error), error, error.__traceback__),
+    )
+    handler.emit(record)
+    handler.close()
+    return f"the traceback is in {path}"

@@ -1,0 +1,224 @@
+"""`chatapp ask` and `chatapp complete`: one answer on standard output.
+
+The one invariant: whatever ends an answer early (a signal, an error, a full window), what
+there was of it has been printed.
+"""
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chatapp.commands.console import UserError, complain, status, write, write_json
+
+if TYPE_CHECKING:
+    from chatapp.engine.events import Event, Finished
+    from chatapp.engine.model import LanguageModel, Sampling
+    from chatapp.settings import Settings
+
+_INTERRUPTED = 130
+_MOST_INPUT = 16 * 2**20
+"""Bytes read from standard input: far more than any model's window."""
+
+ModelOption = Annotated[
+    str | None, typer.Option(help="bundled, a model's folder, or the id of a model on the hub.")
+]
+TemplateOption = Annotated[
+    str | None, typer.Option(help="Dialogue template; the model's own if not given.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
+TopK = Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens; 0 is off.")]
+TopP = Annotated[
+    float | None, typer.Option(help="Draw from the likeliest tokens that sum to P; 1 is off.")
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(help="Draw from tokens at least P times as likely as the likeliest; 0 is off."),
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Make tokens seen before less likely; 1 is off.")
+]
+NoRepeatNgram = Annotated[
+    int | None, typer.Option(help="Never say the same N tokens twice; 0 is off.")
+]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens.")]
+
+
+def ask(
+    context: typer.Context,
+    question: Annotated[
+        str | None, typer.Argument(help="What to ask. Standard input is appended to it.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="Instructions in place of the template's own.")
+    ] = None,
+    model: ModelOption = None,
+    template: TemplateOption = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    no_repeat_ngram: NoRepeatNgram = None,
+    seed: Seed = None,
+    max_tokens: MaxTokens = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer one question on standard output. Nothing is stored."""
+    settings = _settings(context)
+    parts = [part for part in (question, _standard_input()) if part and part.strip()]
+    if not parts:
+        raise UserError("there is no question; give it in quotes or on standard input")
+
+    from chatapp.dialogue import oneshot
+    from chatapp.dialogue.session import choose_template
+
+    language_model = _load(settings.model)
+    try:
+        chosen = choose_template(language_model, settings.template)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    text = "\n\n".join(parts)
+
+    def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
+        return oneshot.ask(
+            language_model, chosen, text, system=system, sampling=sampling, cancel=cancel
+        )
+
+    _print_answer(answer, settings, chosen.name, as_json=as_json)
+
+
+def complete(
+    context: typer.Context,
+    text: Annotated[
+        str | None, typer.Argument(help="What to go on with. Standard input is appended to it.")
+    ] = None,
+    model: ModelOption = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    no_repeat_ngram: NoRepeatNgram = None,
+    seed: Seed = None,
+    max_tokens: MaxTokens = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with a text as it stands, without any dialogue."""
+    settings = _settings(context)
+    prompt = (text or "") + _standard_input().removesuffix("\n")
+    if not prompt.strip():
+        raise UserError("there is no text to go on with; give it in quotes or on standard input")
+
+    from chatapp.dialogue import oneshot
+
+    language_model = _load(settings.model)
+
+    def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
+        return oneshot.complete(language_model, prompt, sampling=sampling, cancel=cancel)
+
+    _print_answer(answer, settings, None, as_json=as_json)
+
+
+def _settings(context: typer.Context) -> "Settings":
+    """The settings, with the flags of the command that has their names."""
+    from chatapp.engine.model import Sampling
+    from chatapp.settings import load_settings
+
+    names = ("model", "template", *(field.name for field in fields(Sampling)))
+    return load_settings({name: context.params.get(name) for name in names})
+
+
+def _standard_input() -> str:
+    """What was piped in; "" when standard input is a terminal or closed."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    data = sys.stdin.buffer.read(_MOST_INPUT + 1)
+    if len(data) > _MOST_INPUT:
+        raise UserError(f"standard input is longer than {_MOST_INPUT // 2**20} MiB")
+    return data.decode("utf-8", errors="replace")
+
+
+def _load(name: str) -> "LanguageModel":
+    from chatapp.engine.load import load_model
+
+    status(f"Loading {name} …")
+    try:
+        return load_model(name)
+    finally:
+        status("")
+
+
+def _print_answer(
+    answer: "Callable[[Sampling, threading.Event], Iterator[Event]]",
+    settings: "Settings",
+    template: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
+    from chatapp.dialogue.prompt import seeded
+    from chatapp.engine.events import Finished
+
+    sampling = seeded(settings.sampling)
+    cancel = threading.Event()
+    reply = ""
+    finished = Finished("error")
+    with _interruptible(cancel):
+        for event in answer(sampling, cancel):
+            reply += event.text
+            if not as_json:
+                write(event.text)
+            if isinstance(event, Finished):
+                finished = event
+    if as_json:
+        write_json(_document(reply, finished, settings.model, template, sampling.seed))
+    elif not reply.endswith("\n"):
+        write("\n")
+    if finished.reason == "error":
+        complain(finished.message)
+        raise typer.Exit(1)
+    if finished.reason == "cancelled":
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _document(
+    reply: str, finished: "Finished", model: str, template: str | None, seed: int | None
+) -> dict[str, Any]:
+    """Times are in seconds."""
+    return {
+        "reply": reply,
+        "finish_reason": finished.reason,
+        "model": model,
+        "template": template,
+        "seed": seed,
+        "prompt_tokens": finished.prompt_tokens,
+        "reused_tokens": finished.reused_tokens,
+        "reply_tokens": finished.reply_tokens,
+        "time_to_first_token": finished.time_to_first_token,
+        "tokens_per_second": finished.tokens_per_second,
+    }
+
+
+@contextmanager
+def _interruptible(cancel: threading.Event) -> Iterator[None]:
+    """Let the first Ctrl+C end the answer, and a second one the program."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,55 @@
+"""Standard output and error of the commands.
+
+The one invariant: standard output holds the answer alone and no control character of foreign
+text; a reader that goes away ends the command quietly.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+import typer
+
+from chatapp.foreign import printable
+
+_SIGPIPE_STATUS = 141  # what a shell reports of a program that was ended by a closed pipe
+
+
+class UserError(Exception):
+    """What the user asked for cannot be done. One sentence; exit status 2."""
+
+
+def write(text: str, *, verbatim: bool = False) -> None:
+    """Put text on standard output at once.
+
+    verbatim: for text that is already safe, or that goes where nothing obeys it.
+    """
+    if not verbatim:
+        text = printable(text)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered would fail again when the interpreter exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(_SIGPIPE_STATUS) from None
+        complain(f"standard output cannot be written: {error.strerror}")
+        raise typer.Exit(1) from None
+
+
+def write_json(document: Any) -> None:
+    """Put one JSON document on standard output, all but ASCII escaped."""
+    write(json.dumps(document, indent=2) + "\n")
+
+
+def complain(sentence: str) -> None:
+    """Say on standard error what is wrong."""
+    print(f"chatapp: {printable(sentence)}", file=sys.stderr)
+
+
+def status(text: str) -> None:
+    """Show what goes on in one line of the terminal, instead of the line before; "" clears it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,227 @@
+"""`chatapp history`: list, search, show, export and delete chats.
+
+The one invariant: nothing is lost by accident. A chat is deleted, and a file replaced, only
+when the user said so.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chatapp.commands.console import UserError, complain, write, write_json
+from chatapp.foreign import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from chatapp.dialogue.store import Store
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+_PIPED_WIDTH = 160  # columns of a table that no terminal shows
+
+ChatArgument = Annotated[int, typer.Argument(help="The chat's id, as `history list` shows it.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Limit = Annotated[int, typer.Option(min=1, help="Show at most this many.")]
+
+
+class Format(StrEnum):
+    """How a chat can be exported."""
+
+    MARKDOWN = "markdown"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+@app.command("list")
+def list_chats(limit: Limit = 50, as_json: JsonOption = False) -> None:
+    """List chats, the last changed first."""
+    with _open_store() as store:
+        chats = store.chats(limit=limit)
+    if as_json:
+        write_json([asdict(chat) for chat in chats])
+    elif not chats:
+        complain("there are no chats yet")
+    else:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False)
+        for heading in ("id", "messages"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("updated", no_wrap=True)
+        table.add_column("model", no_wrap=True, overflow="ellipsis", max_width=24)
+        table.add_column("title", no_wrap=True, overflow="ellipsis")
+        for chat in chats:
+            table.add_row(
+                str(chat.id),
+                str(chat.messages),
+                _date(chat.updated),
+                Text(_line(chat.model)),
+                Text(_line(chat.title) or "Untitled chat"),
+            )
+        _write_rich(table)
+
+
+@app.command()
+def search(
+    query: Annotated[str, typer.Argument(help="Words that a message must hold.")],
+    limit: Limit = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Find messages that hold all words of QUERY, the newest first."""
+    with _open_store() as store:
+        hits = store.search(query, limit=limit)
+    if as_json:
+        unmarked = str.maketrans("", "", "\x02\x03")
+        write_json([asdict(hit) | {"snippet": hit.snippet.translate(unmarked)} for hit in hits])
+    elif not hits:
+        complain(f"no message holds {query!r}")
+    else:
+        from rich.text import Text
+
+        lines = []
+        for hit in hits:
+            heading = f"{hit.chat_id}  {_date(hit.updated)}  {_line(hit.title)}"
+            lines.append(Text(heading, style="bold", no_wrap=True, overflow="ellipsis"))
+            lines.append(Text(f"    {hit.role}: ").append_text(_marked(hit.snippet)))
+        _write_rich(*lines)
+
+
+@app.command()
+def show(chat_id: ChatArgument, as_json: JsonOption = False) -> None:
+    """Show a chat."""
+    from chatapp.dialogue.export import to_json, to_markdown
+
+    with _open_store() as store:
+        chat, messages = store.chat(chat_id), store.path(chat_id)
+    if as_json:
+        write_json(to_json(chat, messages))
+    else:
+        write(to_markdown(chat, messages))
+
+
+@app.command()
+def export(
+    chat_id: Annotated[int | None, typer.Argument(help="The chat's id.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Export all chats.")] = False,
+    format: Annotated[
+        Format, typer.Option(help="jsonl is for fine-tuning: complete exchanges alone.")
+    ] = Format.MARKDOWN,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A file, in place of standard output.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Export a chat, or all of them."""
+    if (chat_id is None) != every:
+        raise UserError("give either the id of a chat or --all")
+    with _open_store() as store:
+        ids = [chat_id] if chat_id else [chat.id for chat in store.chats(limit=sys.maxsize)]
+        text = _exported(store, ids, format, as_list=every)
+    if not text:
+        complain("there is no complete exchange to export")
+    if output:
+        _write_file(output, text, force=force)
+    else:
+        # A pipe takes the text as it is; a terminal would obey what is in it.
+        write(text, verbatim=not sys.stdout.isatty())
+
+
+@app.command()
+def delete(
+    chat_id: ChatArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a chat with all its messages, for good."""
+    with _open_store() as store:
+        chat = store.chat(chat_id)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UserError("deleting a chat has to be confirmed with --yes")
+            title = _line(chat.title) or "Untitled chat"
+            if not typer.confirm(f"Delete chat {chat_id}, {title}?", err=True):
+                complain("nothing was deleted")
+                raise typer.Exit(1)
+        store.delete_chat(chat_id)
+
+
+@contextmanager
+def _open_store() -> "Iterator[Store]":
+    from chatapp.dialogue.store import Store
+    from chatapp.paths import database_path
+
+    store = Store(database_path())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _exported(store: "Store", ids: list[int], format: Format, *, as_list: bool) -> str:
+    from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
+
+    chats = [(store.chat(id), store.path(id)) for id in ids]
+    if format is Format.MARKDOWN:
+        return "\n---\n\n".join(to_markdown(chat, messages) for chat, messages in chats)
+    if format is Format.JSONL:
+        rows = [row for chat, messages in chats for row in to_training_rows(chat, messages)]
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    documents = [to_json(chat, messages) for chat, messages in chats]
+    document = documents if as_list else documents[0]
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _write_file(path: Path, text: str, *, force: bool) -> None:
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(f"{path}: this file exists; --force replaces it") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _write_rich(*parts: "RenderableType") -> None:
+    """Print what Rich lays out. All foreign text in it has been made printable."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    console = Console(markup=False, highlight=False, emoji=False, width=width)
+    with console.capture() as capture:
+        console.print(*parts, sep="\n")
+    write(capture.get(), verbatim=True)
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
+def _line(text: str) -> str:
+    """Foreign text on one line."""
+    return " ".join(printable(text).split())
+
+
+def _marked(snippet: str) -> "Text":
+    """A search's snippet with its hits in reverse, or between asterisks where nobody sees it."""
+    from rich.text import Text
+
+    mark = "" if sys.stdout.isatty() else "**"
+    text = Text()
+    for part in re.split(r"(\x02[^\x03]*\x03)", snippet.replace("\n", " ")):
+        shown = printable(part.strip("\x02\x03"))
+        if part.startswith("\x02"):
+            text.append(f"{mark}{shown}{mark}", style="reverse")
+        else:
+            text.append(shown)
+    return text

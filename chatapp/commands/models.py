@@ -1,0 +1,84 @@
+"""`chatapp models`: what models there are, and what one consists of.
+
+The one invariant: figures are read from the model's own files; nothing is loaded.
+"""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chatapp.commands.console import write, write_json
+
+if TYPE_CHECKING:
+    from chatapp.engine.load import ModelInfo
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@app.command("list")
+def list_models(as_json: JsonOption = False) -> None:
+    """List the models on this machine."""
+    from chatapp.engine.load import ModelError, describe, local_models, model_folder
+
+    rows: list[dict[str, Any]] = []
+    for name in local_models():
+        try:
+            info = describe(model_folder(name))
+        except ModelError as error:
+            rows.append({"name": name, "error": str(error)})
+        else:
+            rows.append({"name": name, **_document(info)})
+    if as_json:
+        write_json(rows)
+        return
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        about = row.get("error") or (
+            f"{row['parameters']:>13,} parameters  {row['context']:>6,} tokens  "
+            f"{_megabytes(row['bytes']):>10}  {row['template'] or 'plain'}"
+        )
+        write(f"{row['name']:<{width}}  {about}\n")
+
+
+@app.command()
+def info(
+    name: Annotated[str, typer.Argument(help="bundled, a model's folder, or a hub id.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a model consists of."""
+    from chatapp.engine.load import describe, model_folder
+
+    found = describe(model_folder(name))
+    if as_json:
+        write_json({"name": name, **_document(found)})
+        return
+    formula = found.parameters_by_formula
+    lines = {
+        "name": name,
+        "folder": str(found.folder),
+        "architecture": found.architecture,
+        "parameters": f"{found.parameters:,} counted in the checkpoint",
+        "": f"{formula:,} by N = 12LH² + (9L + V + n)H + 2H" if formula is not None else "",
+        "layers (L)": f"{found.layers:,}",
+        "heads": f"{found.heads:,}",
+        "hidden size (H)": f"{found.hidden_size:,}",
+        "vocabulary (V)": f"{found.vocabulary:,} tokens",
+        "context (n)": f"{found.context:,} tokens",
+        "stored as": found.dtype,
+        "on disk": _megabytes(found.bytes),
+        "template": found.template or "none of its own; plain is used",
+        "licence": found.licence or "not named",
+    }
+    width = max(map(len, lines))
+    write("".join(f"{name:<{width}}  {value}\n" for name, value in lines.items() if value))
+
+
+def _document(info: "ModelInfo") -> dict[str, Any]:
+    return asdict(info) | {"folder": str(info.folder)}
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
