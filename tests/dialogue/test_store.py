@@ -1,0 +1,444 @@
+"""The store keeps every chat, from any thread and process, and says in words what is wrong."""
+
+import sqlite3
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from chatapp.dialogue.store import Store, StoreError
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "chats.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    store = Store(path)
+    yield store
+    store.close()
+
+
+def dialogue(store: Store, *texts: str) -> tuple[int, list[int]]:
+    """A chat of alternating messages; returns its id and theirs."""
+    chat_id = store.create_chat(model="tiny", template="plain")
+    ids: list[int] = []
+    for number, text in enumerate(texts):
+        role = "assistant" if number % 2 else "user"
+        ids.append(store.add_message(chat_id, ids[-1] if ids else None, role, text).id)
+    return chat_id, ids
+
+
+def check_sound(path: Path) -> None:
+    """SQLite finds no fault, and index and counts agree with the messages."""
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    # With rank 1 the index is compared with the table it stands for.
+    connection.execute(
+        "INSERT INTO message_index (message_index, rank) VALUES ('integrity-check', 1)"
+    )
+    counts = "SELECT messages FROM chats ORDER BY id"
+    counted = "SELECT count(messages.id) FROM chats LEFT JOIN messages ON chat_id = chats.id"
+    assert (
+        connection.execute(counts).fetchall()
+        == connection.execute(f"{counted} GROUP BY chats.id ORDER BY chats.id").fetchall()
+    )
+    connection.close()
+
+
+# Chats
+
+
+def test_a_chat_comes_back_after_reopening(path: Path) -> None:
+    store = Store(path)
+    chat_id = store.create_chat(system="Be brief.", template="chat", model="bundled")
+    first = store.add_message(chat_id, None, "user", "  Hello,\n\tyou!  ")
+    reply = store.add_message(chat_id, first.id, "assistant", "Hi", status="partial")
+    store.close()
+
+    store = Store(path)
+    chat = store.chat(chat_id)
+    assert (chat.title, chat.system, chat.template) == ("Hello, you!", "Be brief.", "chat")
+    assert (chat.model, chat.leaf_id) == ("bundled", reply.id)
+    assert chat.created <= chat.updated
+    assert store.path(chat_id) == [first, reply]
+    assert first.text == "  Hello,\n\tyou!  "
+    assert store.message(reply.id).status == "partial", "opening must not change it"
+    store.close()
+
+
+def test_a_long_first_message_makes_a_short_title(store: Store) -> None:
+    chat_id, _ = dialogue(store, "word " * 1000)
+    title = store.chat(chat_id).title
+    assert title.startswith("word word")
+    assert title.endswith("word…")
+    assert len(title) <= 60
+
+
+def test_a_given_title_stays(store: Store) -> None:
+    chat_id = store.create_chat(title="Mine")
+    store.add_message(chat_id, None, "user", "Hello")
+    assert store.chat(chat_id).title == "Mine"
+    store.rename_chat(chat_id, "Ours")
+    assert store.chat(chat_id).title == "Ours"
+
+
+def test_chats_are_listed_newest_change_first(store: Store) -> None:
+    (first, ids), (second, _), (third, _) = (dialogue(store, text, "ok") for text in "abc")
+    assert [chat.id for chat in store.chats()] == [third, second, first]
+    store.update_message(ids[1], "changed", "complete")
+    assert [chat.id for chat in store.chats()] == [first, third, second]
+    assert [chat.id for chat in store.chats(limit=1, offset=1)] == [third]
+    summary = store.chats()[0]
+    assert (summary.title, summary.model, summary.messages) == ("a", "tiny", 2)
+
+
+def test_listing_walks_an_index_and_sorts_nothing(store: Store, path: Path) -> None:
+    dialogue(store, "Hello")
+    statements: list[str] = []
+    store._connection.set_trace_callback(statements.append)
+    store.chats()
+    store._connection.set_trace_callback(None)
+    plan = sqlite3.connect(path).execute(f"EXPLAIN QUERY PLAN {statements[0]}").fetchall()
+    assert [row[3] for row in plan] == ["SCAN chats USING INDEX chats_by_update"]
+
+
+def test_a_deleted_chat_is_gone_with_all_it_had(store: Store, path: Path) -> None:
+    kept, _ = dialogue(store, "stay here", "yes")
+    gone, ids = dialogue(store, "go away", "now")
+    turn = store.begin_turn(ids[1], model="m", template="t", prompt="p", sampling={}, seed=1)
+    store.delete_chat(gone)
+    assert [chat.id for chat in store.chats()] == [kept]
+    assert store.search("away") == []
+    assert len(store.search("stay")) == 1
+    with pytest.raises(StoreError, match=f"no chat {gone}"):
+        store.path(gone)
+    with pytest.raises(StoreError, match=f"no turn {turn}"):
+        store.finish_turn(
+            turn,
+            reason="stop",
+            prompt_tokens=1,
+            reused_tokens=0,
+            reply_tokens=1,
+            time_to_first_token=0.1,
+            seconds=0.2,
+        )
+    check_sound(path)
+    assert dialogue(store, "next")[0] > gone, "an id must not be used twice"
+
+
+def test_what_does_not_exist_is_named(store: Store) -> None:
+    other, _ = dialogue(store, "other")
+    chat_id, ids = dialogue(store, "mine")
+    for call, sentence in (
+        (lambda: store.chat(99), "there is no chat 99"),
+        (lambda: store.rename_chat(99, "x"), "there is no chat 99"),
+        (lambda: store.delete_chat(99), "there is no chat 99"),
+        (lambda: store.add_message(99, None, "user", "x"), "there is no chat 99"),
+        (lambda: store.message(99), "there is no message 99"),
+        (lambda: store.update_message(99, "x", "complete"), "there is no message 99"),
+        (lambda: store.siblings(99), "there is no message 99"),
+        (lambda: store.latest_leaf(99), "there is no message 99"),
+        (lambda: store.add_message(chat_id, 99, "user", "x"), "there is no message 99"),
+        (lambda: store.set_leaf(other, ids[0]), f"message {ids[0]} is not in chat {other}"),
+        (lambda: store.path(other, ids[0]), f"message {ids[0]} is not in chat {other}"),
+        (
+            lambda: store.add_message(other, ids[0], "assistant", "x"),
+            f"message {ids[0]} is not in chat {other}",
+        ),
+        (
+            lambda: store.begin_turn(99, model="", template="", prompt="", sampling={}, seed=0),
+            "there is no message 99",
+        ),
+    ):
+        with pytest.raises(StoreError, match=f"^{sentence}$"):
+            call()
+    assert store.chat(other).leaf_id != ids[0]
+
+
+# The tree
+
+
+def test_branches_keep_their_own_paths(store: Store) -> None:
+    chat_id, (question, first, follow_up) = dialogue(store, "Q", "A1", "and then?")
+    second = store.add_message(chat_id, question, "assistant", "A2").id
+
+    def texts(leaf: int | None = None) -> list[str]:
+        return [message.text for message in store.path(chat_id, leaf)]
+
+    assert texts() == ["Q", "A2"]
+    assert texts(follow_up) == ["Q", "A1", "and then?"]
+    places = [(m.id, m.sibling, m.siblings) for m in store.siblings(second)]
+    assert places == [(first, 1, 2), (second, 2, 2)]
+    assert store.siblings(first) == store.siblings(second)
+    assert store.latest_leaf(first) == follow_up
+    assert store.latest_leaf(second) == second
+    assert store.latest_leaf(question) == second
+    store.set_leaf(chat_id, store.latest_leaf(first))
+    assert texts() == ["Q", "A1", "and then?"]
+
+
+def test_roots_are_siblings_within_their_chat_alone(store: Store) -> None:
+    dialogue(store, "elsewhere")
+    chat_id, (first,) = dialogue(store, "Q")
+    second = store.add_message(chat_id, None, "user", "Q, edited")
+    assert [message.id for message in store.siblings(first)] == [first, second.id]
+    assert (second.sibling, second.siblings) == (2, 2)
+    assert store.path(chat_id) == [second]
+
+
+def test_an_empty_chat_has_an_empty_path(store: Store) -> None:
+    assert store.path(store.create_chat()) == []
+
+
+# Turns
+
+
+def test_a_turn_is_recorded_from_beginning_to_end(store: Store) -> None:
+    chat_id, ids = dialogue(store, "Q", "A")
+    sampling = {"temperature": 0.5, "seed": 7}
+    turn_id = store.begin_turn(
+        ids[1], model="tiny", template="plain", prompt="User: Q", sampling=sampling, seed=7
+    )
+    (turn,) = store.turns(chat_id)
+    assert (turn.id, turn.message_id, turn.prompt, turn.sampling, turn.seed) == (
+        *(turn_id, ids[1], "User: Q", sampling),
+        7,
+    )
+    assert turn.reason is None
+    assert turn.seconds is None
+    store.finish_turn(
+        turn_id,
+        reason="stop",
+        prompt_tokens=10,
+        reused_tokens=4,
+        reply_tokens=3,
+        time_to_first_token=0.25,
+        seconds=0.5,
+    )
+    (turn,) = store.turns(chat_id)
+    assert (turn.reason, turn.prompt_tokens, turn.reused_tokens) == ("stop", 10, 4)
+    assert (turn.reply_tokens, turn.time_to_first_token, turn.seconds) == (3, 0.25, 0.5)
+    assert store.turns(store.create_chat()) == []
+
+
+# Foreign text
+
+
+def test_text_is_kept_as_it_is_but_for_lone_surrogates(store: Store) -> None:
+    text = "[/b] \x1b]0;x\x07 \x00 end\r\n" + "é你😀" * 1000
+    chat_id, (first, second) = dialogue(store, text, "a \ud800 b \udcff")
+    assert store.message(first).text == text
+    assert store.message(second).text == "a \ufffd b \ufffd"
+    store.rename_chat(chat_id, "\udc80")
+    assert store.chat(chat_id).title == "\ufffd"
+
+
+# Search
+
+
+def found(store: Store, query: str) -> list[str]:
+    return [hit.snippet for hit in store.search(query)]
+
+
+def test_search_finds_words_whatever_their_case_and_accents(store: Store) -> None:
+    chat_id, ids = dialogue(store, "A naïve Question about cats", "An answer on dogs")
+    (hit,) = store.search("NAIVE question")
+    assert (hit.chat_id, hit.message_id, hit.role) == (chat_id, ids[0], "user")
+    assert hit.title == store.chat(chat_id).title
+    assert hit.snippet == "A \x02naïve\x03 \x02Question\x03 about cats"
+    assert found(store, "cats dogs") == [], "one message must hold all words"
+
+
+def test_the_last_word_may_be_unfinished(store: Store) -> None:
+    dialogue(store, "unfinished business")
+    assert found(store, "business unfin") == ["\x02unfinished\x03 \x02business\x03"]
+    assert found(store, "unfin business") == []
+
+
+def test_the_index_follows_changed_and_unpicked_replies(store: Store, path: Path) -> None:
+    chat_id, ids = dialogue(store, "Q", "apples")
+    store.add_message(chat_id, ids[0], "assistant", "oranges")
+    store.update_message(ids[1], "pears", "complete")
+    assert found(store, "apples") == []
+    assert found(store, "pears") == ["\x02pears\x03"], "also off the current path"
+    check_sound(path)
+
+
+def test_hits_come_newest_first_and_limited(store: Store) -> None:
+    chats = [dialogue(store, f"same words {number}")[0] for number in range(5)]
+    assert [hit.chat_id for hit in store.search("same", limit=3)] == chats[:1:-1]
+
+
+def test_chats_are_matched_by_title_or_text(store: Store) -> None:
+    by_text, _ = dialogue(store, "first", "the reply speaks of walrus")
+    by_title = store.create_chat(title="About 100% Walruses")
+    dialogue(store, "nothing")
+    assert [chat.id for chat in store.chats(matching="walrus")] == [by_title, by_text]
+    assert [chat.id for chat in store.chats(matching="100% w")] == [by_title]
+    assert len(store.chats(matching="  ")) == 3
+    assert store.chats(matching="?!") == []
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(tmp_path_factory.mktemp("filled") / "chats.db")
+    dialogue(store, "Hello OR NOT hello", 'NEAR("x" y) * text:')
+    return store
+
+
+@given(st.text(st.characters() | st.sampled_from('"*^():+-{}\\ \0\ud800')))
+@example('"')
+@example("NEAR(")
+@example("text: hello")
+@example("hello AND")
+@example("\0")
+@example("\0 \ud800 *")
+@example("hello " * 2000)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_no_query_is_ever_wrong(filled: Store, query: str) -> None:
+    for hit in filled.search(query):
+        assert "\x02" in hit.snippet
+    filled.chats(matching=query)
+
+
+def test_query_syntax_is_only_text(filled: Store) -> None:
+    assert found(filled, "hello OR nothing") == []
+    assert len(found(filled, "hello OR not")) == 1
+    assert len(found(filled, "text:")) == 1
+
+
+# Files
+
+
+def test_files_are_readable_by_their_owner_alone(path: Path) -> None:
+    path.parent.mkdir(mode=0o755)
+    path.touch(mode=0o644)
+    nested = path.parent / "new" / "chats.db"
+    for each in (path, nested):
+        store = Store(each)
+        dialogue(store, "secret")
+        files = sorted(each.parent.glob("chats.db*"))
+        assert [file.name for file in files] == ["chats.db", "chats.db-shm", "chats.db-wal"]
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+        store.close()
+    assert stat.S_IMODE(nested.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("content", [b"This is no database at all. " * 100, b"\0" * 8192])
+def test_a_damaged_file_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="damaged or is no chat database") as error:
+        Store(path)
+    assert str(path) in str(error.value)
+    assert path.read_bytes() == content
+
+
+def test_damage_within_is_told_in_words(path: Path) -> None:
+    store = Store(path)
+    chat_id, _ = dialogue(store, *["x" * 3000] * 20)
+    store.close()
+    data = bytearray(path.read_bytes())
+    data[4096 * 4 :] = b"\xff" * len(data[4096 * 4 :])
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="damaged"):
+        Store(path).path(chat_id)
+
+
+def test_a_newer_format_is_refused(path: Path) -> None:
+    Store(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreError, match=r"newer version of chatapp \(format 99"):
+        Store(path)
+
+
+def test_a_database_of_another_program_is_refused(path: Path) -> None:
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="database of another program"):
+        Store(path)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_in_its_place_is_told_in_words(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(StoreError, match="cannot be opened: Is a directory"):
+        Store(path)
+
+
+def test_after_closing_it_says_so(path: Path) -> None:
+    store = Store(path)
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.chats()
+
+
+# Several at once
+
+
+def test_threads_share_one_store(store: Store, path: Path) -> None:
+    def write(name: str) -> None:
+        chat_id, ids = dialogue(store, name)
+        for number in range(30):
+            store.update_message(ids[0], f"{name} {number}", "partial")
+            store.add_message(chat_id, ids[0], "assistant", name)
+
+    threads = [threading.Thread(target=write, args=(f"thread{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(chat.messages for chat in store.chats()) == [31] * 4
+    check_sound(path)
+
+
+def test_processes_share_one_file_from_its_creation_on(path: Path) -> None:
+    writer = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from chatapp.dialogue.store import Store
+
+        store = Store(Path(sys.argv[1]))
+        chat = store.create_chat()
+        message = store.add_message(chat, None, "user", sys.argv[2])
+        for number in range(50):
+            message = store.add_message(chat, message.id, "user", f"{sys.argv[2]} {number}")
+            store.chats(matching="process")
+        """
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", writer, str(path), f"process{number}"],
+            cwd=TESTS.parent,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(3)
+    ]
+    for process in processes:
+        assert process.communicate()[1] == ""
+        assert process.returncode == 0
+    store = Store(path)
+    assert [chat.messages for chat in store.chats()] == [51, 51, 51]
+    assert len(store.search("process1", limit=100)) == 51
+    store.close()
+    check_sound(path)
