@@ -6,11 +6,20 @@ misspelt option never trains something else in silence.
 
 import difflib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
 
 
 class ConfigError(ValueError):
@@ -76,6 +85,63 @@ class PretrainConfig(Section):
     train: PretrainTrain = PretrainTrain.model_validate({})
 
 
+AuxSpan = Literal["prompt", "prompt-without-template", "full"]
+TooLong = Literal["raise", "drop", "truncate-prompt", "truncate-history"]
+BadRows = Literal["raise", "skip"]
+
+
+class TrainSource(Section):
+    """Rows to learn from."""
+
+    path: str = Field(min_length=1, description="a file, a folder of files, or a hub id")
+    weight: float = Field(1.0, gt=0, le=1000, description="passes over these rows in one epoch")
+    columns: dict[str, str] = Field(
+        {}, description="the column that holds each field, as in {prompt = 'Question'}"
+    )
+    template: str = Field("", description="a TOML file of instruction templates for these rows")
+    cluster: str = Field(
+        "", description="the cluster of tasks these rows belong to; the templates' own when empty"
+    )
+    subset: str = Field("", description="of a hub id: the configuration's name")
+    split: str = Field("train", min_length=1, description="of a hub id: which split")
+
+
+def _as_sources(value: object) -> object:
+    """A path, or a list with paths in it, as the list of tables it stands for."""
+    rows = [value] if isinstance(value, str | dict) else value
+    if not isinstance(rows, list):
+        return rows
+    return [{"path": row} if isinstance(row, str) else row for row in rows]
+
+
+Sources = Annotated[list[TrainSource], Field(min_length=1), BeforeValidator(_as_sources)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _share_or_files(value: object) -> str:
+    return "share" if isinstance(value, int | float) else "files"
+
+
+class Data(Section):
+    """Where the rows come from and how they become tokens."""
+
+    train: Sources = Field(description="a path, or a list of {path, weight, columns, template, …}")
+    held_out: Annotated[
+        Annotated[Share, Tag("share")] | Annotated[Sources, Tag("files")],
+        Discriminator(_share_or_files),
+    ] = Field(0.05, description="share of the rows kept for measuring, by hash; or files of them")
+    held_out_clusters: list[str] = Field(
+        [], description="clusters of tasks left out of training, each measured on its own"
+    )
+    template: str = Field("", description="the dialogue template; the model's own when empty")
+    too_long: TooLong = Field("raise", description="what becomes of a row that does not fit")
+    max_length: int | None = Field(
+        None, ge=8, description="tokens of a row; the model's window, at most 1,024, when absent"
+    )
+    packing: bool = Field(True, description="several short rows in one, kept apart by attention")
+    bad_rows: BadRows = Field("raise", description="what becomes of a row that cannot be used")
+
+
 ConfigModel = TypeVar("ConfigModel", bound=BaseModel)
 
 
@@ -117,25 +183,54 @@ def _lay_over(data: dict[str, Any], override: str) -> None:
 
 
 def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
-    problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"])
+    # A misspelt key is also a missing one; the misspelling says more.
+    problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    # Pydantic puts the name of a union's branch among the keys.
+    location = tuple(
+        part for before, part in pairwise(("", *problem["loc"])) if before not in _UNIONS
+    )
+    key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(problem["loc"][-1]), _keys(model, problem["loc"]), 1)
+        near = difflib.get_close_matches(str(location[-1]), _keys(model, location), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"unknown key {key!r}{hint}"
     if problem["type"] == "missing":
         return f"key {key!r} is missing"
-    return (
-        f"key {key!r}: {problem['msg'][:1].lower()}{problem['msg'][1:]}, found {problem['input']!r}"
-    )
+    message = problem["msg"]
+    expected = _EXPECTED.get(problem["type"], message[:1].lower() + message[1:])
+    return f"key {key!r}: {expected}, found {_shortened(problem['input'])}"
+
+
+_UNIONS = ("held_out",)
+
+_EXPECTED = {
+    "model_type": "expected a table",
+    "list_type": "expected a list",
+    "dict_type": "expected a table",
+    "string_type": "expected text in quotes",
+    "bool_type": "expected true or false",
+    "int_type": "expected a whole number",
+    "float_type": "expected a number",
+}
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"
 
 
 def _keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     """The keys allowed where an unknown one was found."""
     for part in location[:-1]:
         field = model.model_fields.get(str(part))
-        if field is None:
-            continue
-        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        model = next(k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel))
+        if field is not None:
+            model = next(_models(field.annotation), model)
     return list(model.model_fields)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The tables that an annotation names, however deep."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)

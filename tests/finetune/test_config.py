@@ -43,7 +43,7 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
         (GOOD.replace('output = "run"', ""), [], ["'output' is missing"]),
         ("output = \nseed = 1", [], ["not valid TOML", "line 1"]),
         ("output = 'x'\n[data]\ntrain = []", [], ["data.train", "at least 1 item"]),
-        (GOOD.replace("path", "paht"), [], ["data.train.0.path", "missing"]),
+        (GOOD.replace("path", "paht"), [], ["data.train.0.paht", "did you mean 'path'"]),
         (b"\xff\xfe", [], ["not UTF-8"]),
     ],
 )
