@@ -184,7 +184,7 @@ def read_rows(
         raise PromptError(f"{path}: expected a file of examples named .jsonl or .csv")
     if "\0" in str(path):
         raise PromptError(f"{quoted(str(path))}: holds a NUL character and is no path")
-    records = _csv_records if path.suffix.lower() == ".csv" else _jsonl_records
+    records = csv_records if path.suffix.lower() == ".csv" else jsonl_records
     try:
         with path.open("rb") as file:
             for line, record in records(file):
@@ -241,7 +241,8 @@ Record = tuple[int, Mapping[Any, Any] | str]
 """The line a record begins on, and its fields or, in words, why there are none."""
 
 
-def _jsonl_records(file: IO[bytes]) -> Iterator[Record]:
+def jsonl_records(file: IO[bytes]) -> Iterator[Record]:
+    """The objects of a JSONL file, one a line; blank lines are passed over."""
     # Lines of bytes, because lines of text would also end at U+2028 and its like.
     for number, line in enumerate(file, 1):
         if number == 1:
@@ -284,7 +285,11 @@ def not_utf8(data: bytes) -> str:
     return f"is not UTF-8 text (perhaps {guess}); save the file as UTF-8"
 
 
-def _csv_records(file: IO[bytes]) -> Iterator[Record]:
+def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:
+    """The rows of a CSV file under its header; with `tabs`, of a TSV file, which has no quotes.
+
+    Raises PromptError for a header that cannot be used.
+    """
     # A field of any length is fine; the module's limit guards against unclosed quotes, which
     # strict mode reports.
     csv.field_size_limit(2**31 - 1)
@@ -293,7 +298,11 @@ def _csv_records(file: IO[bytes]) -> Iterator[Record]:
         (line if number else line.removeprefix(_BOM)).decode("utf-8", "surrogateescape")
         for number, line in enumerate(file)
     )
-    reader = csv.reader(lines, strict=True)
+    reader = (
+        csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        if tabs
+        else csv.reader(lines, strict=True)
+    )
     header: list[str] = []
     while True:
         number = reader.line_num + 1
