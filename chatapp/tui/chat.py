@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Vertical
 from textual.screen import Screen
 from textual.widgets import Footer, OptionList, Static, TextArea
 
@@ -40,7 +41,7 @@ class ChatScreen(Screen[None]):
 
     BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop", tooltip="Stop the reply and keep what there is"),
+        Binding("escape", "stop", "Stop the reply; go to the prompt", show=False),
         Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat"),
         Binding("ctrl+o", "history", "Chats", tooltip="List, search, open and delete chats"),
         Binding("f2", "parameters", "Parameters", tooltip="Change how replies are drawn"),
@@ -63,13 +64,15 @@ class ChatScreen(Screen[None]):
         self._prompt_tokens = 0
 
     def compose(self) -> ComposeResult:
-        yield Static(id="title", markup=False)
+        with Vertical(id="bar"):
+            yield Static(id="title", markup=False)
         yield Welcome()
         yield Transcript()
-        yield Static(id="problem", markup=False)
-        yield Prompt(self._earlier_inputs)
-        yield StatusLine()
-        yield Footer(compact=True, show_command_palette=False)
+        with Vertical(id="desk"):
+            yield Static(id="problem", markup=False)
+            yield Prompt(self._earlier_inputs)
+            yield StatusLine()
+            yield Footer(compact=True, show_command_palette=False)
 
     async def on_mount(self) -> None:
         self._transcript = self.query_one(Transcript)
@@ -178,7 +181,9 @@ class ChatScreen(Screen[None]):
         finished = event.finished
         self._close_turn(finished.reason)
         self._status.speed = finished.tokens_per_second
-        self._status.state = {"cancelled": "stopped", "error": "error"}.get(finished.reason, "ready")
+        self._status.state = {"cancelled": "stopped", "error": "error"}.get(
+            finished.reason, "ready"
+        )
         if finished.reason == "error":
             self._tell(f"The model failed: {finished.message}")
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.table import Table
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.content import Content
 from textual.dom import DOMNode
 from textual.screen import ModalScreen
 from textual.widgets import Static
@@ -28,16 +28,18 @@ class HelpScreen(ModalScreen[None]):
             with VerticalScroll(can_focus=True):
                 for title, place in self._places:
                     yield Static(title, classes="heading", markup=False)
-                    yield Static(self._rows(place))
+                    yield Static(self._rows(place), classes="keys")
             yield Static("Esc closes · ↑ ↓ PgUp PgDn scroll", classes="hint")
 
-    def _rows(self, place: type[DOMNode]) -> Content:
+    def _rows(self, place: type[DOMNode]) -> Table:
         keys: dict[str, list[str]] = {}
         for binding in Binding.make_bindings(place.BINDINGS):
             if not binding.system:
                 words = binding.tooltip or binding.description
                 keys.setdefault(words, []).append(self.app.get_key_display(binding))
-        return Content("\n").join(
-            Content.assemble((f"{' '.join(names):<22}", "$text-accent"), words)
-            for words, names in keys.items()
-        )
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(width=17, style="bold")
+        table.add_column()
+        for words, names in keys.items():
+            table.add_row(" ".join(names), words)
+        return table

@@ -83,7 +83,7 @@ class HistoryScreen(ModalScreen[int | None]):
             yield Field(placeholder="Type to search titles and texts", compact=True)
             yield ChatList(markup=False, compact=True)
             yield Static(id="nothing", markup=False)
-            yield Static("Enter opens · ↓ goes to the list, d deletes there · Esc closes", classes="hint")
+            yield Static("Enter opens · ↓ then d deletes · Esc closes", classes="hint")
 
     def on_mount(self) -> None:
         self._list = self.query_one(ChatList)
@@ -108,11 +108,12 @@ class HistoryScreen(ModalScreen[int | None]):
         now = time.time()
         self._list.clear_options()
         self._list.add_options(
-            Option(self._entry(chat, snippets.get(chat.id), now), id=str(chat.id))
-            for chat in chats
+            Option(self._entry(chat, snippets.get(chat.id), now), id=str(chat.id)) for chat in chats
         )
         self._list.action_first()
-        self._show_nothing("" if chats else "No chat has these words." if query else "No chats yet.")
+        self._show_nothing(
+            "" if chats else "No chat has these words." if query else "No chats yet."
+        )
 
     def _show_nothing(self, words: str) -> None:
         nothing = self.query_one("#nothing", Static)
@@ -123,7 +124,7 @@ class HistoryScreen(ModalScreen[int | None]):
     def _entry(self, chat: "ChatSummary", hit: "Hit | None", now: float) -> Content:
         title = printable(chat.title).replace("\n", " ") or "Without a title"
         facts = f"{chat.messages} messages · {printable(chat.model)} · {ago(chat.updated, now)}"
-        lines = [Content(title), Content.styled(facts, "$text-muted")]
+        lines = [Content(title), Content.styled(facts, "dim")]
         if hit is not None:
             lines.insert(1, marked(hit.snippet))
         return Content("\n").join(line for line in lines)
@@ -149,7 +150,9 @@ class HistoryScreen(ModalScreen[int | None]):
         chat_id = int(chosen.id)
         try:
             title = self._store.chat(chat_id).title
-            if await self.app.push_screen_wait(ConfirmScreen(f"Delete the chat “{title}”?", "Delete")):
+            if await self.app.push_screen_wait(
+                ConfirmScreen(f"Delete the chat “{title}”?", "Delete")
+            ):
                 self._store.delete_chat(chat_id)
                 self._list.remove_option_at_index(place)
                 if not self._list.option_count:

@@ -19,6 +19,8 @@ from chatapp.tui.body import TextBody
 if TYPE_CHECKING:
     from chatapp.dialogue.store import StoredMessage
 
+_VERSIONS = Binding.Group("Versions", compact=True)
+
 SPEAKERS = {"user": "You", "assistant": "Assistant", "system": "Instructions"}
 
 
@@ -67,8 +69,8 @@ class MessageView(Vertical, can_focus=True):
         Binding("c", "continue", "Continue", tooltip="Let the reply go on where it ended"),
         Binding("e", "edit", "Edit", tooltip="Write your message anew and send it again"),
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard"),
-        Binding("left", "sibling(-1)", "Earlier version"),
-        Binding("right", "sibling(1)", "Later version"),
+        Binding("left", "sibling(-1)", "Earlier version", group=_VERSIONS),
+        Binding("right", "sibling(1)", "Later version", group=_VERSIONS),
     ]
 
     def __init__(self, message: "StoredMessage", note: str = "") -> None:
@@ -92,9 +94,10 @@ class MessageView(Vertical, can_focus=True):
         title = Content(SPEAKERS[message.role])
         if message.siblings > 1:
             place = f"  ‹ {message.sibling}/{message.siblings} ›"
-            title += Content.styled(place, "$text-muted not bold")
+            title += Content.styled(place, "not bold")
         self._header.update(title)
         self.note = note
+        self._body.display = bool(message.text or not note)
         self.refresh_bindings()
 
     @property

@@ -6,6 +6,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.events import DescendantFocus
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
@@ -14,13 +15,13 @@ from chatapp.foreign import printable
 from chatapp.tui.field import Field
 
 HINTS = {
-    "temperature": "0 is greedy, higher is more varied",
-    "top_k": "keep the k likeliest tokens; 0 is off",
-    "top_p": "keep tokens up to this probability mass; 1 is off",
-    "min_p": "drop tokens below this share of the likeliest; 0 is off",
-    "repetition_penalty": "above 1 makes repeating less likely; 1 is off",
-    "no_repeat_ngram": "never repeat so many tokens in a row; 0 is off",
-    "seed": "the same seed gives the same reply; empty draws a new one",
+    "temperature": "0 is greedy; higher varies more",
+    "top_k": "keep the k likeliest; 0 is off",
+    "top_p": "keep this probability mass; 1 is off",
+    "min_p": "least share of the likeliest; 0 is off",
+    "repetition_penalty": "above 1 repeats less; 1 is off",
+    "no_repeat_ngram": "no n tokens twice in a row; 0 is off",
+    "seed": "empty draws a new one each time",
     "max_tokens": "longest reply, in tokens",
 }
 
@@ -48,14 +49,19 @@ class ParametersScreen(ModalScreen[Sampling | None]):
                 for field in fields(Sampling):
                     value = getattr(self._sampling, field.name)
                     with Horizontal(classes="field"):
-                        yield Static(field.name.replace("_", " "), classes="name")
-                        yield Field("" if value is None else f"{value}", id=field.name, compact=True)
+                        yield Static(field.name, classes="name")
+                        text = "" if value is None else str(value)
+                        yield Field(text, id=field.name, compact=True)
                         yield Static(HINTS[field.name], classes="words")
                 with Horizontal(classes="field"):
                     yield Static("template", classes="name")
                     yield Static(printable(self._template), markup=False)
-            yield Static(id="problem", markup=False)
-            yield Static("Enter uses these values from the next message on · Esc leaves", classes="hint")
+            yield Static(id="field-hint")
+            yield Static(id="field-problem", markup=False)
+            yield Static("Enter uses these values from now on · Esc leaves", classes="hint")
+
+    def on_descendant_focus(self, event: DescendantFocus) -> None:
+        self.query_one("#field-hint", Static).update(HINTS.get(event.widget.id or "", ""))
 
     def action_apply(self) -> None:
         values: dict[str, float | int | None] = {}
@@ -64,7 +70,7 @@ class ParametersScreen(ModalScreen[Sampling | None]):
                 values[field.name] = self._value(field.name)
                 Sampling(**{field.name: values[field.name]})  # type: ignore[arg-type]
         except ValueError as problem:
-            self.query_one("#problem", Static).update(printable(str(problem)))
+            self.query_one("#field-problem", Static).update(printable(str(problem)))
             self.query_one(f"#{field.name}", Field).focus()
         else:
             self.dismiss(Sampling(**values))  # type: ignore[arg-type]

@@ -46,14 +46,17 @@ class StatusLine(Widget, can_focus=False):
         return line.truncate(self.content_size.width, ellipsis=True)
 
     def _state(self) -> Content:
-        style = {"ready": "$text-success", "error": "$text-error"}.get(self.state, "$text-accent")
-        return Content.assemble(("● ", style), self.state)
+        colors = {"ready": "$text-success", "error": "$text-error", "no model": "$text-error"}
+        color = colors.get(self.state, "$text-accent")
+        way_out = " · Esc stops" if self.state in ("thinking", "streaming") else ""
+        return Content.assemble(("● ", color), self.state, way_out)
 
     def _bar(self) -> Content:
         share = min(1.0, self.used / self.limit)
         filled = round(share * _BAR_WIDTH)
         style = "$text-warning" if share > 0.9 else "$text-accent"
-        return Content.assemble(("━" * filled, style), ("━" * (_BAR_WIDTH - filled), "$border-blurred"))
+        rest = "━" * (_BAR_WIDTH - filled)
+        return Content.assemble(("━" * filled, style), (rest, "$border-blurred"))
 
     def _plain(self, text: str) -> Content:
         return Content(printable(text).replace("\n", " "))

@@ -17,8 +17,8 @@ class Welcome(VerticalScroll, can_focus=False):
 
     def compose(self) -> ComposeResult:
         yield Static("chatapp", classes="title")
-        yield Static("A GPT you can open, on your own machine. Nothing you write leaves it.")
-        yield Static("Three things to try", classes="heading")
+        yield Static("A GPT you can open. It runs on your own machine.")
+        yield Static("Three things to try · Tab, then Enter", classes="heading")
         yield OptionList(*SUGGESTIONS, markup=False, compact=True)
         yield Static("Keys", classes="heading")
         yield Static(self._keys())
@@ -28,7 +28,7 @@ class Welcome(VerticalScroll, can_focus=False):
             ("Enter", "send"),
             ("Ctrl+J", "new line"),
             ("Esc", "stop the reply"),
-            ("Ctrl+↑", "go to the messages: regenerate, continue, edit, copy"),
+            ("Ctrl+↑", "messages: regenerate, continue, edit, copy"),
             ("Ctrl+O", "earlier chats"),
             ("F2", "parameters"),
             ("F1", "all keys"),
