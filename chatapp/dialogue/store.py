@@ -296,7 +296,7 @@ class Store:
 
         A chat without a title takes that of its first user's message.
         """
-        with self._writing():
+        with self._transaction():
             chat = self.chat(chat_id)
             if parent_id is not None:
                 self._check_belongs(parent_id, chat_id)
@@ -316,7 +316,7 @@ class Store:
 
     def update_message(self, message_id: int, text: str, status: Status) -> None:
         """Replace a message's text and status."""
-        with self._writing():
+        with self._transaction():
             chat_id = self.message(message_id).chat_id
             self._execute(
                 "UPDATE messages SET text = ?, status = ? WHERE id = ?", (text, status, message_id)
@@ -349,7 +349,7 @@ class Store:
 
     def set_leaf(self, chat_id: int, message_id: int) -> None:
         """Let the chat's current path end in another of its messages."""
-        with self._writing():
+        with self._transaction():
             self._check_belongs(message_id, chat_id)
             self._execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (message_id, chat_id))
 
@@ -389,7 +389,7 @@ class Store:
         seed: int,
     ) -> int:
         """Record what the reply `message_id` is generated from; returns the turn's id."""
-        with self._writing():
+        with self._transaction():
             self.message(message_id)
             return self._insert(
                 "INSERT INTO turns (message_id, model, template, prompt, sampling, seed, created)"
@@ -457,13 +457,15 @@ class Store:
     def _prepare(self) -> None:
         """Check what kind of file this is, and bring it up to date."""
         self._execute("PRAGMA foreign_keys = ON")
-        version = self._check_version()
+        # One snapshot: another process may be making the tables right now.
+        with self._transaction("DEFERRED"):
+            version = self._check_version()
         # Writers then never wait for readers, and a killed process leaves a whole file.
         self._execute("PRAGMA journal_mode = WAL")
         self._execute("PRAGMA synchronous = NORMAL")
         if version == len(_MIGRATIONS):
             return
-        with self._writing():
+        with self._transaction():
             # Asked again: another process may have been faster.
             for number in range(self._check_version(), len(_MIGRATIONS)):
                 for statement in _MIGRATIONS[number]:
@@ -507,11 +509,11 @@ class Store:
         return int(self._rows(f"{statement} RETURNING id", values)[0][0])
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One transaction. It takes the right to write at once, so that it never has to
-        give up half-way because another process wrote in between."""
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        """One transaction. An immediate one takes the right to write at once, so that it
+        never has to give up half-way because another process wrote in between."""
         with self._lock:
-            self._execute("BEGIN IMMEDIATE")
+            self._execute(f"BEGIN {kind}")
             try:
                 yield
                 self._execute("COMMIT")
