@@ -209,12 +209,18 @@ class Store:
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
-        try:
-            with self._errors():
+        deadline = time.monotonic() + _BUSY_SECONDS
+        while True:
+            try:
                 self._prepare()
-        except StoreError:
-            self._connection.close()
-            raise
+                break
+            except StoreError as error:
+                # While another process makes the same file, SQLite does not wait by itself.
+                name = getattr(error.__cause__, "sqlite_errorname", "")
+                if not name.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+                    self._connection.close()
+                    raise
+            time.sleep(0.01)
 
     def close(self) -> None:
         """Close the file. Nothing else may be called afterwards."""
