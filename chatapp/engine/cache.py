@@ -43,6 +43,20 @@ class KeyValueCache:
         del self.ids[kept:]
         return kept
 
+    def keep(self, slots: Sequence[int]) -> None:
+        """Forget all but the tokens in `slots`, which become the first ones, in this order.
+
+        slots: rising, and each token's keys depend on its position, which must be its place
+        in `slots`.
+        """
+        moved = next((to for to, slot in enumerate(slots) if to != slot), len(slots))
+        if moved < len(slots):
+            source = torch.tensor(slots[moved:])
+            for pair in self._layers:
+                for room in pair:
+                    room[:, :, moved : len(slots)] = room[:, :, source]
+        self.ids = [self.ids[slot] for slot in slots]
+
     def clear(self) -> None:
         """Forget everything."""
         self.ids.clear()

@@ -49,9 +49,6 @@ class LocalGenerator(ABC):
     any of `end_ids` ends a reply.
     """
 
-    batch_tokens = 2048
-    """Most tokens of a padded batch for scoring, a single longer row excepted."""
-
     def __init__(
         self,
         *,
@@ -82,8 +79,11 @@ class LocalGenerator(ABC):
         """Drop the cache, after a computation that broke off."""
 
     @abstractmethod
-    def logprobs(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
-        """Log-probability of each row's tokens from its place `first` on, one batch."""
+    def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
+        """Log-probabilities of each row's tokens from its place `first` on.
+
+        Takes the lock for one pass of the model at a time.
+        """
 
     def generate(
         self,
@@ -105,7 +105,7 @@ class LocalGenerator(ABC):
         return self._run(prompt, sampling, StopFilter(stop), cancel or threading.Event(), top)
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-        """See `LanguageModel.score`. Rows of similar length share a batch."""
+        """See `LanguageModel.score`."""
         rows = [[*context, *continuation] for context, continuation in pairs]
         firsts = [len(context) for context, _ in pairs]
         for row, first in zip(rows, firsts, strict=True):
@@ -117,16 +117,7 @@ class LocalGenerator(ABC):
                     f"context and continuation have {len(row)} tokens; "
                     f"the model's window has {self.context}"
                 )
-        scores: list[list[float]] = [[] for _ in rows]
-        longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-        while longest_first:
-            size = max(1, self.batch_tokens // len(rows[longest_first[0]]))
-            batch, longest_first = longest_first[:size], longest_first[size:]
-            with self._lock, torch.inference_mode():
-                found = self.logprobs([rows[i] for i in batch], [firsts[i] for i in batch])
-            for i, values in zip(batch, found, strict=True):
-                scores[i] = values
-        return scores
+        return self.score_rows(rows, firsts)
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raises ValueError when there are no ids or one is not in the vocabulary."""

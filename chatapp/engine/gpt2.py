@@ -271,10 +271,10 @@ class GPT2:
         config = GPT2Config.read(folder)
         return cls(config, read_weights(folder, config), vocabulary=vocabulary)
 
-    def new_cache(self) -> KeyValueCache:
-        """An empty cache as long as the model's window."""
+    def new_cache(self, spare: int = 0) -> KeyValueCache:
+        """An empty cache as long as the model's window, and `spare` slots longer."""
         c = self.config
-        return KeyValueCache(c.n_layer, c.n_head, c.n_positions, c.head_size)
+        return KeyValueCache(c.n_layer, c.n_head, c.n_positions + spare, c.head_size)
 
     @torch.inference_mode()
     def hidden(
@@ -282,6 +282,8 @@ class GPT2:
         ids: Tensor,
         cache: KeyValueCache | None = None,
         *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
         check: Callable[[], None] | None = None,
     ) -> Tensor:
         """Hidden states after the final norm.
@@ -289,17 +291,21 @@ class GPT2:
         ids: (batch, new), padded at the end by length if at all: causal attention keeps what
             follows a sequence from reaching it. With a cache, the batch is one and the ids
             come after those the cache holds.
+        positions: (new,) of the ids, where they are not simply the next ones.
+        mask: (new, all), added to the attention's scores, where it is not simply causal.
         check: called before each block; what it raises abandons the pass, and the cache
             stays as it was.
         Returns (batch, new, n_embd).
         """
         start = 0 if cache is None else len(cache)
         new = ids.shape[1]
-        mask = None
-        if start and new > 1:
+        if mask is None and start and new > 1:
             mask = torch.full((new, start + new), -torch.inf).triu_(start + 1)
         x = F.embedding(ids, self.token_embedding)
-        x = x + self.position_embedding[start : start + new]
+        x = (
+            x
+            + self.position_embedding[slice(start, start + new) if positions is None else positions]
+        )
         for block in self.blocks:
             if check is not None:
                 check()

@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chatapp.engine.checkpoint import (
     ADAPTER_CONFIG,
@@ -82,7 +83,9 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
         from chatapp.engine.transformers_model import TransformersModel
 
         return TransformersModel.load(_base_folder(folder), name=name, adapter=folder)
-    if _model_type(folder) == "gpt2":
+    config = read_json(folder / CONFIG)
+    _check_task(folder, config)
+    if config.get("model_type") == "gpt2":
         from chatapp.engine.local import LocalModel
         from chatapp.engine.tokenizer import NotByteLevel
 
@@ -104,7 +107,7 @@ def model_folder(name: str) -> Path:
     if name.startswith(("http://", "https://")):
         raise ModelError(f"{name}: models on a server are not supported yet")
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         return folder
     if folder.exists():
         raise ModelError(f"{name}: this is a file; expected the folder of a model")
@@ -167,8 +170,14 @@ def gpt2_parameters(layers: int, hidden: int, vocabulary: int, context: int) -> 
     return 12 * layers * hidden**2 + (9 * layers + vocabulary + context) * hidden + 2 * hidden
 
 
-def _model_type(folder: Path) -> str:
-    return str(read_json(folder / CONFIG).get("model_type", ""))
+def _check_task(folder: Path, config: dict[str, Any]) -> None:
+    """Raises ModelError when the config names a model for something else than text to come."""
+    names = config.get("architectures") or []
+    if names and all("For" in str(name) and not name.endswith("ForCausalLM") for name in names):
+        raise ModelError(
+            f"{folder / CONFIG}: architectures is {names}; expected a causal language model "
+            "(…ForCausalLM or …LMHeadModel)"
+        )
 
 
 def _is_model(folder: Path) -> bool:
@@ -230,11 +239,11 @@ def _from_hub(name: str) -> Path:
 
 def _in_hub_cache() -> list[str]:
     """GPT-2 models that the hub's cache on this machine holds."""
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repositories = scan_cache_dir().repos
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return []
     return sorted(
@@ -247,6 +256,7 @@ def _in_hub_cache() -> list[str]:
 
 def _is_whole_gpt2(folder: Path) -> bool:
     try:
-        return _model_type(folder) == "gpt2" and any(folder.glob("*.safetensors"))
+        is_gpt2 = read_json(folder / CONFIG).get("model_type") == "gpt2"
+        return is_gpt2 and any(folder.glob("*.safetensors"))
     except ModelError:
         return False

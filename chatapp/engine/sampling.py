@@ -18,6 +18,9 @@ from chatapp.engine.model import Sampling
 # trained model is small, and sorting 50,257 logits costs more than the rest of a draw.
 _GUESSES = (64, 1024)
 
+# Smaller temperatures are 0 in float32.
+_SMALLEST = torch.finfo(torch.float32).tiny
+
 
 class Sampler:
     """Draws the tokens of one reply."""
@@ -39,8 +42,8 @@ class Sampler:
         logits = self._penalised(logits, ids)
         if options.temperature == 0:
             return int(logits.argmax())
-        # Measured from the largest, the smallest temperature overflows to no probability.
-        logits = (logits - logits.max()) / options.temperature
+        # Measured from the largest logit, a tiny temperature makes all others impossible.
+        logits = (logits - logits.max()) / max(options.temperature, _SMALLEST)
         kept, probabilities = self._kept(logits)
         uniform = torch.rand((), dtype=torch.float64, generator=self._generator)
         heights = probabilities.double().cumsum(0)

@@ -16,13 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.cache import common_prefix
-from chatapp.engine.checkpoint import (
-    ADAPTER_CONFIG,
-    CONFIG,
-    ModelError,
-    read_json,
-    tensor_headers,
-)
+from chatapp.engine.checkpoint import ADAPTER_CONFIG, ModelError, tensor_headers
 from chatapp.engine.generation import Check, LocalGenerator, PieceTokenizer
 from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, without_surrogates
 
@@ -124,7 +118,7 @@ class TransformersModel(LocalGenerator):
         ends = getattr(model.generation_config, "eos_token_id", None)
         if isinstance(ends, list):  # Llama 3 ends a turn and a text with different tokens
             self.end_ids |= set(ends)
-        self.batch_tokens = max(1, BATCH_LOGITS // vocabulary)
+        self._batch_tokens = max(1, BATCH_LOGITS // vocabulary)
         self._model = model.eval()
         self._start = list(start)
         accepted = inspect.signature(model.forward).parameters
@@ -143,15 +137,6 @@ class TransformersModel(LocalGenerator):
 
         The adapter is merged into the weights. Raises ModelError.
         """
-        config_file = folder / CONFIG
-        architectures = read_json(config_file).get("architectures") or []
-        if architectures and not any(
-            architecture.endswith(("ForCausalLM", "LMHeadModel")) for architecture in architectures
-        ):
-            raise ModelError(
-                f"{config_file}: architectures is {architectures}; expected a causal language "
-                "model (…ForCausalLM or …LMHeadModel)"
-            )
         # Broken files and pickles are found here, with better words than the library's.
         for part in (folder, adapter):
             if part is not None:
@@ -194,7 +179,21 @@ class TransformersModel(LocalGenerator):
         self._past = None
         self._past_ids = []
 
-    def logprobs(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
+    def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
+        scores: list[list[float]] = [[] for _ in rows]
+        # Rows of similar length share a batch.
+        longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        while longest_first:
+            size = max(1, self._batch_tokens // len(rows[longest_first[0]]))
+            batch, longest_first = longest_first[:size], longest_first[size:]
+            with self._lock, torch.inference_mode():
+                found = self._logprobs([rows[i] for i in batch], [firsts[i] for i in batch])
+            for i, values in zip(batch, found, strict=True):
+                scores[i] = values
+        return scores
+
+    def _logprobs(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
+        """Log-probabilities of one padded batch."""
         if self._is_permuted:
             return [
                 [

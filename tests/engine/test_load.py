@@ -1,0 +1,265 @@
+"""Names to models, what a folder says of itself, and one sentence for each thing gone wrong."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from conftest import MakeGPT2
+from huggingface_hub import constants
+
+from chatapp.engine import load
+from chatapp.engine.load import ModelError, describe, load_model, local_models, model_folder
+from chatapp.engine.local import LocalModel
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model of this machine, and no way to a hub."""
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def folder(gpt2: tuple[Path, Any], tmp_path: Path) -> Path:
+    """A copy of the tiny GPT-2 that a test may spoil."""
+    return Path(shutil.copytree(gpt2[0], tmp_path / "model"))
+
+
+def refusal(name: str) -> str:
+    with pytest.raises(ModelError) as error:
+        load_model(name)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(str(folder))
+    assert isinstance(model, LocalModel)
+    assert (model.name, model.folder) == (str(folder), folder)
+    assert load_model("model").folder == Path("model")
+
+
+def test_the_bundled_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "_BUNDLED_FOLDER", folder)
+    assert load_model("bundled").name == "bundled"
+    assert local_models() == ["bundled"]
+    monkeypatch.setattr(load, "_BUNDLED_FOLDER", folder / "empty")
+    assert "bundled" in refusal("bundled")
+    assert local_models() == []
+
+
+def test_an_unknown_precision(folder: Path) -> None:
+    with pytest.raises(ModelError, match="float32"):
+        load_model(str(folder), precision="int3")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("./gone", "./gone"),
+        ("~/gone/really", "gone"),
+        ("", "folder"),
+        ("a b", "a b"),
+        ("org/gone", "hub"),
+        ("gone", "hub"),
+        ("http://localhost:8000/v1", "server"),
+        ("\x1b[31m", "folder"),
+    ],
+)
+def test_names_that_lead_nowhere(name: str, words: str) -> None:
+    message = refusal(name)
+    assert words in message
+    assert "\x1b" not in message
+
+
+def spoil_config(folder: Path) -> str:
+    (folder / "config.json").write_text('{"model_type": "gpt2",\n  oops')
+    return "line 2"
+
+
+def spoil_list(folder: Path) -> str:
+    (folder / "config.json").write_text("[]")
+    return "object"
+
+
+def spoil_bytes(folder: Path) -> str:
+    (folder / "config.json").write_bytes(b"\xff\xfe\x00")
+    return "config.json"
+
+
+def remove_config(folder: Path) -> str:
+    (folder / "config.json").unlink()
+    return "config.json"
+
+
+def other_task(folder: Path) -> str:
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["GPT2ForSequenceClassification"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return "GPT2ForSequenceClassification"
+
+
+def pickle_only(folder: Path) -> str:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    return "only safetensors"
+
+
+def no_weights(folder: Path) -> str:
+    (folder / "model.safetensors").unlink()
+    return "weights"
+
+
+def cut_weights(folder: Path) -> str:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    return "cut short"
+
+
+def empty_weights(folder: Path) -> str:
+    (folder / "model.safetensors").write_bytes(b"")
+    return "cut short"
+
+
+def index_of_nothing(folder: Path) -> str:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+    return "weight_map"
+
+
+def index_leads_out(folder: Path) -> str:
+    weights = folder / "model.safetensors"
+    weights.rename(folder.parent / "outside.safetensors")
+    index = {"weight_map": {"wte.weight": "../outside.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return "outside.safetensors"
+
+
+def no_tokenizer(folder: Path) -> str:
+    (folder / "tokenizer.json").unlink()
+    return "tokenizer"
+
+
+def end_out_of_range(folder: Path) -> str:
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "beyond"}')
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["added_tokens"].append(data["added_tokens"][0] | {"id": 340, "content": "beyond"})
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    return "end-of-text"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        spoil_config,
+        spoil_list,
+        spoil_bytes,
+        remove_config,
+        other_task,
+        pickle_only,
+        no_weights,
+        cut_weights,
+        empty_weights,
+        index_of_nothing,
+        index_leads_out,
+        no_tokenizer,
+        end_out_of_range,
+    ],
+)
+def test_spoiled_folders(folder: Path, spoil: Any) -> None:
+    words = spoil(folder)
+    message = refusal(str(folder))
+    assert words in message
+    assert str(folder) in message or str(folder.parent) in message
+
+
+def test_a_file_is_no_folder(folder: Path) -> None:
+    assert "file" in refusal(str(folder / "config.json"))
+
+
+def test_models_on_this_machine(folder: Path, tmp_path: Path) -> None:
+    for place in ("runs/b", "runs/a", "home/data/models/mine"):
+        shutil.copytree(folder, tmp_path / place)
+    (tmp_path / "runs" / "notes").mkdir()
+    snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / ("0" * 40)
+    shutil.copytree(folder, snapshot)
+    other = tmp_path / "hub" / "models--org--bert" / "snapshots" / ("0" * 40)
+    other.mkdir(parents=True)
+    (other / "config.json").write_text('{"model_type": "bert"}')
+    for cached in (snapshot, other):
+        refs = cached.parent.parent / "refs"
+        refs.mkdir()
+        (refs / "main").write_text("0" * 40)
+    names = [name for name in local_models() if name != "bundled"]
+    assert names == ["runs/a", "runs/b", str(tmp_path / "home/data/models/mine"), "org/tiny"]
+    for name in names:
+        assert load_model(name).name == name
+
+
+def test_a_hub_that_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def download(name: str, **options: Any) -> str:
+        calls.append(options)
+        if options.get("local_files_only"):
+            raise huggingface_hub.errors.LocalEntryNotFoundError("not here")
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert model_folder("org/tiny") == folder
+    assert not any(pattern.endswith((".bin", ".py")) for pattern in calls[1]["allow_patterns"])
+
+
+def test_description(make_gpt2: MakeGPT2) -> None:
+    folder, reference = make_gpt2(n_layer=3, n_embd=48)
+    (folder / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n\n# Tiny\n")
+    (folder / "chatapp_template.json").write_text('{"name": "chat"}')
+    info = describe(folder)
+    parameters = sum(parameter.numel() for parameter in reference.parameters())
+    assert info.parameters == parameters
+    # The formula leaves out the norms of the blocks.
+    assert info.parameters_by_formula == parameters - 4 * 3 * 48
+    assert (info.layers, info.heads, info.hidden_size) == (3, 4, 48)
+    assert (info.vocabulary, info.context) == (340, 64)
+    assert info.architecture == "GPT2LMHeadModel"
+    assert (info.dtype, info.licence, info.template) == ("F32", "mit", "chat")
+    assert info.bytes > 4 * parameters
+
+
+def test_description_counts_shards_and_own_output_matrices(make_gpt2: MakeGPT2) -> None:
+    folder, reference = make_gpt2(shard="30KB", tie_word_embeddings=False)
+    info = describe(folder)
+    assert info.parameters == sum(parameter.numel() for parameter in reference.parameters())
+    assert (info.licence, info.template) == ("", "")
+
+
+def test_the_chat_path_imports_nothing_heavy(folder: Path) -> None:
+    code = f"""
+import sys
+from chatapp.engine.load import load_model, describe, local_models
+assert "torch" not in sys.modules
+describe(__import__("pathlib").Path({str(folder)!r}))
+assert "torch" not in sys.modules
+from chatapp.engine.model import Sampling
+model = load_model({str(folder)!r})
+list(model.generate(model.tokenizer.encode("Hello"), Sampling(max_tokens=3)))
+model.score([([1], [2])])
+heavy = {{"transformers", "datasets", "peft", "pandas", "accelerate", "textual"}}
+print(sorted(heavy & set(sys.modules)))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        cwd=Path(load.__file__).parents[2],
+    )
+    assert result.stdout.strip() == "[]"

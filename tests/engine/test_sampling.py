@@ -1,0 +1,177 @@
+"""Every sampling option against transformers' processors and a slow walk over all tokens."""
+
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from transformers.generation import logits_process as reference
+
+from chatapp.engine import sampling as sampling_module
+from chatapp.engine.model import Sampling
+from chatapp.engine.sampling import Sampler
+
+VOCABULARY = 300
+
+
+def random_logits(seed: int, size: int = VOCABULARY) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def reference_probabilities(
+    logits: torch.Tensor, ids: list[int], options: Sampling
+) -> torch.Tensor:
+    """What transformers would draw from, in its order of steps."""
+    steps: list[Any] = []
+    if options.repetition_penalty != 1.0:
+        steps.append(reference.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
+    if options.no_repeat_ngram:
+        steps.append(reference.NoRepeatNGramLogitsProcessor(options.no_repeat_ngram))
+    steps.append(reference.TemperatureLogitsWarper(options.temperature))
+    if options.top_k:
+        steps.append(reference.TopKLogitsWarper(options.top_k))
+    if options.top_p < 1.0:
+        steps.append(reference.TopPLogitsWarper(options.top_p))
+    if options.min_p:
+        steps.append(reference.MinPLogitsWarper(options.min_p))
+    scores = logits[None].clone()
+    for step in steps:
+        scores = step(torch.tensor([ids]), scores)
+    return scores[0].double().softmax(0)
+
+
+def walk(probabilities: torch.Tensor, seed: int) -> int:
+    """The token at which a walk in the order of ids passes the seed's uniform number."""
+    generator = torch.Generator().manual_seed(seed)
+    left = float(torch.rand((), dtype=torch.float64, generator=generator))
+    for id, probability in enumerate(probabilities.tolist()):
+        left -= probability
+        if left < 0:
+            return id
+    raise AssertionError("probabilities do not sum to one")
+
+
+OPTIONS = {
+    "temperature": {"temperature": 1.7},
+    "top_k": {"top_k": 5},
+    "top_k of everything": {"top_k": VOCABULARY + 9},
+    "top_p": {"top_p": 0.6},
+    "tiny top_p": {"top_p": 1e-6},
+    "min_p": {"min_p": 0.1},
+    "top_k and top_p": {"top_k": 20, "top_p": 0.7},
+    "all cuts": {"top_k": 30, "top_p": 0.95, "min_p": 0.05, "temperature": 1.3},
+    "repetition_penalty": {"repetition_penalty": 1.8},
+    "rewarded repetition": {"repetition_penalty": 0.5},
+    "no_repeat_ngram 1": {"no_repeat_ngram": 1},
+    "no_repeat_ngram 3": {"no_repeat_ngram": 3, "top_k": 3},
+    "everything": {
+        "temperature": 0.8,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_draws_are_those_of_a_slow_reference(options: dict[str, Any]) -> None:
+    for seed in range(60):
+        sampling = Sampling(**{"temperature": 1.0, "top_p": 1.0, "seed": seed} | options)
+        logits = random_logits(seed)
+        # The last two tokens repeat earlier ones, so that n-grams can be forbidden.
+        ids = [*logits.topk(6).indices.tolist(), 7, 8, *logits.topk(2).indices.tolist()]
+        expected = walk(reference_probabilities(logits, ids, sampling), seed)
+        assert Sampler(sampling).draw(logits, ids) == expected
+
+
+def test_penalties_follow_a_growing_reply() -> None:
+    sampling = Sampling(temperature=0, repetition_penalty=1.3, no_repeat_ngram=2)
+    sampler, ids, again = Sampler(sampling), [3, 4], [3, 4]
+    for step in range(40):
+        logits = random_logits(step % 3, 12)
+        processors = reference.LogitsProcessorList(
+            [
+                reference.RepetitionPenaltyLogitsProcessor(1.3),
+                reference.NoRepeatNGramLogitsProcessor(2),
+            ]
+        )
+        again.append(int(processors(torch.tensor([again]), logits[None].clone()).argmax()))
+        ids.append(sampler.draw(logits, ids))
+    assert ids == again
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.7}, {"min_p": 0.2, "top_p": 1.0}])
+def test_distribution(options: dict[str, float]) -> None:
+    logits = random_logits(2, 12)
+    sampling = Sampling(temperature=1.0, seed=5, **options)
+    expected = reference_probabilities(logits, [0], sampling)
+    sampler, draws = Sampler(sampling), 6000
+    counts = Counter(sampler.draw(logits, [0]) for _ in range(draws))
+    kept = {id for id, probability in enumerate(expected.tolist()) if probability > 0}
+    assert counts.keys() == kept
+    assert 1 < len(kept) < 12
+    for id in kept:
+        probability = float(expected[id])
+        deviation = (draws * probability * (1 - probability)) ** 0.5
+        assert abs(counts[id] - draws * probability) < 5 * deviation
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.97, 0.9999])
+def test_a_wide_nucleus_is_found_in_steps(top_p: float) -> None:
+    logits = random_logits(1, 5000) / 30  # nearly uniform: thousands of tokens are kept
+    for seed in range(10):
+        sampling = Sampling(temperature=1.0, top_p=top_p, seed=seed)
+        expected = walk(reference_probabilities(logits, [0], sampling), seed)
+        # At this width rounding may move the border of the nucleus by one token.
+        assert abs(Sampler(sampling).draw(logits, [0]) - expected) <= 5
+    assert max(sampling_module._GUESSES) < 5000 * top_p
+
+
+def test_greedy_takes_the_largest_and_draws_nothing() -> None:
+    logits = random_logits(0)
+    assert Sampler(Sampling(temperature=0)).draw(logits, [1]) == int(logits.argmax())
+
+
+@pytest.mark.parametrize(("temperature", "scale"), product([1e-300, 1e-6, 100.0], [1.0, 1e30]))
+def test_extreme_temperatures(temperature: float, scale: float) -> None:
+    logits = random_logits(0) * scale
+    id = Sampler(Sampling(temperature=temperature, top_p=1.0, seed=1)).draw(logits, [1])
+    assert temperature > 1 or id == int(logits.argmax())
+
+
+def test_logits_are_left_as_they_are() -> None:
+    logits = random_logits(0)
+    before = logits.clone()
+    Sampler(Sampling(repetition_penalty=2.0, no_repeat_ngram=1, min_p=0.3)).draw(logits, [1, 2])
+    assert torch.equal(logits, before)
+
+
+def test_with_every_token_forbidden_it_repeats() -> None:
+    logits = random_logits(0, 4)
+    sampling = Sampling(temperature=0, no_repeat_ngram=1)
+    assert Sampler(sampling).draw(logits, [0, 1, 2, 3]) == int(logits.argmax())
+
+
+def test_a_long_ngram_forbids_nothing_in_a_short_text() -> None:
+    logits = random_logits(0)
+    sampling = Sampling(temperature=0, no_repeat_ngram=9)
+    assert Sampler(sampling).draw(logits, [int(logits.argmax())] * 3) == int(logits.argmax())
+
+
+def test_seeds() -> None:
+    logits = torch.zeros(1000)
+
+    def draws(seed: int | None) -> list[int]:
+        sampler = Sampler(Sampling(temperature=1.0, top_p=1.0, seed=seed))
+        return [sampler.draw(logits, [0]) for _ in range(8)]
+
+    assert draws(2**63 - 1) == draws(2**63 - 1)
+    assert draws(0) != draws(1)
+    assert draws(None) != draws(None)
+    torch.manual_seed(0)
+    first = draws(3)
+    torch.rand(5)
+    assert draws(3) == first

@@ -1,0 +1,189 @@
+"""Exact bytes, no special token from text, no broken character, and parity with GPT-2's BPE."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import END
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(bpe: Tokenizer) -> BPETokenizer:
+    return BPETokenizer(Tokenizer.from_str(bpe.to_str()), 0)
+
+
+def streamed(tokenizer: BPETokenizer, ids: list[int]) -> list[str]:
+    stream = tokenizer.stream()
+    return [*(stream.push(id) for id in ids), stream.flush()]
+
+
+@given(text=st.text())
+def test_round_trip(tokenizer: BPETokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert "".join(streamed(tokenizer, ids)) == text
+    assert tokenizer.end_id not in ids
+
+
+@given(text=st.text(max_size=20))
+def test_no_character_is_cut_in_two(tokenizer: BPETokenizer, text: str) -> None:
+    parts = streamed(tokenizer, tokenizer.encode(text))
+    assert sum(part.count("\ufffd") for part in parts) == text.count("\ufffd")
+
+
+@given(ids=st.lists(st.integers(0, 339), max_size=40))
+def test_streaming_any_ids_gives_what_decoding_gives(
+    tokenizer: BPETokenizer, ids: list[int]
+) -> None:
+    assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@given(text=st.text(alphabet=st.characters(exclude_categories=[]) | st.just("\ud800")))
+def test_lone_surrogates_become_replacement_characters(tokenizer: BPETokenizer, text: str) -> None:
+    decoded = tokenizer.decode(tokenizer.encode(text))
+    # Two surrogates that belong together are one character.
+    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    assert [a if not "\ud800" <= a <= "\udfff" else "\ufffd" for a in joined] == list(decoded)
+
+
+def test_names_of_special_tokens_are_plain_text(tokenizer: BPETokenizer) -> None:
+    ids = tokenizer.encode(f"a{END}b")
+    assert 0 not in ids
+    assert tokenizer.decode(ids) == f"a{END}b"
+    assert tokenizer.decode([0]) == ""
+    assert tokenizer.piece(0) == END
+
+
+def test_an_end_token_that_the_file_calls_ordinary_is_special_all_the_same(
+    bpe: Tokenizer, tmp_path: Path
+) -> None:
+    data = json.loads(bpe.to_str())
+    data["added_tokens"] = []
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.end_id == 0
+    assert 0 not in tokenizer.encode(END)
+    assert tokenizer.decode([0]) == ""
+
+
+def test_added_words_keep_their_text(bpe: Tokenizer) -> None:
+    copy = Tokenizer.from_str(bpe.to_str())
+    copy.add_tokens(["naïve words"])
+    tokenizer = BPETokenizer(copy, 0)
+    assert tokenizer.size == 341
+    assert tokenizer.encode("naïve words") == [340]
+    assert tokenizer.decode([340]) == "naïve words"
+
+
+def test_pieces(tokenizer: BPETokenizer) -> None:
+    pieces = [tokenizer.piece(id) for id in tokenizer.encode(" the 😀")]
+    assert pieces[0] == " the"
+    assert set(pieces[2:]) == {"\ufffd"}
+    assert tokenizer.piece(10_000) == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("tokenizer_config.json", {"eos_token": "Ġthe"}, "Ġthe"),
+        ("tokenizer_config.json", {"eos_token": {"content": "Ġthe"}}, "Ġthe"),
+        ("special_tokens_map.json", {"eos_token": "Ġthe"}, "Ġthe"),
+        ("config.json", {"eos_token_id": 5}, 5),
+        ("config.json", {"eos_token_id": 99_999}, END),
+        ("tokenizer_config.json", {"eos_token": "absent"}, END),
+    ],
+)
+def test_where_the_end_of_text_token_is_named(
+    bpe: Tokenizer, tmp_path: Path, file: str, content: object, expected: str | int
+) -> None:
+    bpe.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / file).write_text(json.dumps(content))
+    id = bpe.token_to_id(expected) if isinstance(expected, str) else expected
+    assert load_tokenizer(tmp_path).end_id == id
+
+
+@pytest.mark.parametrize("names", [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")])
+def test_vocabulary_and_merges(
+    bpe: Tokenizer, tokenizer: BPETokenizer, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    for path, name in zip(bpe.model.save(str(tmp_path)), names, strict=True):
+        shutil.move(path, tmp_path / name)
+    loaded = load_tokenizer(tmp_path)
+    text = "The quick brown fox, naïve 😀"
+    assert loaded.encode(text) == tokenizer.encode(text)
+    assert loaded.end_id == 0
+
+
+def test_missing_and_broken_files(bpe: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocab.json").write_text("{")
+    (tmp_path / "merges.txt").write_text("")
+    with pytest.raises(ModelError, match=r"vocab\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    other = Tokenizer(models.WordPiece({"[UNK]": 0, END: 1}, unk_token="[UNK]"))
+    other.decoder = decoders.WordPiece()
+    other.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(NotByteLevel, match="byte-level"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE({"a": 0}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelError, match="end-of-text"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def published() -> Path:
+    data = os.environ.get("CHATAPP_TEST_DATA")
+    folder = Path(data or "", "gpt2_bpe")
+    if data is None or not (folder / "encoder.json").is_file():
+        pytest.skip("CHATAPP_TEST_DATA names no folder with gpt2_bpe/encoder.json")
+    return folder
+
+
+def test_parity_with_the_published_vocabulary(published: Path) -> None:
+    tokenizer = load_tokenizer(published)
+    assert tokenizer.size == 50257
+    assert tokenizer.end_id == 50256
+    # Known tokens of GPT-2.
+    assert tokenizer.encode("Hello world") == [15496, 995]
+    assert tokenizer.encode("\n\n") == [628]
+    vocabulary = json.loads((published / "encoder.json").read_text(encoding="utf-8"))
+    for token in ("Ġthe", "ĠâĢĶ", "Ä"):
+        assert tokenizer.encode(tokenizer.decode([vocabulary[token]])) in (
+            [vocabulary[token]],
+        ) or ("\ufffd" in tokenizer.decode([vocabulary[token]]))
+
+
+def test_parity_with_transformers(published: Path, tmp_path: Path) -> None:
+    from transformers import GPT2Tokenizer
+
+    shutil.copyfile(published / "encoder.json", tmp_path / "vocab.json")
+    shutil.copyfile(published / "vocab.bpe", tmp_path / "merges.txt")
+    theirs = GPT2Tokenizer.from_pretrained(tmp_path)
+    ours = load_tokenizer(published)
+    for text in (
+        "I'm sure it's what they've said: we'll see, he'd go.",
+        "  leading, trailing  and   inner spaces \t\n\n\n x",
+        "naïve café Ωμέγα 中文字符 👩‍👩‍👧 e\u0301 \u200b\xa0",
+        "1234567890 3.14159 $5,000 100%",
+        "def f(x):\n    return x**2  # code\n",
+    ):
+        assert ours.encode(text) == theirs(text)["input_ids"]
+        assert ours.decode(ours.encode(text)) == text
