@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -200,9 +200,12 @@ class Store:
         self._lock = threading.RLock()
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # SQLite gives its -wal and -shm files the mode of the database.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            path.chmod(0o600)
+            # SQLite gives its -wal and -shm files the mode of the database. A file that exists
+            # is not opened here: closing it would end the locks of this process's other stores.
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            if path.is_file():
+                path.chmod(0o600)
         except OSError as error:
             raise StoreError(f"{path}: cannot be opened: {error.strerror}") from None
         with self._errors():
