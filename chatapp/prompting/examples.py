@@ -46,7 +46,7 @@ def quoted(text: str, limit: int = 60) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the known word that was probably meant, or nothing."""
-    close = difflib.get_close_matches(word[:100], list(known), n=1)
+    close = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -254,7 +254,7 @@ def jsonl_records(file: IO[bytes]) -> Iterator[Record]:
 def _jsonl_record(line: bytes) -> Mapping[Any, Any] | str:
     try:
         text = line.decode("utf-8")
-        record = json.loads(text, object_pairs_hook=_unique)
+        record = json.loads(text, object_pairs_hook=unique_keys)
     except UnicodeDecodeError:
         return not_utf8(line)
     except RecursionError:
@@ -262,14 +262,14 @@ def _jsonl_record(line: bytes) -> Mapping[Any, Any] | str:
     except json.JSONDecodeError as error:
         return f"is not valid JSON: {error.msg} at column {error.colno}"
     except ValueError as error:
-        return f"is not valid JSON: {error}"
+        return f"is not valid JSON: {str(error).split(';')[0]}"
     if not isinstance(record, dict):
         hint = "; write one object a line" if isinstance(record, list) else ""
         return f"is {shown(record)}, expected a JSON object{hint}"
     return record
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]

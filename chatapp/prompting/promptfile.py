@@ -278,7 +278,8 @@ def _invalid(path: Path, source: str, details: ErrorDetails) -> PromptError:
     elif kind == "too_short":
         return _error(path, source, keys, f"holds {context['actual_length']}, expected two or more")
     else:
-        expected = details["msg"].removeprefix("Input should be ")
+        bounds = "a number " if kind in ("greater_than_equal", "less_than_equal") else ""
+        expected = bounds + details["msg"].removeprefix("Input should be ")
     return _error(path, source, keys, f"is {shown(value)}, expected {expected}", items)
 
 
@@ -286,7 +287,7 @@ def _not_toml(path: Path, message: str) -> PromptError:
     found = re.fullmatch(r"(.*) \(at (line \d+, column \d+|end of document)\)", message)
     what, where = found.groups() if found else (message, "")
     place = f", {where}" if where.startswith("line") else ""
-    return PromptError(f"{path}{place}: is not valid TOML: {what}")
+    return PromptError(f"{path}{place}: is not valid TOML: {what.split(';')[0]}")
 
 
 def _error(

