@@ -301,11 +301,8 @@ class GPT2:
         new = ids.shape[1]
         if mask is None and start and new > 1:
             mask = torch.full((new, start + new), -torch.inf).triu_(start + 1)
-        x = F.embedding(ids, self.token_embedding)
-        x = (
-            x
-            + self.position_embedding[slice(start, start + new) if positions is None else positions]
-        )
+        at = slice(start, start + new) if positions is None else positions
+        x = F.embedding(ids, self.token_embedding) + self.position_embedding[at]
         for block in self.blocks:
             if check is not None:
                 check()

@@ -63,31 +63,43 @@ class LocalModel(LocalGenerator):
         # In lexicographic order, rows that begin alike stand together.
         waiting = deque(sorted(range(len(rows)), key=lambda index: list(rows[index])))
         while waiting:
-            chunk: list[tuple[int, list[int]]] = []
             with self._lock, torch.inference_mode():
-                self._cache.rewind(rows[waiting[0]][: firsts[waiting[0]]])
-                tree = PrefixTree(self._cache.ids)
-                while waiting:
-                    row, first = rows[waiting[0]][:-1], firsts[waiting[0]]
-                    shared = tree.shared(row)
-                    # A row whose first token is predicted by what is cached needs that again.
-                    if chunk and (
-                        len(tree.ids) + len(row) - shared > self.batch_tokens
-                        or (shared >= first and tree.path[first - 1] < tree.start)
-                    ):
-                        break
-                    chunk.append((waiting.popleft(), tree.add(row)))
-                hidden = self.gpt2.hidden(
-                    torch.tensor([tree.ids]),
-                    self._cache,
-                    positions=torch.tensor(tree.positions),
-                    mask=tree.mask(),
-                )[0]
-                self._cache.keep(tree.path)
-                for index, path in chunk:
-                    places = [slot - tree.start for slot in path[firsts[index] - 1 :]]
-                    scores[index] = self._logprobs(hidden[places], rows[index][firsts[index] :])
+                try:
+                    paths, states = self._pass(rows, firsts, waiting)
+                except BaseException:
+                    self.forget()
+                    raise
+                for index, path in paths.items():
+                    predicted = rows[index][firsts[index] :]
+                    scores[index] = self._logprobs(states[path[firsts[index] - 1 :]], predicted)
         return scores
+
+    def _pass(
+        self, rows: Sequence[Sequence[int]], firsts: Sequence[int], waiting: deque[int]
+    ) -> tuple[dict[int, list[int]], Tensor]:
+        """One pass of the model over the first of the waiting rows, taken from the queue.
+
+        Returns the place of each of their tokens among the states, and the states
+        (places, n_embd). What the cache holds has a negative place and no state.
+        """
+        self._cache.rewind(rows[waiting[0]][: firsts[waiting[0]]])
+        tree = PrefixTree(self._cache.ids)
+        paths: dict[int, list[int]] = {}
+        while waiting:
+            # The last token of a row is only predicted, never read.
+            row, first = rows[waiting[0]][:-1], firsts[waiting[0]]
+            new = len(row) - tree.shared(row)
+            if paths and len(tree.ids) + new > self.batch_tokens:
+                break
+            # What predicts the first token may have been computed in an earlier pass.
+            if len(row) - new >= first and tree.path[first - 1] < tree.start:
+                break
+            path = tree.add(row)
+            paths[waiting.popleft()] = [slot - tree.start for slot in path]
+        ids, positions = torch.tensor([tree.ids]), torch.tensor(tree.positions)
+        states = self.gpt2.hidden(ids, self._cache, positions=positions, mask=tree.mask())[0]
+        self._cache.keep(tree.path)
+        return paths, states
 
     def _logprobs(self, states: Tensor, ids: Sequence[int]) -> list[float]:
         """Log-probability of each token after its state."""
