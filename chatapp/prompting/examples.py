@@ -82,7 +82,9 @@ def normalise(text: str) -> str:
     Unicode NFKC, case folded, runs of white space as one space, and the quotes, brackets
     and punctuation of sentences cut off at both ends. A text of nothing else stays.
     """
-    folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    # Folding the case can leave a character and its accent apart again.
+    folded = " ".join(unicodedata.normalize("NFKC", folded).split())
     return folded.strip(_EDGE) or folded
 
 

@@ -215,7 +215,7 @@ def _from_toml(path: Path, source: str) -> PromptFile:
     except RecursionError:
         raise PromptError(f"{path}: is nested too deeply") from None
     except ValueError as error:
-        raise _not_toml(path, str(error)) from None
+        raise _not_toml(path, source, str(error)) from None
     measures = _LABEL_MEASURES if file.labels else _TEXT_MEASURES
     return PromptFile(
         path=path,
@@ -283,10 +283,14 @@ def _invalid(path: Path, source: str, details: ErrorDetails) -> PromptError:
     return _error(path, source, keys, f"is {shown(value)}, expected {expected}", items)
 
 
-def _not_toml(path: Path, message: str) -> PromptError:
+def _not_toml(path: Path, source: str, message: str) -> PromptError:
+    """What tomllib says, with its place moved to the front."""
     found = re.fullmatch(r"(.*) \(at (line \d+, column \d+|end of document)\)", message)
     what, where = found.groups() if found else (message, "")
-    place = f", {where}" if where.startswith("line") else ""
+    if where == "end of document":
+        last = source.rstrip().count("\n") + 1
+        where = f"line {last}"
+    place = f", {where}" if where else ""
     return PromptError(f"{path}{place}: is not valid TOML: {what.split(';')[0]}")
 
 

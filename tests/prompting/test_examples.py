@@ -1,0 +1,206 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from chatapp.prompting.examples import (
+    Example,
+    PromptError,
+    normalise,
+    read_pool,
+    read_rows,
+    same_item,
+)
+
+
+def write(folder: Path, content: str | bytes, name: str = "pool.jsonl") -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def refusal(path: Path, labels: tuple[str, ...] = ()) -> str:
+    """The sentence a pool is refused with, without the folder it lies in."""
+    with pytest.raises(PromptError) as caught:
+        read_pool(path, labels)
+    message = str(caught.value)
+    assert message.isprintable()
+    return message.replace(f"{path.parent}/", "")
+
+
+@pytest.mark.parametrize(
+    ("row", "fields"),
+    [
+        ({"input": "a", "output": "b"}, ("input", "output")),
+        ({"context": "a", "completion": " b"}, ("context", "completion")),
+        ({"prompt": "a", "target": "b"}, ("prompt", "target")),
+        ({"question": " a\n", "answer": "b\r\n"}, ("question", "answer")),
+        ({"id": 7, "text": "a", "label": "b", "source": None}, ("text", "label")),
+    ],
+)
+def test_every_alias_is_read(
+    tmp_path: Path, row: dict[str, object], fields: tuple[str, str]
+) -> None:
+    pool = read_pool(write(tmp_path, json.dumps(row)))
+    assert pool[0] == Example("a", "b")
+    assert pool.fields == fields
+
+
+def test_jsonl_survives_what_editors_do(tmp_path: Path) -> None:
+    body = '{"input": "é{}\u2028\\"", "output": "1"}\r\n\r\n{"input": "\\ud800", "output": "2"}'
+    pool = read_pool(write(tmp_path, b"\xef\xbb\xbf" + body.encode()))
+    assert pool.inputs == ['é{}\u2028"', "\ud800"]
+    assert pool.outputs == ["1", "2"]
+
+
+def test_csv_survives_what_editors_do(tmp_path: Path) -> None:
+    body = '\ufefftext,label\r\n"a, ""b""\r\nc",spam\r\n\r\nd,ham\r\n'
+    pool = read_pool(write(tmp_path, body, "pool.CSV"))
+    assert pool.inputs == ['a, "b"\r\nc', "d"]
+    assert pool.outputs == ["spam", "ham"]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_a_huge_field_is_fine(tmp_path: Path, suffix: str) -> None:
+    huge = "x" * 3_000_000
+    body = (
+        f'{{"input": "{huge}", "output": "y"}}' if suffix == "jsonl" else f"input,output\n{huge},y"
+    )
+    assert read_pool(write(tmp_path, body, f"pool.{suffix}")).inputs == [huge]
+
+
+def test_a_label_is_kept_once_in_memory(tmp_path: Path) -> None:
+    rows = [json.dumps({"text": f"row {number}", "label": "spam"}) for number in range(100)]
+    pool = read_pool(write(tmp_path, "\n".join(rows)))
+    assert len({id(output) for output in pool.outputs}) == 1
+
+
+def test_reading_a_pool_keeps_little_beside_its_texts(tmp_path: Path) -> None:
+    import tracemalloc
+
+    text = "a row with the number {} and some more words to make it as long as a sentence"
+    rows = [json.dumps({"text": text.format(n), "label": str(n % 2)}) for n in range(20_000)]
+    path = write(tmp_path, "\n".join(rows))
+    tracemalloc.start()
+    pool = read_pool(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * sum(map(sys.getsizeof, pool.inputs))
+
+
+JSONL_REFUSALS = {
+    "": "pool.jsonl: holds no examples",
+    "\n \n": "pool.jsonl: holds no examples",
+    '{"input": "a", "output": "b"': "line 1: is not valid JSON: Expecting ',' delimiter at column",
+    '{"input": "a", "output": "b"}\n["a", "b"]': "line 2: is a list, expected a JSON object",
+    '[{"input": "a", "output": "b"}]': "line 1: is a list, expected a JSON object; write one",
+    '"text"': "line 1: is the string 'text', expected a JSON object",
+    "[" * 200_000: "line 1: is nested too deeply",
+    '{"input": ' + "9" * 5_000 + "}": "line 1: is not valid JSON: Exceeds the limit",
+    '{"output": "b"}': "no input; expected a field named input, context, prompt, question or text",
+    '{"Text": "a", "output": "b"}': "or text, found 'Text'",
+    '{"input": "a", "lable": "b"}': "target, answer or label, found 'lable'",
+    '{"input": "a", "text": "b", "label": "c"}': "holds both 'input' and 'text'; keep one input",
+    '{"input": "a", "output": "b", "label": "c"}': "holds both 'output' and 'label'",
+    '{"input": "a", "input": "b", "output": "c"}': "the key 'input' occurs twice",
+    '{"input": "a", "label": true}': "'label' is true, expected a string; write it in quotes",
+    '{"input": "a", "label": 1}': "'label' is the number 1, expected a string; write it in quotes",
+    '{"input": NaN, "label": "1"}': "'input' is the number nan, expected a string",
+    '{"input": "a", "label": null}': "'label' is null, expected a string",
+    '{"input": ["a"], "label": "b"}': "'input' is a list, expected a string",
+    '{"input": {"a": 1}, "label": "b"}': "'input' is a table, expected a string",
+    '{"input": " ", "label": "b"}': "'input' is empty",
+    '{"input": "a", "label": ""}': "'label' is empty",
+    '{"input": "a\\u0000b", "label": "b"}': "'input' holds a NUL character",
+    '{"input": "a\0b", "label": "b"}': "is not valid JSON: Invalid control character",
+    '{"input":"a","label":"b"}\n\n{"label":"b","input":" a "}': (
+        "pool.jsonl, line 3: the same example as line 1"
+    ),
+}
+
+
+@pytest.mark.parametrize("body", JSONL_REFUSALS)
+def test_a_jsonl_pool_is_refused_in_one_sentence(tmp_path: Path, body: str) -> None:
+    assert JSONL_REFUSALS[body] in refusal(write(tmp_path, body))
+
+
+CSV_REFUSALS: dict[str | bytes, str] = {
+    "text,label\n": "pool.csv: holds no examples",
+    'text,label\n"a\nb",spam\nc,ham,3': "line 4: has 3 fields, expected 2",
+    "text,label\na": "line 2: has 1 fields, expected 2",
+    'text,label\nb,spam\n"c,ham\nd': "line 3: is not valid CSV: unexpected end of data",
+    'text,label\n"b"c,spam': "line 2: is not valid CSV: ',' expected after '\"'",
+    "text,label,text\na,b,c": "line 1: two columns are named 'text'",
+    "text;label\na;b": "line 2: no input; expected a field named",
+    "text,label\na\0,b": "line 2: 'text' holds a NUL character",
+    "text,label\né,b".encode("latin-1"): "line 2: is not UTF-8 text (perhaps Latin-1",
+    "text,label\na,b".encode("utf-16"): "line 1: is not UTF-8 text (perhaps UTF-16)",
+}
+
+
+@pytest.mark.parametrize("body", CSV_REFUSALS)
+def test_a_csv_pool_is_refused_in_one_sentence(tmp_path: Path, body: str | bytes) -> None:
+    assert CSV_REFUSALS[body] in refusal(write(tmp_path, body, "pool.csv"))
+
+
+def test_bytes_that_are_no_utf8_are_refused_with_their_line(tmp_path: Path) -> None:
+    body = b'{"input": "a", "output": "b"}\n{"input": "\xe9", "output": "b"}\n'
+    assert "pool.jsonl, line 2: is not UTF-8 text (perhaps Latin-1" in refusal(
+        write(tmp_path, body)
+    )
+
+
+def test_an_output_outside_the_labels_is_refused(tmp_path: Path) -> None:
+    body = '{"text": "a", "label": "spam"}\n{"text": "b", "label": "Ham"}'
+    message = refusal(write(tmp_path, body), ("spam", "ham"))
+    assert message == "pool.jsonl, line 2: 'Ham' is none of the labels; did you mean 'ham'?"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    assert "absent.jsonl: cannot be read: No such file" in refusal(tmp_path / "absent.jsonl")
+    assert "folder.jsonl: cannot be read: Is a directory" in refusal(tmp_path / "folder.jsonl")
+    assert "pool.xlsx: expected a file of examples" in refusal(tmp_path / "pool.xlsx")
+    assert "is no path" in refusal(tmp_path / "po\0ol.jsonl")
+
+
+def test_a_message_about_a_hostile_name_stays_on_one_line(tmp_path: Path) -> None:
+    assert "\x1b" not in refusal(tmp_path / "two\nlines\x1b[31m.jsonl")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_reading_goes_on_after_a_bad_row(tmp_path: Path, suffix: str) -> None:
+    bodies = {
+        "jsonl": b'{"input": "a"}\n{"input": 3}\n{"input": "\xff"}\n{"input": "b", "label": "c"}',
+        "csv": b'input,output\na,x\n"b"b,y\n\xff,z\nc,w\n',
+    }
+    path = write(tmp_path, bodies[suffix], f"pool.{suffix}")
+    rows = list(read_rows(path, output_required=False))
+    assert [isinstance(row, PromptError) for _, row in rows] == [False, True, True, False]
+    first = 2 if suffix == "csv" else 1
+    assert [line for line, _ in rows] == list(range(first, first + 4))
+
+
+def test_an_output_may_be_absent_only_where_none_is_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"question": "why?"}')
+    ((_, row),) = read_rows(path, output_required=False)
+    assert not isinstance(row, PromptError)
+    assert (row.input, row.output) == ("why?", "")
+    assert "no output" in refusal(path)
+
+
+def test_same_items() -> None:
+    assert same_item("“Où est-ce?”", "ou\u0300  EST-CE")
+    assert same_item("Straße", "STRASSE!")
+    assert same_item("① (a)", "1 (A)")
+    assert same_item("\ud800 x", "\ud800 X")
+    assert not same_item("-5", "5")
+    assert not same_item("€5", "5")
+    assert not same_item("?", "!")
+    assert not same_item("a b", "ab")
+
+
+@pytest.mark.parametrize("text", ["", "  ?! ", "ﬁ “x”", "İ", "ß\u0301", "\ud800", "a\t\nb"])
+def test_normalising_twice_changes_nothing(text: str) -> None:
+    assert normalise(normalise(text)) == normalise(text)
