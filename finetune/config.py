@@ -21,9 +21,14 @@ from pydantic import (
     ValidationError,
 )
 
+from chatapp.foreign import printable
+
 
 class ConfigError(ValueError):
-    """One sentence that names the file, the key and what was expected."""
+    """One sentence that names the file, the key and what was expected, on one printable line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(" ".join(message.splitlines())))
 
 
 class Section(BaseModel):

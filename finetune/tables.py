@@ -1,0 +1,262 @@
+"""Files, folders and hub data sets to rows, streamed where the file allows it.
+
+The one invariant: every row knows its place ("data.jsonl, line 3"), and what cannot be read is
+one sentence that begins with it. What the fields mean is for `formats` to say.
+"""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, cast
+
+from chatapp.prompting.examples import (
+    PromptError,
+    Record,
+    csv_records,
+    jsonl_records,
+    nearest,
+    not_utf8,
+    quoted,
+    shown,
+    unique_keys,
+)
+from finetune.config import ConfigError, TrainSource
+
+
+class BadRow(ConfigError):
+    """A row that cannot be used. reason: what it is counted as, the same for like rows."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a file, its fields as the file holds them."""
+
+    place: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of one file, or of one split of a hub data set. `rows` can be read once and again."""
+
+    name: str
+    rows: Callable[[], Iterator[Row | BadRow]] = field(repr=False)
+
+
+_JSON = (".jsonl", ".ndjson", ".json")
+SUFFIXES = (*_JSON, ".csv", ".tsv", ".parquet", ".txt")
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+def tables(source: TrainSource) -> list[Table]:
+    """The files of a source: one, those of a folder in the order of their names, or a split.
+
+    Raises ConfigError when there is no such thing, or nothing in it that could be read.
+    """
+    if "\0" in source.path:
+        raise ConfigError(f"{quoted(source.path)}: holds a NUL character and is no path")
+    path = Path(source.path).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if _suffix(file) in SUFFIXES)
+        if not files:
+            raise ConfigError(f"{path}: this folder holds no file named {either(SUFFIXES)}")
+        return [_table(file) for file in files]
+    if path.exists() or _suffix(path) in SUFFIXES:
+        return [_table(path)]
+    if _HUB_ID.fullmatch(source.path):
+        return [_hub_table(source)]
+    raise ConfigError(f"{source.path}: there is no such file or folder")
+
+
+def _suffix(path: Path) -> str:
+    """What a file holds, by its name: ".jsonl" also of "rows.jsonl.gz"."""
+    return Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
+
+
+def either(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + " or " + names[-1]
+
+
+def _table(path: Path) -> Table:
+    suffix = _suffix(path)
+    if suffix not in SUFFIXES:
+        raise ConfigError(f"{path}: expected a file named {either(SUFFIXES)}, also with .gz")
+    if suffix == ".parquet":
+        return Table(str(path), lambda: _parquet_rows(path))
+    return Table(str(path), lambda: _line_rows(path, suffix))
+
+
+def _line_rows(path: Path, suffix: str) -> Iterator[Row | BadRow]:
+    try:
+        with _open(path) as file:
+            if suffix == ".txt":
+                yield Row(str(path), {"text": _text_of(file.read(), str(path))})
+                return
+            for line, record in _records(file, suffix, str(path)):
+                place = f"{path}, line {line}"
+                if isinstance(record, str):
+                    yield BadRow("not readable", f"{place}: {record}")
+                else:
+                    yield Row(place, cast(Mapping[str, Any], record))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path}: is not a whole gzip file: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except PromptError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix.lower() == ".gz":
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    return path.open("rb")
+
+
+def _text_of(data: bytes, place: str) -> str:
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{place}, line {line}: {not_utf8(data)}") from None
+
+
+def _records(file: IO[bytes], suffix: str, place: str) -> Iterator[Record]:
+    if suffix in (".csv", ".tsv"):
+        return csv_records(file, tabs=suffix == ".tsv")
+    # Whether an array or an object a line, the content says more truly than the name.
+    head = file.read(1 << 16).removeprefix(b"\xef\xbb\xbf").lstrip()
+    file.seek(0)
+    if head.startswith(b"["):
+        return _array_records(_text_of(file.read(), place), place)
+    if re.match(rb"\{\s*\n", head):
+        raise ConfigError(f"{place}: is one JSON object, expected a list, or one object a line")
+    return jsonl_records(file)
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def _array_records(text: str, place: str) -> Iterator[Record]:
+    """The elements of a JSON array one at a time, each with the line it begins on.
+
+    Raises ConfigError where the array itself is broken, since nothing after that can be read.
+    """
+    decode = json.JSONDecoder(object_pairs_hook=unique_keys).raw_decode
+    line, counted = 1, 0
+
+    def next_token(position: int) -> int:
+        space = _SPACE.match(text, position)
+        return space.end() if space else position
+
+    def broken(message: str) -> ConfigError:
+        return ConfigError(f"{place}, line {line}: is not valid JSON: {message}")
+
+    position = next_token(text.index("[") + 1)
+    more = not text.startswith("]", position)
+    while more:
+        line += text.count("\n", counted, position)
+        counted = position
+        try:
+            element, end = decode(text, position)
+        except json.JSONDecodeError as error:
+            line = error.lineno
+            raise broken(f"{error.msg} at column {error.colno}") from None
+        except ValueError as error:
+            raise broken(str(error)) from None
+        except RecursionError:
+            raise broken("it is nested too deeply") from None
+        yield line, element if isinstance(element, dict) else _no_object(element)
+        position = next_token(end)
+        more = text.startswith(",", position)
+        if more:
+            position = next_token(position + 1)
+        elif not text.startswith("]", position):
+            line += text.count("\n", counted, position)
+            found = f"found {quoted(text[position])}" if position < len(text) else "the file ends"
+            raise broken(f"expected , or ] after an element, {found}")
+    if next_token(position + 1) != len(text):
+        raise broken("there is text after the end of the list")
+
+
+def _no_object(element: object) -> str:
+    return f"is {shown(element)}, expected a JSON object"
+
+
+def _parquet_rows(path: Path) -> Iterator[Row | BadRow]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise ConfigError(
+            f"{path}: reading Parquet needs the package pyarrow; install chatapp[data]"
+        ) from None
+    number = 0
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{path}, row {number}", fields)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ArrowException as error:
+        raise ConfigError(f"{path}: is not a whole Parquet file: {error}") from None
+
+
+def _hub_table(source: TrainSource) -> Table:
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(
+            f"{source.path}: there is no such file or folder; a data set of the hub needs the "
+            "package datasets; install chatapp[data]"
+        ) from None
+    try:
+        rows = datasets.load_dataset(source.path, source.subset or None, split=source.split)
+    except Exception as error:  # the library lets many kinds of errors through
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"{source.path}: there is no such file or folder, and as a data set of the hub it "
+            f"cannot be had: {reason}"
+        ) from None
+    name = f"{source.path} ({source.split})"
+
+    def numbered() -> Iterator[Row | BadRow]:
+        return (Row(f"{name}, row {number}", fields) for number, fields in enumerate(rows, 1))
+
+    return Table(name, numbered)
+
+
+def renamed(table: Table, columns: Mapping[str, str]) -> Iterator[Row | BadRow]:
+    """The rows of a table with each field under the name that `columns` gives it.
+
+    Raises ConfigError when the first row lacks a column that is named.
+    """
+    checked = False
+    for row in table.rows():
+        if isinstance(row, Row) and columns:
+            if not checked:
+                for name, column in columns.items():
+                    if column not in row.fields:
+                        raise ConfigError(
+                            f"{row.place}: there is no column {quoted(column)} to take {name!r} "
+                            f"from{nearest(column, row.fields)}; there are {names(row.fields)}"
+                        )
+                checked = True
+            kept = {k: v for k, v in row.fields.items() if k not in columns.values()}
+            taken = {n: row.fields[c] for n, c in columns.items() if c in row.fields}
+            row = Row(row.place, kept | taken)
+        yield row
+
+
+def names(fields: Iterable[str]) -> str:
+    return ", ".join(quoted(str(name)) for name in fields) or "none"
