@@ -147,6 +147,89 @@ class Data(Section):
     bad_rows: BadRows = Field("raise", description="what becomes of a row that cannot be used")
 
 
+class Objective(Section):
+    """L3 = L2 + λ·L1: the response loss and the auxiliary language-model loss."""
+
+    aux_weight: float = Field(0.25, ge=0, le=100, description="λ; 0 learns the responses alone")
+    aux_span: AuxSpan = Field("prompt", description="the tokens of L1")
+    aux_norm: Literal["token", "sequence"] = Field(
+        "token", description="L1 is a mean over tokens, or over the means of the examples"
+    )
+    aux_decay: Literal["constant", "linear"] = Field(
+        "constant", description="λ stays, or falls to 0 in a straight line"
+    )
+
+
+Method = Literal["full", "embeddings-and-head", "last-blocks", "lora", "dora", "rslora"]
+
+
+class Train(Section):
+    """What is trained, by which steps, and how often it is measured and saved."""
+
+    method: Method = Field("full", description="which parameters are trained")
+    last_blocks: int = Field(2, ge=1, description="of method last-blocks: how many")
+    epochs: float = Field(2.0, gt=0)
+    batch_size: int = Field(8, ge=1, description="rows a micro-batch and process")
+    accumulate: int = Field(1, ge=1, description="micro-batches a step")
+    learning_rate: float = Field(5e-5, gt=0)
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps")
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are shortened to it")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of the products; auto: bfloat16 on a GPU that has it"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="computes activations twice to keep fewer: less memory, more time"
+    )
+    save_every: int = Field(
+        0, ge=0, description="steps between measurements with a checkpoint; 0: twice an epoch"
+    )
+    early_stop: int = Field(
+        0, ge=0, description="measurements without a better one after which to stop; 0: never"
+    )
+
+
+class Adapter(Section):
+    """Low-rank adapters of methods lora, dora and rslora."""
+
+    rank: int = Field(8, ge=1)
+    alpha: float = Field(16.0, gt=0, description="the update is scaled by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+
+class Samples(Section):
+    """Replies to fixed prompts, shown while the model learns."""
+
+    prompts: list[str] = []
+    every: int = Field(0, ge=0, description="steps; 0: with each measurement")
+    max_tokens: int = Field(48, ge=1)
+
+
+class Head(Section):
+    """A linear head on the last token instead of a reply (Radford et al., 2018)."""
+
+    task: Literal["classification", "entailment", "similarity", "multiple-choice"]
+    labels: list[str] = Field([], description="the classes in order; those of the rows when empty")
+    delimiter: str = Field("\n", min_length=1, description="text between the two sentences")
+
+
+class FinetuneConfig(Section):
+    """`finetune check`, `train` and `resume`."""
+
+    model: str = Field(
+        "bundled", min_length=1, description="bundled, a folder, an adapter, a hub id"
+    )
+    output: str = Field(min_length=1, description="the run folder")
+    seed: int = Field(0, ge=0, lt=2**32)
+    data: Data
+    objective: Objective = Objective.model_validate({})
+    train: Train = Train.model_validate({})
+    adapter: Adapter = Adapter.model_validate({})
+    samples: Samples = Samples.model_validate({})
+    head: Head | None = Field(None, description="a classifier instead of a model that replies")
+
+
 ConfigModel = TypeVar("ConfigModel", bound=BaseModel)
 
 
