@@ -176,7 +176,7 @@ def _trainer(
         lr_scheduler_kwargs={"min_lr_rate": 0.05},
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
-        adam_beta2=0.95,
+        adam_beta2=0.99,
         max_grad_norm=1.0,
         bf16=settings.precision == "bfloat16",
         use_cpu=not on_gpu,

@@ -56,7 +56,7 @@ ABOUT_ITSELF: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ),
     (
         ("How big are you?", "How many parameters do you have?", "Are you a big model?"),
-        ("I have about nine million parameters. That is very small for a language model.",),
+        ("I have about four million parameters. That is very small for a language model.",),
     ),
     (
         ("How do you work?", "How do you make your answers?", "What do you do all day?"),
@@ -268,7 +268,7 @@ def build(
     data: Annotated[Path, typer.Argument(help="folder of the source data")],
     out: Annotated[Path, typer.Argument(help="folder to write to")],
     seed: int = 0,
-    chats: Annotated[int, typer.Option(help="small-talk chats to draw")] = 8000,
+    chats: Annotated[int, typer.Option(help="small-talk chats to draw")] = 16000,
 ) -> None:
     """Write the training documents of the bundled model."""
     out.mkdir(parents=True, exist_ok=True)
