@@ -82,7 +82,7 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file():
         from chatapp.engine.transformers_model import TransformersModel
 
-        return TransformersModel.load(_base_folder(folder), name=name, adapter=folder)
+        return TransformersModel.load(base_folder(folder), name=name, adapter=folder)
     config = read_json(folder / CONFIG)
     _check_task(folder, config)
     if config.get("model_type") == "gpt2":
@@ -184,7 +184,7 @@ def _is_model(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or (folder / ADAPTER_CONFIG).is_file()
 
 
-def _base_folder(adapter: Path) -> Path:
+def base_folder(adapter: Path) -> Path:
     """The folder of the model that an adapter was trained on."""
     path = adapter / ADAPTER_CONFIG
     base = read_json(path).get("base_model_name_or_path")

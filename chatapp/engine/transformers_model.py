@@ -141,9 +141,9 @@ class TransformersModel(LocalGenerator):
         for part in (folder, adapter):
             if part is not None:
                 tensor_headers(part)
-        model = _load_weights(folder)
+        model = load_weights(folder)
         if adapter is not None:
-            model = _merge(model, adapter)
+            model = merge_adapter(model, adapter)
         tokenizer = _load_tokenizer(folder)
         if adapter is not None and (adapter / TOKENIZER_CONFIG).is_file():
             tokenizer = _load_tokenizer(adapter)
@@ -263,7 +263,7 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _load_weights(folder: Path) -> Any:
+def load_weights(folder: Path) -> Any:
     """The model, whole: transformers fills missing tensors with noise, which is refused."""
     import transformers
 
@@ -289,7 +289,7 @@ def _load_weights(folder: Path) -> Any:
     return model
 
 
-def _merge(model: Any, adapter: Path) -> Any:
+def merge_adapter(model: Any, adapter: Path) -> Any:
     """The model with an adapter's weights merged into its own."""
     import peft
 
