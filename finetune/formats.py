@@ -41,7 +41,7 @@ class Layout:
 
 def content_key(content: object) -> str:
     """Sixteen hex digits over plain data: the same content gives the same key everywhere."""
-    canonical = json.dumps(content, sort_keys=True)
+    canonical = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
