@@ -1,0 +1,239 @@
+"""Answers against gold answers as numbers, and how far those numbers can be trusted.
+
+The one invariant: every measure is the one its name stands for in the literature, as its
+docstring says, from 0 to 1, so that figures can be compared with published ones (times 100).
+"""
+
+import math
+import random
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal
+
+import numpy as np
+
+from chatapp.prompting.promptfile import Measure
+
+Score = Callable[[Sequence[str], Sequence[str]], float]
+"""Answers and gold answers, equally many and at least one, to a number."""
+
+_RESAMPLES = 1000
+
+
+def accuracy(answers: Sequence[str], golds: Sequence[str]) -> float:
+    """The share of answers that are the gold label."""
+    return fmean(answer == gold for answer, gold in zip(answers, golds, strict=True))
+
+
+def macro_f1(answers: Sequence[str], golds: Sequence[str]) -> float:
+    """The plain mean of each label's F1, as scikit-learn's `f1_score(average="macro")`.
+
+    Labels are those that occur as an answer or as gold; one that is never answered rightly
+    counts as 0.
+    """
+    pairs = Counter(zip(answers, golds, strict=True))
+    given, wanted = Counter(answers), Counter(golds)
+    return fmean(
+        2 * pairs[label, label] / (given[label] + wanted[label])
+        for label in given.keys() | wanted.keys()
+    )
+
+
+def exact_match(answers: Sequence[str], golds: Sequence[str]) -> float:
+    """The share of answers that are the gold answer but for white space.
+
+    Unlike SQuAD's measure, which drops punctuation: -5 is not 5.
+    """
+    return fmean(
+        answer.split() == gold.split() for answer, gold in zip(answers, golds, strict=True)
+    )
+
+
+def token_f1(answers: Sequence[str], golds: Sequence[str]) -> float:
+    """The mean F1 of the words of answer and gold as bags (SQuAD, Rajpurkar et al. 2016).
+
+    Words are lower-cased, without ASCII punctuation and the articles a, an and the.
+    """
+    return fmean(map(_token_f1, answers, golds))
+
+
+def bleu(answers: Sequence[str], golds: Sequence[str]) -> float:
+    """BLEU of the whole corpus (Papineni et al. 2002) by sacrebleu's defaults (Post 2018).
+
+    On a scale from 0 to 1, where sacrebleu prints 0 to 100.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    return float(BLEU().corpus_score(list(answers), [list(golds)]).score) / 100
+
+
+def rouge_l(answers: Sequence[str], golds: Sequence[str]) -> float:
+    """The mean ROUGE-L F1 (Lin 2004): the longest common subsequence of words.
+
+    Words are runs of letters and digits, case-folded, unstemmed.
+    """
+    return fmean(map(_rouge_l, answers, golds))
+
+
+MEASURES: dict[Measure, Score] = {
+    "accuracy": accuracy,
+    "macro_f1": macro_f1,
+    "exact_match": exact_match,
+    "token_f1": token_f1,
+    "bleu": bleu,
+    "rouge_l": rouge_l,
+}
+
+_PROPORTIONS = ("accuracy", "exact_match")
+
+
+def _token_f1(answer: str, gold: str) -> float:
+    first, second = _squad_words(answer), _squad_words(gold)
+    return _f1(sum((Counter(first) & Counter(second)).values()), len(first), len(second))
+
+
+def _squad_words(text: str) -> list[str]:
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def _rouge_l(answer: str, gold: str) -> float:
+    first, second = (re.findall(r"[^\W_]+", text.casefold()) for text in (answer, gold))
+    return _f1(_longest_common_subsequence(first, second), len(first), len(second))
+
+
+def _f1(common: int, first: int, second: int) -> float:
+    """Two empty answers agree."""
+    if not first or not second:
+        return float(first == second)
+    return 2 * common / (first + second)
+
+
+def _longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
+    lengths = [0] * (len(second) + 1)
+    for word in first:
+        diagonal = 0
+        for place, other in enumerate(second, start=1):
+            above = lengths[place]
+            lengths[place] = diagonal + 1 if word == other else max(above, lengths[place - 1])
+            diagonal = above
+    return lengths[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A measure over seeds.
+
+    spread: standard deviation over seeds (n - 1 in the denominator); None for one run.
+    interval: of 95 %. interval_of says which:
+        `wilson`: one run of a proportion, over the items (Wilson 1927).
+        `bootstrap`: one run of another measure, over the items: percentiles of 1,000
+            resamples (Efron 1979).
+        `t`: several runs, Student's t over the seeds. The items are the same in each, so it
+            speaks of other seeds, not of other items.
+    """
+
+    mean: float
+    spread: float | None
+    interval: tuple[float, float]
+    interval_of: Literal["wilson", "bootstrap", "t"]
+
+
+def estimate(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[str]) -> Estimate:
+    """What the runs over the same items say of a measure.
+
+    runs: the answers of each seed; at least one seed and one item.
+    """
+    values = [MEASURES[measure](answers, golds) for answers in runs]
+    if len(values) > 1:
+        return Estimate(fmean(values), stdev(values), t_interval(values), "t")
+    if measure in _PROPORTIONS:
+        interval = wilson(round(values[0] * len(golds)), len(golds))
+        return Estimate(values[0], None, interval, "wilson")
+    return Estimate(values[0], None, bootstrap(measure, runs[0], golds), "bootstrap")
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """The 95 % score interval of a proportion (Wilson 1927)."""
+    z = 1.959963984540054
+    share = successes / n
+    centre = share + z * z / (2 * n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of a mean of two or more values by Student's t, not cut to 0 … 1."""
+    half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def bootstrap(
+    measure: Measure, answers: Sequence[str], golds: Sequence[str]
+) -> tuple[float, float]:
+    """The 95 % percentile interval of a measure over resampled items (Efron 1979)."""
+    n = len(golds)
+    draw = random.Random(0)
+    score = _over_items(measure, answers, golds)
+    values = sorted(score(draw.choices(range(n), k=n)) for _ in range(_RESAMPLES))
+    return values[round(0.025 * (_RESAMPLES - 1))], values[round(0.975 * (_RESAMPLES - 1))]
+
+
+def _over_items(
+    measure: Measure, answers: Sequence[str], golds: Sequence[str]
+) -> Callable[[Sequence[int]], float]:
+    """The measure as a function of which items there are, any of them several times."""
+    if measure == "macro_f1":
+        return lambda items: macro_f1([answers[i] for i in items], [golds[i] for i in items])
+    if measure == "bleu":
+        return _bleu_over_items(answers, golds)
+    single = [MEASURES[measure]([a], [g]) for a, g in zip(answers, golds, strict=True)]
+    return lambda items: fmean(single[i] for i in items)
+
+
+def _bleu_over_items(
+    answers: Sequence[str], golds: Sequence[str]
+) -> Callable[[Sequence[int]], float]:
+    """BLEU of a corpus is a function of sums of counts; here they are counted once an item."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    scorer = BLEU(effective_order=True)
+    found = [scorer.sentence_score(a, [g]) for a, g in zip(answers, golds, strict=True)]
+    counts = np.array([[*each.counts, *each.totals, each.sys_len, each.ref_len] for each in found])
+
+    def score(items: Sequence[int]) -> float:
+        sums = counts[items].sum(axis=0).tolist()
+        result = BLEU.compute_bleu(sums[:4], sums[4:8], sums[8], sums[9], smooth_method="exp")
+        return float(result.score) / 100
+
+    return score
+
+
+def t_quantile(freedom: int) -> float:
+    """The value that Student's t with so many degrees of freedom exceeds in 2.5 % of cases."""
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _t_within(middle, freedom) < 0.95:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _t_within(t: float, freedom: int) -> float:
+    """The probability of a value between -t and t (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for step in range(2 + odd, freedom, 2):
+        term *= cosine * cosine * (step - 1) / step
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
