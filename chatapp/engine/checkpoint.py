@@ -39,6 +39,12 @@ class TensorHeader:
     dtype: str
 
 
+def first_line(error: BaseException) -> str:
+    """What a library says went wrong, without the pages that may follow."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ModelError when the file is absent, broken or another thing."""
     try:

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from chatapp.engine.checkpoint import first_line
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Sampling, Tokenizer
 from chatapp.engine.sampling import Sampler
@@ -148,7 +149,7 @@ class LocalGenerator(ABC):
                 reason = "cancelled"
                 break
             except (RuntimeError, MemoryError, OSError) as error:
-                reason, message = "error", f"the model failed: {error or type(error).__name__}"
+                reason, message = "error", f"the model failed: {first_line(error)}"
                 break
             if len(sequence) == len(prompt):
                 time_to_first_token = time.perf_counter() - started

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# oneDNN multiplies a single row about twice as fast as the BLAS behind F.linear, which uses
-# one thread for it. Builds of torch without oneDNN have F.linear alone.
-_ONEDNN = torch._C._has_mkldnn
+# oneDNN multiplies a single row up to twice as fast as the BLAS behind F.linear, which uses
+# one thread for it; below some size its cost a call is higher than what it saves. Not every
+# build of torch has it.
+_ONEDNN_FROM = 2**19 if torch._C._has_mkldnn else float("inf")
 
 
 class Linear:
@@ -25,9 +26,8 @@ class Linear:
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        if _ONEDNN:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self.weight, self.bias, "none", [], ""
-            )
-            return y
-        return F.linear(x, self.weight, self.bias)
+        if self.weight.numel() < _ONEDNN_FROM:
+            return F.linear(x, self.weight, self.bias)
+        multiply = torch.ops.mkldnn._linear_pointwise
+        y: Tensor = multiply(x, self.weight, self.bias, "none", [], "")
+        return y

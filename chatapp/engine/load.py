@@ -6,7 +6,8 @@ heavy is imported before a model is really loaded.
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from chatapp.engine.checkpoint import (
     ADAPTER_CONFIG,
     CONFIG,
     ModelError,
+    TensorHeader,
+    first_line,
     is_buffer,
     read_json,
     tensor_headers,
@@ -25,6 +28,7 @@ __all__ = [
     "BUNDLED",
     "ModelError",
     "ModelInfo",
+    "base_folder",
     "describe",
     "load_model",
     "local_models",
@@ -79,7 +83,7 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
     if precision not in PRECISIONS:
         raise ModelError(f"precision {precision!r} is unknown; there is {', '.join(PRECISIONS)}")
     folder = model_folder(name)
-    if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file():
+    if _is_adapter(folder):
         from chatapp.engine.transformers_model import TransformersModel
 
         return TransformersModel.load(base_folder(folder), name=name, adapter=folder)
@@ -93,6 +97,8 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
             return LocalModel.load(folder, name=name)
         except NotByteLevel:
             pass  # some GPT-2 models of other languages have WordPiece or SentencePiece
+        except (MemoryError, RuntimeError) as error:  # torch reports memory as RuntimeError
+            raise ModelError(f"{folder}: cannot be loaded: {first_line(error)}") from None
     from chatapp.engine.transformers_model import TransformersModel
 
     return TransformersModel.load(folder, name=name)
@@ -127,8 +133,21 @@ def local_models() -> list[str]:
 def describe(folder: Path) -> ModelInfo:
     """Read what a GPT-2 or other model folder is, from its config and weight headers.
 
-    Raises ModelError.
+    Of an adapter: its base, with the weights of both. Raises ModelError.
     """
+    if _is_adapter(folder):
+        base = describe(base_folder(folder))
+        kind = read_json(folder / ADAPTER_CONFIG).get("peft_type", "PEFT")
+        return replace(
+            base,
+            folder=folder,
+            architecture=f"{kind} adapter of {base.architecture}",
+            parameters=base.parameters + _size(tensor_headers(folder)),
+            parameters_by_formula=None,
+            licence=_licence(folder) or base.licence,
+            template=_template(folder) or base.template,
+            bytes=_bytes(folder),
+        )
     config = read_json(folder / CONFIG)
     is_gpt2 = config.get("model_type") == "gpt2"
     tied = config.get("tie_word_embeddings", is_gpt2)
@@ -149,7 +168,7 @@ def describe(folder: Path) -> ModelInfo:
     return ModelInfo(
         folder=folder,
         architecture=str(architectures[0]),
-        parameters=sum(math.prod(header.shape) for header in headers),
+        parameters=_size(headers),
         parameters_by_formula=gpt2_parameters(layers, hidden, vocabulary, context)
         if is_gpt2
         else None,
@@ -161,7 +180,7 @@ def describe(folder: Path) -> ModelInfo:
         dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
         licence=_licence(folder),
         template=_template(folder),
-        bytes=sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+        bytes=_bytes(folder),
     )
 
 
@@ -181,7 +200,19 @@ def _check_task(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _is_model(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() or (folder / ADAPTER_CONFIG).is_file()
+    return (folder / CONFIG).is_file() or _is_adapter(folder)
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
+
+
+def _size(headers: Iterable[TensorHeader]) -> int:
+    return sum(math.prod(header.shape) for header in headers)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
 def base_folder(adapter: Path) -> Path:
@@ -231,9 +262,8 @@ def _from_hub(name: str) -> Path:
     except RepositoryNotFoundError:
         raise ModelError(f"{name}: there is neither such a folder nor such a hub model") from None
     except Exception as error:  # the hub's client lets many kinds of errors through
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"{name}: there is no such folder, and the hub cannot be reached: {reason}"
+            f"{name}: there is no such folder, and the hub cannot be reached: {first_line(error)}"
         ) from None
 
 

@@ -44,10 +44,12 @@ class LocalModel(LocalGenerator):
         """From a folder in Hugging Face layout. Raises ModelError."""
         tokenizer = load_tokenizer(folder)
         gpt2 = GPT2.load(folder, vocabulary=tokenizer.size)
-        if tokenizer.end_id >= gpt2.config.vocab_size:
+        # Special tokens beyond the embedding, such as an added padding token, do no harm.
+        needed = max(tokenizer.end_id + 1, tokenizer.text_size)
+        if needed > gpt2.config.vocab_size:
             raise ModelError(
-                f"{folder}: the end-of-text token has the id {tokenizer.end_id}, "
-                f"the model has {gpt2.config.vocab_size} tokens"
+                f"{folder}: the tokenizer has {needed} tokens, the model only "
+                f"{gpt2.config.vocab_size}; they do not belong together"
             )
         return cls(gpt2, tokenizer, name=name or str(folder), folder=folder)
 

@@ -16,7 +16,7 @@ from chatapp.engine.model import Sampling
 
 # How many of the most probable tokens to look at before all of them: the nucleus of a
 # trained model is small, and sorting 50,257 logits costs more than the rest of a draw.
-_GUESSES = (64, 1024)
+_GUESSES = (256, 4096)
 
 # Smaller temperatures are 0 in float32.
 _SMALLEST = torch.finfo(torch.float32).tiny

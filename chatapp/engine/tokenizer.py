@@ -62,6 +62,7 @@ class BPETokenizer:
     """The `Tokenizer` protocol over a byte-level tokenizer of the tokenizers library.
 
     end_id: the end-of-text token. It and the other special tokens decode to no text.
+    text_size: one more than the largest id that text can become.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, end_id: int) -> None:
@@ -78,7 +79,10 @@ class BPETokenizer:
         self._alphabet = _byte_alphabet()
         self._added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
         self.end_id = end_id
-        self.size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        ids = tokenizer.get_vocab(with_added_tokens=True).values()
+        self.size: int = max(ids) + 1
+        special = {id for id, token in self._added.items() if token.special}
+        self.text_size: int = max((id for id in ids if id not in special), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(

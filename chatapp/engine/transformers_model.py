@@ -7,6 +7,7 @@ GPT-2 of this program; every other model computes its whole sequence for each to
 
 import copy
 import inspect
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.cache import common_prefix
-from chatapp.engine.checkpoint import ADAPTER_CONFIG, ModelError, tensor_headers
+from chatapp.engine.checkpoint import ADAPTER_CONFIG, ModelError, first_line, tensor_headers
 from chatapp.engine.generation import Check, LocalGenerator, PieceTokenizer
 from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, without_surrogates
 
@@ -137,10 +138,6 @@ class TransformersModel(LocalGenerator):
 
         The adapter is merged into the weights. Raises ModelError.
         """
-        # Broken files and pickles are found here, with better words than the library's.
-        for part in (folder, adapter):
-            if part is not None:
-                tensor_headers(part)
         model = load_weights(folder)
         if adapter is not None:
             model = merge_adapter(model, adapter)
@@ -258,15 +255,11 @@ def _context(config: Any) -> int:
     return UNLIMITED_CONTEXT
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def load_weights(folder: Path) -> Any:
     """The model, whole: transformers fills missing tensors with noise, which is refused."""
     import transformers
 
+    tensor_headers(folder)  # finds pickles and broken files, with better words
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
@@ -280,7 +273,7 @@ def load_weights(folder: Path) -> Any:
         )
     except Exception as error:  # transformers lets many kinds through
         raise ModelError(
-            f"{folder}: not a causal language model that can be loaded: {_first_line(error)}"
+            f"{folder}: not a causal language model that can be loaded: {first_line(error)}"
         ) from None
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
@@ -293,6 +286,7 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
     """The model with an adapter's weights merged into its own."""
     import peft
 
+    tensor_headers(adapter)  # finds pickles and broken files, with better words
     try:
         kind = peft.PeftConfig.from_pretrained(adapter)
         if kind.is_prompt_learning:
@@ -300,12 +294,13 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
                 f"{adapter / ADAPTER_CONFIG}: peft_type is {kind.peft_type}; expected an adapter "
                 "that can be merged into the weights, such as LORA"
             )
-        return peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            return peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
     except ModelError:
         raise
     except Exception as error:  # peft lets many kinds through
         raise ModelError(
-            f"{adapter}: the adapter does not fit its base model: {_first_line(error)}"
+            f"{adapter}: the adapter does not fit its base model: {first_line(error)}"
         ) from None
 
 
@@ -318,7 +313,7 @@ def _load_tokenizer(folder: Path) -> Any:
         )
     except Exception as error:  # transformers lets many kinds through
         raise ModelError(
-            f"{folder}: there is no tokenizer that can be loaded: {_first_line(error)}"
+            f"{folder}: there is no tokenizer that can be loaded: {first_line(error)}"
         ) from None
     if tokenizer.eos_token_id is None:
         raise ModelError(f"{folder}: the tokenizer names no end-of-text token")

@@ -152,7 +152,14 @@ def end_out_of_range(folder: Path) -> str:
     data = json.loads((folder / "tokenizer.json").read_text())
     data["added_tokens"].append(data["added_tokens"][0] | {"id": 340, "content": "beyond"})
     (folder / "tokenizer.json").write_text(json.dumps(data))
-    return "end-of-text"
+    return "341 tokens"
+
+
+def larger_tokenizer(folder: Path) -> str:
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["model"]["vocab"]["more"] = 345
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    return "346 tokens"
 
 
 @pytest.mark.parametrize(
@@ -171,6 +178,7 @@ def end_out_of_range(folder: Path) -> str:
         index_leads_out,
         no_tokenizer,
         end_out_of_range,
+        larger_tokenizer,
     ],
 )
 def test_spoiled_folders(folder: Path, spoil: Any) -> None:
@@ -178,6 +186,23 @@ def test_spoiled_folders(folder: Path, spoil: Any) -> None:
     message = refusal(str(folder))
     assert words in message
     assert str(folder) in message or str(folder.parent) in message
+
+
+def test_special_tokens_beyond_the_model_do_no_harm(folder: Path) -> None:
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["added_tokens"].append(data["added_tokens"][0] | {"id": 340, "content": "[PAD]"})
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    model = load_model(str(folder))
+    assert model.tokenizer.size == 341
+    assert max(model.tokenizer.encode("[PAD]")) < 340
+
+
+def test_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise RuntimeError("can't allocate memory\nframe 0 …")
+
+    monkeypatch.setattr("chatapp.engine.gpt2.GPT2.load", load)
+    assert refusal(str(folder)).endswith("can't allocate memory")
 
 
 def test_a_file_is_no_folder(folder: Path) -> None:

@@ -121,13 +121,13 @@ def test_distribution(options: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("top_p", [0.5, 0.97, 0.9999])
 def test_a_wide_nucleus_is_found_in_steps(top_p: float) -> None:
-    logits = random_logits(1, 5000) / 30  # nearly uniform: thousands of tokens are kept
+    logits = random_logits(1, 12_000) / 30  # nearly uniform: thousands of tokens are kept
     for seed in range(10):
         sampling = Sampling(temperature=1.0, top_p=top_p, seed=seed)
         expected = walk(reference_probabilities(logits, [0], sampling), seed)
         # At this width rounding may move the border of the nucleus by one token.
         assert abs(Sampler(sampling).draw(logits, [0]) - expected) <= 5
-    assert max(sampling_module._GUESSES) < 5000 * top_p
+    assert max(sampling_module._GUESSES) < 6000
 
 
 def test_greedy_takes_the_largest_and_draws_nothing() -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.load import load_model
+from chatapp.engine.load import describe, load_model
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.engine.tokenizer import BPETokenizer
@@ -289,6 +289,14 @@ def test_an_adapter_with_its_base(adapter: tuple[Path, Any]) -> None:
     config = json.loads((folder / "adapter_config.json").read_text())
     [before] = load_model(config["base_model_name_or_path"]).score([([7, 8], [9, 10])])
     assert found != pytest.approx(before, abs=1e-3)
+
+
+def test_description_of_an_adapter(adapter: tuple[Path, Any]) -> None:
+    folder, adapted = adapter
+    info = describe(folder)
+    assert info.architecture == "LORA adapter of GPT2LMHeadModel"
+    assert info.parameters == sum(parameter.numel() for parameter in adapted.parameters())
+    assert (info.folder, info.layers) == (folder, 2)
 
 
 def broken_adapter(adapter: tuple[Path, Any], tmp_path: Path, **changes: Any) -> Path:
