@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.foreign import without_surrogates
 from chatapp.prompting.budget import fit
 from chatapp.prompting.segments import Segment, text_of
 from chatapp.prompting.template import DialogueTemplate
@@ -167,7 +168,7 @@ def trimmed(events: Iterable[Event], *, begun: bool = False) -> Iterator[Event]:
     """
     held = ""
     for event in events:
-        text = held + event.text
+        text = held + without_surrogates(event.text)
         if not begun:
             text = text.lstrip()
         visible = text.rstrip()

@@ -1,0 +1,609 @@
+"""The dialogue loop: what is stored when, what the model is given, and what it costs."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from fakes import ScriptedModel
+from tiny import write_tiny_gpt2
+
+from chatapp.dialogue.session import (
+    MessageTooLong,
+    Session,
+    SessionEvent,
+    Started,
+    choose_template,
+)
+from chatapp.dialogue.store import Store
+from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.prompting.messages import Message
+from chatapp.prompting.segments import text_of
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate, save_template
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "chats.db")
+    yield store
+    store.close()
+
+
+MakeSession = Callable[..., Session]
+
+
+@pytest.fixture
+def session_of(store: Store) -> MakeSession:
+    def make(model: LanguageModel, template: DialogueTemplate = CHAT, **options: object) -> Session:
+        return Session(model, template=template, store=store, **options)  # type: ignore[arg-type]
+
+    return make
+
+
+def reply_of(events: Iterable[SessionEvent]) -> str:
+    """All text of a turn; checks that it starts and ends as promised."""
+    started, *tokens, finished = events
+    assert isinstance(started, Started)
+    assert isinstance(finished, Finished)
+    assert all(isinstance(token, Token) for token in tokens)
+    return "".join(event.text for event in (*tokens, finished))
+
+
+def texts(session: Session) -> list[tuple[str, str, str]]:
+    return [(message.role, message.text, message.status) for message in session.messages]
+
+
+# say
+
+
+def test_a_turn_is_streamed_and_stored(session_of: MakeSession, store: Store) -> None:
+    model = ScriptedModel([" Hello there.", " Fine."])
+    session = session_of(model, PLAIN)
+    assert session.chat_id is None
+    assert store.chats() == [], "nothing is stored before something is said"
+
+    events = list(session.say(" Hi! "))
+    started = events[0]
+    assert isinstance(started, Started)
+    assert started.user_message is not None
+    assert started.user_message.text == " Hi! "
+    assert started.message.status == "partial"
+    assert reply_of(events) == "Hello there."
+    assert texts(session) == [
+        ("user", " Hi! ", "complete"),
+        ("assistant", "Hello there.", "complete"),
+    ]
+    assert session.chat_id is not None
+    assert store.path(session.chat_id) == session.messages
+    assert reply_of(session.say("How are you?")) == "Fine."
+    chat = store.chat(session.chat_id)
+    assert (chat.title, chat.template, chat.model) == ("Hi!", "plain", "scripted")
+
+
+def test_the_prompt_is_the_templates_rendering(session_of: MakeSession) -> None:
+    for template in (PLAIN, ALPACA, CHAT):
+        model = ScriptedModel([f"{template.lead}one", f"{template.lead}two"])
+        session = session_of(model, template, system="Rhyme.")
+        list(session.say("first"))
+        list(session.say(" second\n"))
+        messages = [
+            Message("system", "Rhyme."),
+            Message("user", "first"),
+            Message("assistant", "one"),
+            Message("user", "second"),
+        ]
+        assert model.prompts[-1] == text_of(template.render(messages))
+        assert model.stops[-1] == template.stop
+
+
+def test_the_user_is_stored_before_the_model_is_asked(
+    session_of: MakeSession, store: Store
+) -> None:
+    session = session_of(ScriptedModel([" Yes."]))
+    events = session.say("Are you there?")
+    started = next(events)
+    assert isinstance(started, Started)
+    rows = store.path(started.message.chat_id)
+    assert [(row.role, row.text, row.status) for row in rows] == [
+        ("user", "Are you there?", "complete"),
+        ("assistant", "", "partial"),
+    ]
+
+
+def test_white_space_around_a_reply_is_neither_shown_nor_stored(session_of: MakeSession) -> None:
+    session = session_of(ScriptedModel([" \n  One.\n\nTwo. \n\n"]))
+    events = list(session.say("Go"))
+    assert reply_of(events) == "One.\n\nTwo."
+    assert next(event.text for event in events[1:] if event.text) == "One."
+    assert session.messages[-1].text == "One.\n\nTwo."
+
+
+@pytest.mark.parametrize("text", ["", "  \n\t "])
+def test_an_empty_message_is_refused(session_of: MakeSession, store: Store, text: str) -> None:
+    with pytest.raises(ValueError, match="the message is empty"):
+        list(session_of(ScriptedModel(["x"])).say(text))
+    assert store.chats() == []
+
+
+def test_lone_surrogates_are_no_trouble(session_of: MakeSession) -> None:
+    session = session_of(ScriptedModel([" fine \ud800 so"]))
+    assert "fine" in reply_of(session.say("what is \udcff?"))
+    assert [message.text for message in session.messages] == ["what is \ufffd?", "fine \ufffd so"]
+
+
+def test_a_turn_is_recorded_with_all_it_was_made_from(
+    session_of: MakeSession, store: Store
+) -> None:
+    model = ScriptedModel([" Ok."])
+    session = session_of(model, sampling=Sampling(temperature=0.3))
+    list(session.say("Hi"))
+    (turn,) = store.turns(session.messages[0].chat_id)
+    assert turn.message_id == session.messages[1].id
+    assert (turn.prompt, turn.model, turn.template) == (model.prompts[0], "scripted", "chat")
+    assert turn.sampling["temperature"] == 0.3
+    assert turn.seed == model.samplings[0].seed, "the seed is drawn once, used and recorded"
+    assert turn.reason == "stop"
+    assert turn.prompt_tokens == model.finished[0].prompt_tokens
+    assert turn.seconds == model.finished[0].seconds
+
+
+def test_sampling_takes_effect_with_the_next_turn(session_of: MakeSession) -> None:
+    model = ScriptedModel([" Ok."])
+    session = session_of(model, sampling=Sampling(seed=1))
+    list(session.say("Hi"))
+    session.sampling = Sampling(temperature=0.0, seed=2)
+    list(session.say("Hi"))
+    assert [sampling.seed for sampling in model.samplings] == [1, 2]
+    assert model.samplings[1].temperature == 0.0
+
+
+# How a reply ends
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [("length", "complete"), ("context", "complete"), ("error", "error")]
+)
+def test_reasons_become_statuses(
+    session_of: MakeSession, store: Store, reason: str, status: str
+) -> None:
+    replies = [RuntimeError("out of memory")] if reason == "error" else [" and so on" * 50]
+    model = ScriptedModel(replies, context=30 if reason == "context" else 1000)
+    session = session_of(model, sampling=Sampling(max_tokens=200 if reason == "context" else 9))
+    finished = list(session.say("Go"))[-1]
+    assert isinstance(finished, Finished)
+    assert finished.reason == reason
+    assert session.messages[-1].status == status
+    assert store.turns(session.messages[0].chat_id)[0].reason == reason
+
+
+def test_cancelling_keeps_what_there_was(session_of: MakeSession) -> None:
+    cancel = threading.Event()
+    session = session_of(ScriptedModel([" one two three four"]))
+    events = session.say("Count", cancel)
+    seen = [next(events) for _ in range(3)]
+    cancel.set()
+    seen += events
+    assert reply_of(seen) == "one two"
+    assert isinstance(seen[-1], Finished)
+    assert seen[-1].reason == "cancelled"
+    assert texts(session)[-1] == ("assistant", "one two", "stopped")
+
+
+def test_closing_the_iterator_keeps_what_there_was(session_of: MakeSession, store: Store) -> None:
+    session = session_of(ScriptedModel([" one two three four"]))
+    events = session.say("Count")
+    for _ in range(4):
+        next(events)
+    events.close()  # type: ignore[attr-defined]
+    assert texts(session)[-1] == ("assistant", "one two three", "stopped")
+    assert store.path(session.messages[0].chat_id) == session.messages
+
+
+def test_a_bug_in_the_model_loses_nothing(session_of: MakeSession, store: Store) -> None:
+    class Broken(ScriptedModel):
+        def generate(self, *args: object, **options: object) -> Iterator[Event]:
+            yield Token(1, " one", " one", -1.0)
+            raise ZeroDivisionError
+
+    session = session_of(Broken([]))
+    with pytest.raises(ZeroDivisionError):
+        list(session.say("Count"))
+    assert texts(session)[-1] == ("assistant", "one", "error")
+    assert store.path(session.messages[0].chat_id) == session.messages
+
+
+def test_a_killed_process_loses_at_most_a_second(tmp_path: Path) -> None:
+    """The child writes after each token when it came; what the store must hold follows."""
+    talker = textwrap.dedent(
+        """
+        import sys, time
+        from pathlib import Path
+        from fakes import ScriptedModel
+        from chatapp.dialogue.session import Session
+        from chatapp.dialogue.store import Store
+        from chatapp.engine.events import Token
+        from chatapp.engine.model import Sampling
+        from chatapp.prompting.template import CHAT
+
+        model = ScriptedModel([" word" * 900], delay=0.01)
+        store = Store(Path(sys.argv[1]))
+        session = Session(model, template=CHAT, store=store, sampling=Sampling(max_tokens=900))
+        for event in session.say("Talk to me"):
+            if isinstance(event, Token):
+                print(time.monotonic(), flush=True)
+        """
+    )
+    path = tmp_path / "chats.db"
+    process = subprocess.Popen(
+        [sys.executable, "-c", talker, str(path)],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    times: list[float] = []
+    while not times or times[-1] - times[0] < 1.7:
+        times.append(float(process.stdout.readline()))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+    store = Store(path)
+    user, reply = store.path(store.chats()[0].id)
+    assert (user.text, reply.status) == ("Talk to me", "partial")
+    older_than_a_second = sum(time <= times[-1] - 1.0 for time in times)
+    assert older_than_a_second > 5
+    assert len(reply.text.split()) >= older_than_a_second
+    assert store._rows("PRAGMA integrity_check") == [("ok",)]
+
+    session = Session(
+        ScriptedModel([" more"]), template=CHAT, store=store, chat_id=store.chats()[0].id
+    )
+    list(session.continue_reply(reply.id))
+    assert session.messages[-1].text == f"{reply.text} more"
+    store.close()
+
+
+# Other replies, other questions
+
+
+def test_regenerating_adds_a_sibling(session_of: MakeSession, store: Store) -> None:
+    model = ScriptedModel([" first", " later", " second"])
+    session = session_of(model)
+    list(session.say("Q"))
+    list(session.say("R"))
+    first = session.messages[1]
+    events = list(session.regenerate(first.id))
+    assert reply_of(events) == "second"
+    started = events[0]
+    assert isinstance(started, Started)
+    assert started.user_message is None
+    assert [message.text for message in session.messages] == ["Q", "second"]
+    assert model.prompts[2] == model.prompts[0]
+    assert [message.text for message in store.siblings(first.id)] == ["first", "second"]
+
+
+def test_a_message_without_reply_can_be_answered(session_of: MakeSession, store: Store) -> None:
+    chat_id = store.create_chat()
+    question = store.add_message(chat_id, None, "user", "Q").id
+    session = session_of(ScriptedModel([" A"]), chat_id=chat_id)
+    assert reply_of(session.regenerate(question)) == "A"
+    assert [message.text for message in session.messages] == ["Q", "A"]
+
+
+def test_editing_adds_a_sibling_and_its_reply(session_of: MakeSession, store: Store) -> None:
+    model = ScriptedModel([" a", " b", " c", " d"])
+    session = session_of(model)
+    list(session.say("Q"))
+    list(session.say("R"))
+    follow_up = session.messages[2]
+    list(session.edit(follow_up.id, "S"))
+    assert [message.text for message in session.messages] == ["Q", "a", "S", "c"]
+    list(session.edit(session.messages[0].id, "T"))
+    assert [message.text for message in session.messages] == ["T", "d"]
+    assert model.prompts[-1] == "User: T\nAssistant:"
+    assert [message.text for message in store.siblings(follow_up.id)] == ["R", "S"]
+
+
+def test_continuing_goes_on_in_the_same_message(session_of: MakeSession, store: Store) -> None:
+    model = ScriptedModel([" one two three", " four", ", five"])
+    session = session_of(model, sampling=Sampling(max_tokens=2))
+    list(session.say("Count"))
+    reply = session.messages[-1]
+    session.sampling = Sampling()
+    events = list(session.continue_reply(reply.id))
+    assert reply_of(events) == " four"
+    assert model.prompts[-1] == "User: Count\nAssistant: one two"
+    assert model.finished[-1].reused_tokens == model.finished[-1].prompt_tokens - 1
+    list(session.continue_reply(reply.id))
+    assert texts(session)[-1] == ("assistant", "one two four, five", "complete")
+    assert store.message(reply.id).text == "one two four, five"
+    assert len(store.turns(reply.chat_id)) == 3
+
+
+def test_continuing_an_empty_reply_starts_it(session_of: MakeSession) -> None:
+    session = session_of(ScriptedModel([RuntimeError("no"), " Hello"]))
+    list(session.say("Hi"))
+    list(session.continue_reply(session.messages[-1].id))
+    assert texts(session)[-1] == ("assistant", "Hello", "complete")
+
+
+def test_stopping_a_continued_reply_keeps_all_of_it(session_of: MakeSession, store: Store) -> None:
+    session = session_of(ScriptedModel([" one", " two three"]))
+    list(session.say("Count"))
+    reply = session.messages[-1]
+    events = session.continue_reply(reply.id)
+    next(events)
+    assert store.message(reply.id).status == "partial"
+    next(events)
+    events.close()  # type: ignore[attr-defined]
+    assert store.message(reply.id).text == "one two"
+    assert store.message(reply.id).status == "stopped"
+
+
+def test_only_the_last_reply_can_be_continued(session_of: MakeSession) -> None:
+    session = session_of(ScriptedModel([" a", " b"]))
+    list(session.say("Q"))
+    list(session.say("R"))
+    with pytest.raises(ValueError, match="only the last reply"):
+        list(session.continue_reply(session.messages[1].id))
+    assert [message.text for message in session.messages] == ["Q", "a", "R", "b"]
+
+
+def test_messages_of_others_are_refused(session_of: MakeSession) -> None:
+    other = session_of(ScriptedModel([" x"]))
+    list(other.say("Q"))
+    session = session_of(ScriptedModel([" y"]))
+    list(session.say("R"))
+    user, reply = session.messages
+    for call, sentence in (
+        (lambda: session.regenerate(other.messages[1].id), "is not in this chat"),
+        (lambda: session.edit(other.messages[0].id, "x"), "is not in this chat"),
+        (lambda: session.edit(reply.id, "x"), "is from the assistant"),
+        (lambda: session.continue_reply(user.id), "is from the user"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            list(call())
+
+
+def test_an_unanswered_message_stays_in_the_prompt_without_a_reply(
+    session_of: MakeSession,
+) -> None:
+    model = ScriptedModel([RuntimeError("no"), " Hello Bob"])
+    session = session_of(model)
+    list(session.say("I am Bob."))
+    list(session.say("Who am I?"))
+    assert model.prompts[-1] == "User: I am Bob.\nUser: Who am I?\nAssistant:"
+
+
+# The window
+
+
+def computed(model: ScriptedModel) -> int:
+    return model.finished[-1].prompt_tokens - model.finished[-1].reused_tokens
+
+
+@pytest.mark.parametrize("by_character", [False, True])
+@pytest.mark.parametrize("template", [PLAIN, CHAT])
+def test_turn_ten_computes_its_own_tokens_alone(
+    session_of: MakeSession, template: DialogueTemplate, by_character: bool
+) -> None:
+    """Also when the model drew other tokens than its reply's text would be encoded to."""
+    reply = " word" * (20 if by_character else 80)
+    model = ScriptedModel([reply + "\n"], context=2000, by_character=by_character)
+    session = session_of(model, template)
+    for _ in range(9):
+        list(session.say("Go on and on"))
+    events = list(session.say("And now for something else"))
+    assert model.finished[-1].prompt_tokens > 800
+    assert computed(model) <= 5 + 8
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reused_tokens == model.finished[-1].reused_tokens
+
+
+def test_turn_ten_of_a_real_model_computes_its_own_tokens_alone(
+    session_of: MakeSession, tmp_path: Path
+) -> None:
+    import torch
+
+    from chatapp.engine.local import LocalModel
+
+    torch.set_num_threads(1)
+    model = LocalModel.load(write_tiny_gpt2(tmp_path / "model"))
+    # A random model does not begin with the space that a trained one does.
+    session = session_of(model, replace(CHAT, lead=""), sampling=Sampling(seed=1, max_tokens=75))
+    for number in range(9):
+        list(session.say(f"Question {number}"))
+    message = "And now?"
+    finished = list(session.say(message))[-1]
+    assert isinstance(finished, Finished)
+    assert finished.prompt_tokens > 800
+    new = finished.prompt_tokens - finished.reused_tokens
+    assert new <= len(model.tokenizer.encode(message)) + 8
+
+
+def test_a_long_history_is_encoded_once(session_of: MakeSession) -> None:
+    model = ScriptedModel([" Yes"])
+    session = session_of(model)
+    for number in range(10):
+        list(session.say(f"Question {number}"))
+    before = model.tokenizer.encoded
+    list(session.say("One more"))
+    session.usage()
+    assert model.tokenizer.encoded - before <= 3
+
+
+def test_old_turns_are_dropped_in_large_steps_and_reported(session_of: MakeSession) -> None:
+    model = ScriptedModel([" so" * 20], context=200)
+    session = session_of(model, system="Be kind.", sampling=Sampling(max_tokens=40))
+    dropped: list[int] = []
+    costs: list[int] = []
+    for number in range(20):
+        events = list(session.say(f"Question number {number}"))
+        started = events[0]
+        assert isinstance(started, Started)
+        assert started.prompt_tokens == model.finished[-1].prompt_tokens
+        assert started.dropped == session.dropped()
+        assert model.prompts[-1].startswith("Be kind.\n")
+        kept = [n for n in range(number + 1) if f"number {n}\n" in model.prompts[-1]]
+        assert kept == list(range(started.dropped // 2, number + 1))
+        dropped.append(started.dropped)
+        costs.append(computed(model))
+    assert dropped == sorted(dropped)
+    assert dropped[-1] > 20
+    changes = [place for place in range(1, 20) if dropped[place] != dropped[place - 1]]
+    assert all(later - earlier >= 2 for earlier, later in pairwise(changes))
+    assert all(cost <= 12 for place, cost in enumerate(costs) if place and place not in changes)
+
+
+def test_a_reopened_chat_drops_and_uses_the_same(session_of: MakeSession) -> None:
+    model = ScriptedModel([" so" * 20 + "\n\n"], context=200)
+    session = session_of(model, sampling=Sampling(max_tokens=40))
+    for number in range(12):
+        list(session.say(f"Question number {number}"))
+        again = session_of(model, chat_id=session.chat_id, sampling=session.sampling)
+        assert again.messages == session.messages
+        assert again.usage() == session.usage()
+        assert again.dropped() == session.dropped()
+
+
+def test_usage_grows_with_the_reply(session_of: MakeSession) -> None:
+    session = session_of(ScriptedModel([" one two three"], context=100), system="Be kind.")
+    assert session.usage() == (3, 100)
+    assert session.dropped() == 0
+    used = [session.usage()[0] for _ in session.say("Count to three")]
+    assert used == [9, 10, 11, 12, 12]
+
+
+def test_a_message_longer_than_the_window_is_refused_and_not_stored(
+    session_of: MakeSession, store: Store
+) -> None:
+    model = ScriptedModel([" ok"], context=100)
+    session = session_of(model)
+    list(session.say("short"))
+    with pytest.raises(MessageTooLong) as error:
+        list(session.say("word " * 150))
+    assert (error.value.tokens, error.value.limit) == (150, 96)
+    assert "150 tokens" in str(error.value)
+    assert "at most 96" in str(error.value)
+    assert [message.text for message in session.messages] == ["short", "ok"]
+    assert store.chats()[0].messages == 2
+    with pytest.raises(MessageTooLong):
+        list(session.edit(session.messages[0].id, "word " * 150))
+    assert store.chats()[0].messages == 2
+
+
+def test_the_limit_is_the_longest_message_that_fits(session_of: MakeSession) -> None:
+    model = ScriptedModel([" ok"], context=100)
+    session = session_of(model, system="Be very kind.")
+    with pytest.raises(MessageTooLong) as error:
+        list(session.say("word " * 150))
+    with pytest.raises(MessageTooLong):
+        list(session.say("word " * (error.value.limit + 1)))
+    finished = list(session.say("word " * error.value.limit))[-1]
+    assert isinstance(finished, Finished)
+    assert finished.prompt_tokens == 99
+
+
+def test_a_reply_that_fills_the_window_cannot_be_continued(session_of: MakeSession) -> None:
+    session = session_of(
+        ScriptedModel([" so" * 200], context=100), sampling=Sampling(max_tokens=500)
+    )
+    finished = list(session.say("Go"))[-1]
+    assert isinstance(finished, Finished)
+    assert finished.reason == "context"
+    with pytest.raises(ContextOverflow, match="window of 100 tokens"):
+        list(session.continue_reply(session.messages[-1].id))
+    assert session.messages[-1].status == "complete"
+    assert session.usage()[0] <= 100
+
+
+def test_a_chat_of_a_larger_model_still_opens(session_of: MakeSession) -> None:
+    session = session_of(ScriptedModel([" ok"], context=1000))
+    list(session.say("word " * 500))
+    small = session_of(ScriptedModel([" ok"], context=100), chat_id=session.chat_id)
+    assert small.usage() == (100, 100)
+    assert small.dropped() == 2
+    with pytest.raises(MessageTooLong):
+        list(small.regenerate(small.messages[1].id))
+    assert reply_of(small.say("short")) == "ok"
+    assert small.dropped() == 2
+
+
+def test_drawn_tokens_give_way_when_only_their_text_fits(session_of: MakeSession) -> None:
+    """Drawn one a character, the reply is longer than the window; its words are not."""
+    model = ScriptedModel(
+        lambda prompt: " incomprehensibilities" * 4, context=110, by_character=True
+    )
+    session = session_of(model, sampling=Sampling(max_tokens=1000))
+    list(session.say("Q"))
+    session.sampling = Sampling(max_tokens=1)
+    list(session.say("R" + " and so on" * 8))
+    assert "incomprehensibilities" in model.prompts[1]
+    assert model.finished[1].prompt_tokens < 110
+
+
+# Templates and models
+
+
+def test_the_models_own_template_is_the_default(tmp_path: Path) -> None:
+    own = replace(PLAIN, name="mine", user_marker="Q:")
+    save_template(own, tmp_path)
+    model = ScriptedModel([], folder=tmp_path)
+    assert choose_template(model, "") == own
+    assert choose_template(model, "mine") == own
+    assert choose_template(ScriptedModel([]), "") == PLAIN
+    assert choose_template(ScriptedModel([], folder=tmp_path / "none"), "alpaca") == ALPACA
+
+
+def test_another_template_than_the_models_is_refused(tmp_path: Path) -> None:
+    save_template(CHAT, tmp_path)
+    model = ScriptedModel([], name="./run", folder=tmp_path)
+    assert choose_template(model, "chat") == CHAT
+    with pytest.raises(ValueError, match=r"trained in the template 'chat'.*'alpaca'") as error:
+        choose_template(model, "alpaca")
+    assert CHAT.fingerprint in str(error.value)
+    assert ALPACA.fingerprint in str(error.value)
+    with pytest.raises(ValueError, match="there is no template 'chta'"):
+        choose_template(model, "chta")
+
+
+def test_a_template_of_the_same_name_but_another_pattern_is_refused(tmp_path: Path) -> None:
+    save_template(replace(CHAT, after_reply="\n\n"), tmp_path)
+    with pytest.raises(ValueError, match=r"'chat'.*'chat'"):
+        choose_template(ScriptedModel([], folder=tmp_path), "chat")
+
+
+def test_one_name_for_one_pattern_is_enough(tmp_path: Path) -> None:
+    save_template(replace(CHAT, name="renamed"), tmp_path)
+    assert choose_template(ScriptedModel([], folder=tmp_path), "chat").fingerprint == (
+        CHAT.fingerprint
+    )
+
+
+def test_every_prompt_begins_with_the_one_before(session_of: MakeSession) -> None:
+    """In tokens, which is what the cache compares."""
+
+    class Recording(ScriptedModel):
+        given: list[list[int]]
+
+        def generate(self, ids: Sequence[int], *args: object, **options: object) -> Iterator[Event]:
+            self.given = [*getattr(self, "given", []), list(ids)]
+            return super().generate(ids, *args, **options)  # type: ignore[arg-type]
+
+    model = Recording([" Yes, I do.\nWell.", " No", " <|endoftext|> is no token here"])
+    session = session_of(model, PLAIN)
+    for text in ("Do you?", " Really? ", "User: fooled you", "<|endoftext|>"):
+        list(session.say(text))
+    for shorter, longer in pairwise(model.given):
+        assert longer[: len(shorter)] == shorter
+    assert all(model.tokenizer.end_id not in ids for ids in model.given)
