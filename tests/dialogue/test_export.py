@@ -1,0 +1,106 @@
+"""Exported chats hold every word as it was written."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
+from chatapp.dialogue.store import Chat, Store, StoredMessage
+
+HOSTILE = "# no heading\n```\n<b>[/b] \x1b[2J 你好 \\n"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "chats.db")
+    yield store
+    store.close()
+
+
+def chat_of(
+    store: Store, *turns: tuple[str, str, str], system: str | None = None
+) -> tuple[Chat, list[StoredMessage]]:
+    """A chat of (question, reply, status of the reply)."""
+    chat_id = store.create_chat(system=system, model="tiny", template="plain")
+    parent = None
+    for question, reply, status in turns:
+        parent = store.add_message(chat_id, parent, "user", question).id
+        added = store.add_message(chat_id, parent, "assistant", reply, status=status)  # type: ignore[arg-type]
+        parent = added.id
+    return store.chat(chat_id), store.path(chat_id)
+
+
+def test_markdown_reads_as_a_dialogue(store: Store) -> None:
+    chat, messages = chat_of(store, ("Hi", HOSTILE, "complete"), ("Go", "on and", "stopped"))
+    text = to_markdown(chat, messages)
+    assert text.startswith("# Hi\n\n*")
+    assert ", model tiny*\n\n## User\n\nHi\n\n## Assistant\n\n" in text
+    assert HOSTILE in text
+    assert text.endswith("## User\n\nGo\n\n## Assistant (stopped)\n\non and\n")
+    assert "## System" not in text
+
+
+def test_markdown_shows_the_instructions(store: Store) -> None:
+    text = to_markdown(*chat_of(store, system="Be brief."))
+    assert text.startswith("# Untitled chat\n")
+    assert text.endswith("## System\n\nBe brief.\n")
+
+
+def test_json_holds_everything_and_survives(store: Store) -> None:
+    chat, messages = chat_of(store, ("Hi", HOSTILE, "partial"), system="Be brief.")
+    document = json.loads(json.dumps(to_json(chat, messages)))
+    assert document["messages"] == [
+        {"role": "user", "content": "Hi", "status": "complete", "created": messages[0].created},
+        {
+            "role": "assistant",
+            "content": HOSTILE,
+            "status": "partial",
+            "created": messages[1].created,
+        },
+    ]
+    assert {key: document[key] for key in ("id", "title", "model", "template", "system")} == {
+        "id": chat.id,
+        "title": "Hi",
+        "model": "tiny",
+        "template": "plain",
+        "system": "Be brief.",
+    }
+    assert (document["created"], document["updated"]) == (chat.created, chat.updated)
+
+
+def test_training_rows_hold_complete_exchanges_alone(store: Store) -> None:
+    chat, messages = chat_of(
+        store,
+        ("A", "a", "complete"),
+        ("B", "", "error"),
+        ("C", "c c", "stopped"),
+        ("D", "d", "complete"),
+        ("E", "  ", "complete"),
+        system="Be brief.",
+    )
+    (row,) = to_training_rows(chat, messages)
+    assert row == {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "A"},
+            {"role": "assistant", "content": "a"},
+            {"role": "user", "content": "D"},
+            {"role": "assistant", "content": "d"},
+        ]
+    }
+
+
+def test_a_chat_that_teaches_nothing_gives_no_row(store: Store) -> None:
+    assert to_training_rows(*chat_of(store, ("A", "a", "partial"), system="x")) == []
+    assert to_training_rows(*chat_of(store)) == []
+
+
+def test_a_message_nobody_answered_is_left_out(store: Store) -> None:
+    chat_id = store.create_chat()
+    first = store.add_message(chat_id, None, "user", "lost")
+    second = store.add_message(chat_id, first.id, "user", "again")
+    store.add_message(chat_id, second.id, "assistant", "yes")
+    (row,) = to_training_rows(store.chat(chat_id), store.path(chat_id))
+    assert [message["content"] for message in row["messages"]] == ["again", "yes"]

@@ -1,0 +1,147 @@
+"""White space around replies, drawn tokens, and answers without a store."""
+
+import threading
+
+import pytest
+from fakes import ScriptedModel
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatapp.dialogue import oneshot
+from chatapp.dialogue.prompt import Exchange, MessageTooLong, PromptWriter, seeded, trimmed
+from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.model import ContextOverflow, Sampling
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN
+
+PIECES = st.lists(st.text(st.sampled_from(" \n\tab")), max_size=12)
+
+
+def events_of(pieces: list[str]) -> list[Event]:
+    tokens: list[Event] = [Token(place, text, text, -1.0) for place, text in enumerate(pieces)]
+    return [*tokens, Finished("stop")]
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events)
+
+
+# Trimming
+
+
+@given(PIECES)
+def test_trimming_while_streaming_is_trimming_at_the_end(pieces: list[str]) -> None:
+    events = list(trimmed(events_of(pieces)))
+    assert text_of(events) == "".join(pieces).strip()
+    assert [event.id for event in events[:-1]] == list(range(len(pieces)))
+
+
+@given(PIECES)
+def test_a_begun_reply_keeps_the_space_before_its_next_word(pieces: list[str]) -> None:
+    assert text_of(list(trimmed(events_of(pieces), begun=True))) == "".join(pieces).rstrip()
+
+
+def test_words_are_shown_as_soon_as_they_come() -> None:
+    events = list(trimmed(events_of([" ", " a", " b", "\n", "\n", " c", "\n"])))
+    assert [event.text for event in events] == ["", "a", " b", "", "", "\n\n c", "", ""]
+
+
+def test_text_of_the_last_event_counts() -> None:
+    events: list[Event] = [Token(1, " a", " a", -1.0), Finished("stop", text=" b \n")]
+    assert [event.text for event in trimmed(events)] == ["a", " b"]
+
+
+def test_a_seed_is_drawn_once_and_kept() -> None:
+    sampling = seeded(Sampling(temperature=0.2))
+    assert sampling.seed is not None
+    assert sampling.temperature == 0.2
+    assert seeded(sampling) is sampling
+    assert len({seeded(Sampling()).seed for _ in range(20)}) > 1
+
+
+# Drawn tokens
+
+
+def test_drawn_tokens_are_used_where_they_spell_the_reply() -> None:
+    model = ScriptedModel([])
+    writer = PromptWriter(model, CHAT)
+    exchanges = [Exchange("Q", "good day"), Exchange("R")]
+    encoded = writer.write(None, exchanges, max_tokens=9).ids
+    drawn = [model.tokenizer.token(piece) for piece in (" go", "od", " d", "ay", "\n", "Us")]
+    writer.remember("good day", drawn)
+    prompt = writer.write(None, exchanges, max_tokens=9)
+    assert model.tokenizer.decode(prompt.ids) == model.tokenizer.decode(encoded) == prompt.text
+    start = prompt.ids.index(drawn[0])
+    assert list(prompt.ids[start : start + 4]) == drawn[:4]
+    assert len(prompt.ids) == len(encoded) + 2
+
+
+@pytest.mark.parametrize("pieces", [["other"], ["good", " day"], ["  good", " day"], []])
+def test_drawn_tokens_that_spell_something_else_are_not_used(pieces: list[str]) -> None:
+    """The template puts a space before the reply; the tokens have to hold it."""
+    model = ScriptedModel([])
+    writer = PromptWriter(model, CHAT)
+    exchanges = [Exchange("Q", "good day"), Exchange("R")]
+    before = writer.write(None, exchanges, max_tokens=9)
+    writer.remember("good day", [model.tokenizer.token(piece) for piece in pieces])
+    assert writer.write(None, exchanges, max_tokens=9) == before
+
+
+# Without a store
+
+
+def test_ask_is_the_first_turn_of_a_chat() -> None:
+    for template in (PLAIN, ALPACA, CHAT):
+        model = ScriptedModel([f"{template.lead}Fine. \n"])
+        sampling = Sampling(seed=3)
+        events = list(oneshot.ask(model, template, " How are you? ", sampling=sampling))
+        assert text_of(events) == "Fine."
+        assert model.prompts == [
+            PromptWriter(model, template).write(None, [Exchange("How are you?")], max_tokens=9).text
+        ]
+        assert model.samplings == [sampling]
+        assert model.stops == [template.stop]
+
+
+def test_ask_takes_instructions() -> None:
+    model = ScriptedModel([" Yes."])
+    list(oneshot.ask(model, PLAIN, "Hi", system="Be brief.", sampling=Sampling()))
+    list(oneshot.ask(model, PLAIN, "Hi", system="", sampling=Sampling()))
+    assert model.prompts == ["Be brief.\n\nUser: Hi\nAssistant:", "User: Hi\nAssistant:"]
+
+
+def test_ask_refuses_what_cannot_be_answered() -> None:
+    model = ScriptedModel(["x"], context=50)
+    with pytest.raises(ValueError, match="the question is empty"):
+        list(oneshot.ask(model, CHAT, " \n", sampling=Sampling()))
+    with pytest.raises(MessageTooLong, match="60 tokens long; at most 46 fit"):
+        list(oneshot.ask(model, CHAT, "word " * 60, sampling=Sampling()))
+    assert model.prompts == []
+
+
+def test_ask_can_be_cancelled() -> None:
+    cancel = threading.Event()
+    events = oneshot.ask(
+        ScriptedModel([" one two three"]), CHAT, "Count", sampling=Sampling(), cancel=cancel
+    )
+    first = next(events)
+    cancel.set()
+    rest = list(events)
+    assert first.text == "one"
+    assert isinstance(rest[-1], Finished)
+    assert rest[-1].reason == "cancelled"
+
+
+def test_complete_goes_on_with_the_text_as_it_stands() -> None:
+    model = ScriptedModel([" scientists found\n"])
+    events = list(oneshot.complete(model, "In a shocking finding,  ", sampling=Sampling()))
+    assert text_of(events) == " scientists found\n"
+    assert model.prompts == ["In a shocking finding,"]
+    assert model.stops == [()]
+
+
+def test_complete_refuses_what_cannot_be_continued() -> None:
+    model = ScriptedModel(["x"], context=50)
+    with pytest.raises(ValueError, match="the text to continue is empty"):
+        list(oneshot.complete(model, "  ", sampling=Sampling()))
+    with pytest.raises(ContextOverflow, match="the text is 60 tokens long; at most 49 fit"):
+        list(oneshot.complete(model, "word" + " word" * 59, sampling=Sampling()))

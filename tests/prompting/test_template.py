@@ -1,0 +1,228 @@
+"""What every dialogue template promises, for every chat there could be."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatapp.prompting.messages import Message
+from chatapp.prompting.segments import END_OF_TEXT, text_of
+from chatapp.prompting.template import (
+    ALPACA,
+    CHAT,
+    PLAIN,
+    TEMPLATE_FILE,
+    TEMPLATES,
+    DialogueTemplate,
+    load_template,
+    named,
+    save_template,
+)
+
+PARTS = st.text(max_size=8)
+MARKERS = PARTS.filter(lambda text: bool(text.strip()) and not text.endswith(" "))
+ANY_TEMPLATE = st.builds(
+    DialogueTemplate,
+    name=PARTS,
+    instruction=PARTS,
+    after_instruction=PARTS,
+    user_marker=MARKERS,
+    assistant_marker=MARKERS,
+    lead=st.sampled_from(["", " ", "\n"]),
+    after_user=PARTS,
+    after_reply=PARTS,
+    stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple),
+    end_of_reply=st.booleans(),
+)
+TEMPLATE = st.sampled_from(list(TEMPLATES.values())) | ANY_TEMPLATE
+TEXT = st.text(max_size=20)
+
+
+@st.composite
+def chats(draw: st.DrawFn) -> list[Message]:
+    """An optional system message, then whole exchanges, at least one."""
+    system = [Message("system", draw(TEXT))] if draw(st.booleans()) else []
+    exchanges = draw(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4))
+    for question, reply in exchanges:
+        system += [Message("user", question), Message("assistant", reply)]
+    return system
+
+
+# Rendering
+
+
+def test_the_plain_template_is_the_one_every_gpt2_knows() -> None:
+    chat = [Message("user", " Hi! "), Message("assistant", "Hello."), Message("user", "Bye")]
+    assert text_of(PLAIN.render(chat)) == (
+        "The following is a dialogue between a user and an intelligent AI chatbot.\n\n"
+        "User: Hi!\nAssistant: Hello.\nUser: Bye\nAssistant:"
+    )
+
+
+def test_the_alpaca_template_is_the_published_one() -> None:
+    assert text_of(ALPACA.render([Message("user", "List three fruits.")])) == (
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n### Instruction:\nList three fruits.\n\n### Response:"
+    )
+
+
+def test_a_finished_reply_ends_in_the_end_of_text_token_where_the_model_learnt_it() -> None:
+    chat = [Message("user", "Hi"), Message("assistant", "Hello")]
+    assert END_OF_TEXT in CHAT.render(chat)
+    assert END_OF_TEXT not in CHAT.render(chat, open_reply=True)
+    assert END_OF_TEXT not in PLAIN.render(chat)
+
+
+def test_a_chats_own_instructions_replace_the_templates() -> None:
+    chat = [Message("system", " Rhyme. "), Message("user", "Hi")]
+    assert text_of(PLAIN.render(chat)).startswith("Rhyme.\n\nUser: Hi")
+    assert text_of(PLAIN.render([Message("system", ""), *chat[1:]])).startswith("User: Hi")
+
+
+@pytest.mark.parametrize(
+    ("chat", "sentence"),
+    [
+        ([Message("assistant", "a")], "message 1 of the chat is from 'assistant', expected 'user'"),
+        (
+            [Message("user", "a"), Message("user", "b")],
+            "message 2 of the chat is from 'user', expected 'assistant'",
+        ),
+        (
+            [Message("user", "a"), Message("system", "b")],
+            "message 2 of the chat is from 'system', expected 'assistant'",
+        ),
+    ],
+)
+def test_roles_that_do_not_alternate_are_refused(chat: list[Message], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        PLAIN.render(chat)
+
+
+@given(TEMPLATE, chats())
+def test_a_prompt_is_a_prefix_of_itself_with_its_reply(
+    template: DialogueTemplate, chat: list[Message]
+) -> None:
+    prompt = template.render(chat[:-1])
+    opened = template.render(chat, open_reply=True)
+    closed = template.render(chat)
+    assert opened[: len(prompt)] == prompt
+    assert closed[: len(opened)] == opened
+
+
+@given(TEMPLATE, chats(), TEXT)
+def test_a_chat_is_a_prefix_of_itself_with_another_turn(
+    template: DialogueTemplate, chat: list[Message], text: str
+) -> None:
+    before = template.render(chat)
+    assert template.render([*chat, Message("user", text)])[: len(before)] == before
+
+
+@given(TEMPLATE, chats())
+def test_no_prompt_ends_in_a_space(template: DialogueTemplate, chat: list[Message]) -> None:
+    assert not text_of(template.render(chat[:-1])).endswith(" ")
+    if chat[-1].text.strip():
+        assert not text_of(template.render(chat, open_reply=True)).endswith(" ")
+
+
+@given(TEMPLATE, chats())
+def test_every_text_of_the_chat_is_a_segment_of_its_own_kind(
+    template: DialogueTemplate, chat: list[Message]
+) -> None:
+    turns = [message for message in chat if message.role != "system"]
+    segments = [part for part in template.render(chat) if part.kind in ("user", "assistant")]
+    assert [(part.kind, part.text) for part in segments] == [
+        (message.role, template.lead + message.text.strip())
+        for message in turns
+        if message.role == "user" or message.text.strip()
+    ]
+
+
+@pytest.mark.parametrize("marker", ["", "  ", "User: "])
+def test_a_marker_that_breaks_the_rules_is_refused(marker: str) -> None:
+    with pytest.raises(ValueError, match="a marker must hold text and not end in a space"):
+        replace(PLAIN, user_marker=marker)
+    with pytest.raises(ValueError, match="a marker must hold text and not end in a space"):
+        replace(PLAIN, assistant_marker=marker)
+
+
+# Identity
+
+
+@given(ANY_TEMPLATE)
+def test_a_template_survives_json(template: DialogueTemplate) -> None:
+    assert DialogueTemplate.from_dict(json.loads(json.dumps(template.to_dict()))) == template
+
+
+@given(ANY_TEMPLATE, ANY_TEMPLATE)
+def test_fingerprints_differ_exactly_when_rendering_may(
+    one: DialogueTemplate, other: DialogueTemplate
+) -> None:
+    alike = replace(one, name=other.name) == other
+    assert (one.fingerprint == other.fingerprint) == alike
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"instruction": "x"},
+        {"after_instruction": "x"},
+        {"user_marker": "x"},
+        {"assistant_marker": "x"},
+        {"lead": "x"},
+        {"after_user": "x"},
+        {"after_reply": "x"},
+        {"stop": ("x",)},
+        {"end_of_reply": True},
+    ],
+)
+def test_every_field_but_the_name_is_in_the_fingerprint(change: dict) -> None:
+    assert replace(PLAIN, **change).fingerprint != PLAIN.fingerprint
+    assert replace(PLAIN, name="x").fingerprint == PLAIN.fingerprint
+
+
+def test_built_in_templates_are_found_by_name_and_differ() -> None:
+    assert [named(name) for name in ("plain", "alpaca", "chat")] == [PLAIN, ALPACA, CHAT]
+    assert len({template.fingerprint for template in TEMPLATES.values()}) == len(TEMPLATES)
+    with pytest.raises(ValueError, match="no template 'plian'; there are plain, alpaca, chat"):
+        named("plian")
+
+
+# Files
+
+
+def test_a_template_is_saved_with_a_model(tmp_path: Path) -> None:
+    assert load_template(tmp_path) is None
+    template = replace(ALPACA, instruction="Schreib eine Antwort, die paßt.")
+    save_template(template, tmp_path)
+    assert load_template(tmp_path) == template
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"lead": 3}, "key 'lead' cannot be 3"),
+        ({"stop": "x"}, "key 'stop' cannot be 'x'"),
+        ({"stop": [""]}, r"key 'stop' cannot be \[''\]"),
+        ({"end_of_reply": "yes"}, "key 'end_of_reply' cannot be 'yes'"),
+        ({"colour": "red"}, "unknown key 'colour'"),
+        ({"user_marker": "User: "}, "a marker must hold text and not end in a space"),
+        ({"lead": ""}, f"the file says {PLAIN.fingerprint}"),
+    ],
+)
+def test_a_changed_file_is_refused_by_name(tmp_path: Path, change: dict, sentence: str) -> None:
+    path = tmp_path / TEMPLATE_FILE
+    path.write_text(json.dumps(PLAIN.to_dict() | change))
+    with pytest.raises(ValueError, match=sentence) as error:
+        load_template(tmp_path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b'{"name": "x"}'])
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / TEMPLATE_FILE).write_bytes(content)
+    with pytest.raises(ValueError, match=TEMPLATE_FILE) as error:
+        load_template(tmp_path)
+    assert "\n" not in str(error.value)
