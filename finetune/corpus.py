@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from chatapp.prompting.template import DialogueTemplate
 from finetune.config import ConfigError
 
 Ids = NDArray[np.int32]
+T = TypeVar("T")
 Document = list[Segment]
 """One text to learn from; the end-of-text token stands after it."""
 
@@ -129,7 +131,7 @@ def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> lis
     return encoded
 
 
-def draw(documents: Sequence[Ids], weight: float, seed: int) -> list[Ids]:
+def draw(documents: Sequence[T], weight: float, seed: int) -> list[T]:
     """`weight` passes over the documents; a fraction is a seeded draw without replacement."""
     whole, fraction = divmod(weight, 1.0)
     chosen = list(documents) * int(whole)
