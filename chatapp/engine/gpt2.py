@@ -83,7 +83,7 @@ class GPT2Config:
         if data.get("quantization_config"):
             raise ModelError(f"{path}: quantization_config is set; quantized weights are not read")
         activation = data.get("activation_function", "gelu_new")
-        if activation not in ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise ModelError(
                 f"{path}: activation_function is {activation!r}; "
                 f"expected one of {', '.join(ACTIVATIONS)}"

@@ -5,6 +5,7 @@ heavy is imported before a model is really loaded.
 """
 
 import math
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -42,7 +43,6 @@ PRECISIONS = ("float32",)
 TEMPLATE_FILE = "chatapp_template.json"
 
 _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # What a model needs of a hub repository; never pickled weights or code.
 _WANTED = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "README.md"]
 
@@ -112,13 +112,11 @@ def model_folder(name: str) -> Path:
         return _BUNDLED_FOLDER
     if name.startswith(("http://", "https://")):
         raise ModelError(f"{name}: models on a server are not supported yet")
-    folder = Path(name).expanduser()
-    if name and folder.is_dir():
-        return folder
-    if folder.exists():
+    path = os.path.expanduser(name)  # unlike Path, takes any text without an error
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.exists(path):
         raise ModelError(f"{name}: this is a file; expected the folder of a model")
-    if not _HUB_ID.fullmatch(name):
-        raise ModelError(f"{name!r}: there is no such folder")
     return _from_hub(name)
 
 
@@ -163,11 +161,11 @@ def describe(folder: Path) -> ModelInfo:
     layers, hidden = number("n_layer", "num_hidden_layers"), number("n_embd", "hidden_size")
     vocabulary = number("vocab_size")
     context = number("n_positions", "n_ctx", "max_position_embeddings")
-    architectures = config.get("architectures") or [config.get("model_type", "unknown")]
+    architectures = _architectures(config) or [str(config.get("model_type", "unknown"))]
     dtypes = {header.dtype for header in headers}
     return ModelInfo(
         folder=folder,
-        architecture=str(architectures[0]),
+        architecture=architectures[0],
         parameters=_size(headers),
         parameters_by_formula=gpt2_parameters(layers, hidden, vocabulary, context)
         if is_gpt2
@@ -191,12 +189,17 @@ def gpt2_parameters(layers: int, hidden: int, vocabulary: int, context: int) -> 
 
 def _check_task(folder: Path, config: dict[str, Any]) -> None:
     """Raises ModelError when the config names a model for something else than text to come."""
-    names = config.get("architectures") or []
-    if names and all("For" in str(name) and not name.endswith("ForCausalLM") for name in names):
+    names = _architectures(config)
+    if names and all("For" in name and not name.endswith("ForCausalLM") for name in names):
         raise ModelError(
             f"{folder / CONFIG}: architectures is {names}; expected a causal language model "
             "(…ForCausalLM or …LMHeadModel)"
         )
+
+
+def _architectures(config: dict[str, Any]) -> list[str]:
+    names = config.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _is_model(folder: Path) -> bool:
@@ -249,7 +252,11 @@ def _template(folder: Path) -> str:
 def _from_hub(name: str) -> Path:
     """The folder of a hub model: from the hub's cache on this machine, else downloaded."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         folder = Path(snapshot_download(name, local_files_only=True))
@@ -257,6 +264,8 @@ def _from_hub(name: str) -> Path:
             return folder
     except LocalEntryNotFoundError:
         pass
+    except HFValidationError:  # no name that a hub model could have
+        raise ModelError(f"{name[:100]!r}: there is no such folder") from None
     try:
         return Path(snapshot_download(name, allow_patterns=_WANTED))
     except RepositoryNotFoundError:

@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from chatapp.engine.local import LocalModel
+
+# The same examples each time, and no clock on a machine that does other things as well.
+settings.register_profile("chatapp", deadline=None, derandomize=True)
+settings.load_profile("chatapp")
 
 END = "<|endoftext|>"
 SENTENCES = [

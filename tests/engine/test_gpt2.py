@@ -228,6 +228,7 @@ def test_wrong_tensors_are_named(
         ("n_head", 5),
         ("n_inner", -1),
         ("activation_function", "swish"),
+        ("activation_function", ["gelu"]),
         ("add_cross_attention", True),
         ("quantization_config", {"bits": 4}),
         ("model_type", "bert"),
