@@ -255,7 +255,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
                 )
             )
 
-        with _in_place_of(head, compute):
+        with in_place_of(head, compute):
             return Losses(*model(**model_inputs(batch)).logits.unbind())
 
     def training_step(
@@ -369,7 +369,7 @@ def model_inputs(batch: Row) -> dict[str, Any]:
 
 
 @contextmanager
-def _in_place_of(head: nn.Module, compute: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def in_place_of(head: nn.Module, compute: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Let a language model return `compute(hidden)` where it would return logits."""
     head.forward = compute
     try:

@@ -1,0 +1,161 @@
+"""What a run looks like in a terminal: figures, a loss curve, sample replies.
+
+Keep: everything here is a pure function of a `View`, and text of models and users is shown as
+plain characters, never as markup.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from chatapp.foreign import printable
+
+Points = Sequence[tuple[float, float]]
+"""(step, nats a token), by rising step."""
+
+STYLES = {"L3": "dim", "L2": "cyan", "L1": "magenta", "held-out": "yellow"}
+CURVE_ROWS = 8
+
+
+@dataclass(slots=True)
+class View:
+    """What is known of a run at one moment.
+
+    figures: name -> text, in the order they are shown. curves: name -> points.
+    samples: (prompt, reply) of the last time. seconds_left: None while unknown.
+    """
+
+    title: str = ""
+    step: int = 0
+    steps: int = 0
+    seconds_left: float | None = None
+    figures: dict[str, str] = field(default_factory=dict)
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    samples: list[tuple[str, str]] = field(default_factory=list)
+    sampled_at: int = 0
+
+
+def render(view: View, width: int) -> RenderableType:
+    """The live display, `width` characters wide."""
+    parts: list[RenderableType] = [_progress(view), _figures(view)]
+    if any(len(points) > 1 for points in view.curves.values()):
+        parts.append(draw_curves(view.curves, width - 4, CURVE_ROWS))
+    if view.samples:
+        replies = Table.grid(padding=(0, 1))
+        for prompt, reply in view.samples:
+            replies.add_row(Text(one_line(prompt), "dim"), Text(one_line(reply)))
+        parts.append(Group(Text(f"replies at step {view.sampled_at}", "bold"), replies))
+    return Panel(Group(*parts), title=Text(one_line(view.title)), title_align="left", width=width)
+
+
+def line(view: View) -> str:
+    """The same in one line, for a log."""
+    left = "" if view.seconds_left is None else f"  {duration(view.seconds_left)} left"
+    figures = "  ".join(f"{name} {text}" for name, text in view.figures.items())
+    return f"step {view.step}/{view.steps}  {figures}{left}"
+
+
+def _progress(view: View) -> RenderableType:
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column()
+    grid.add_column(ratio=1)
+    grid.add_column()
+    left = "" if view.seconds_left is None else f"{duration(view.seconds_left)} left"
+    grid.add_row(
+        Text(f"{view.step}/{view.steps}"),
+        ProgressBar(max(1, view.steps), view.step),
+        Text(left),
+    )
+    return grid
+
+
+def _figures(view: View) -> RenderableType:
+    text = Text()
+    for name, value in view.figures.items():
+        text.append(f"{name} ", STYLES.get(name, "dim")).append(f"{value}   ")
+    return text
+
+
+def draw_curves(curves: Mapping[str, Points], width: int, rows: int) -> Text:
+    """Curves as dots of braille, two by four a character, with a scale and a legend.
+
+    Two values in a hundred may lie above the scale: a first loss far higher than the rest
+    would flatten all that follows.
+    """
+    shown = {name: points for name, points in curves.items() if points}
+    values = sorted(y for points in shown.values() for _, y in points if math.isfinite(y))
+    if not values:
+        return Text("")
+    low, high = values[0], values[min(len(values) - 1, int(0.98 * len(values)))]
+    if high - low < 1e-9:
+        low, high = low - 0.5, high + 0.5
+    first = min(points[0][0] for points in shown.values())
+    last = max(points[-1][0] for points in shown.values())
+    margin = max(len(f"{each:.2f}") for each in (low, high)) + 1
+    columns = max(8, width - margin)
+    cells: dict[tuple[int, int], tuple[int, str]] = {}
+    for name, points in shown.items():
+        for x, y in _filled(points, first, last, columns * 2):
+            height = (min(max(y, low), high) - low) / (high - low)
+            dot_row = round((1 - height) * (rows * 4 - 1))
+            place = (dot_row // 4, x // 2)
+            dots, _ = cells.get(place, (0, ""))
+            cells[place] = (dots | _DOTS[x % 2][dot_row % 4], STYLES.get(name, ""))
+    text = Text()
+    for row in range(rows):
+        label = {0: f"{high:.2f}", rows - 1: f"{low:.2f}"}.get(row, "")
+        text.append(label.rjust(margin - 1) + " ", "dim")
+        for column in range(columns):
+            dots, style = cells.get((row, column), (0, ""))
+            text.append(chr(0x2800 + dots) if dots else " ", style)
+        text.append("\n")
+    text.append(" " * margin)
+    for name in shown:
+        text.append("● ", STYLES.get(name, "")).append(f"{name}  ", "dim")
+    text.append(f"steps {first:g} to {last:g}", "dim")
+    return text
+
+
+# Bits of the braille dots of a character: left column top to bottom, then the right one.
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+
+
+def _filled(points: Points, first: float, last: float, columns: int) -> list[tuple[int, float]]:
+    """One value a dot column from a curve's first to its last point, straight in between."""
+    span = max(last - first, 1e-9)
+    known: dict[int, list[float]] = {}
+    for x, y in points:
+        if math.isfinite(y):
+            known.setdefault(round((x - first) / span * (columns - 1)), []).append(y)
+    places = sorted(known)
+    means = {place: sum(known[place]) / len(known[place]) for place in places}
+    filled = list(means.items())
+    for left, right in itertools.pairwise(places):
+        for place in range(left + 1, right):
+            share = (place - left) / (right - left)
+            filled.append((place, means[left] * (1 - share) + means[right] * share))
+    return filled
+
+
+def one_line(text: str) -> str:
+    """Foreign text for one line of a table."""
+    return " ".join(printable(text).split())
+
+
+def duration(seconds: float) -> str:
+    """1:05:09, 5:09, 0:09."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def memory(size: float) -> str:
+    """Bytes in GiB or MiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -1,0 +1,245 @@
+"""A step is its rows: the same losses and gradients however it is cut, padded or packed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_finetune as tiny
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import MistralConfig, MistralForCausalLM
+
+from finetune.packing import Rows, collate
+from finetune.trainer import HELD_OUT, ByLength, MicroBatches, NotFinite, model_inputs
+
+LENGTHS = [12, 5, 9, 20, 7, 16, 6, 11]
+
+
+def step(tmp_path: Path, rows: Rows, model: Any = None, **settings: Any) -> Any:
+    return tiny.step_gradients(
+        tiny.trainer(tmp_path, model or tiny.gpt2(), rows, max_steps=1, **settings)
+    )
+
+
+def assert_same(
+    found: tuple[dict[str, float], dict[str, Tensor]],
+    expected: tuple[dict[str, float], dict[str, Tensor]],
+) -> None:
+    for key in ("loss", "l2", "l1", "accuracy", "grad_norm"):
+        assert found[0][key] == pytest.approx(expected[0][key], rel=1e-5), key
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(
+            found[1][name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max()), msg=name
+        )
+
+
+@pytest.mark.parametrize("aux_norm", ["token", "sequence"])
+def test_the_cut_into_micro_batches_changes_nothing(tmp_path: Path, aux_norm: str) -> None:
+    rows = Rows(tiny.examples(LENGTHS), "prompt")
+    objective = {"aux_weight": 0.7, "aux_norm": aux_norm}
+    whole = step(tmp_path, rows, batch_size=8, objective=objective)
+    for size in (4, 1, 3):
+        cut = step(tmp_path, rows, batch_size=size, accumulate=-(-8 // size), objective=objective)
+        assert_same(cut, whole)
+
+
+@pytest.mark.parametrize("model", [tiny.gpt2, tiny.llama])
+@pytest.mark.parametrize("aux_norm", ["token", "sequence"])
+def test_padding_packing_and_bucketing_change_nothing(
+    tmp_path: Path, model: Any, aux_norm: str
+) -> None:
+    examples = tiny.examples(LENGTHS)
+    objective = {"aux_norm": aux_norm}
+    padded = step(tmp_path, Rows(examples, "prompt"), model(), batch_size=8, objective=objective)
+    rows = Rows.packed(examples, "prompt", 32, seed=0)
+    assert len(rows) < 5
+    packed = step(tmp_path, rows, model(), batch_size=len(rows), objective=objective)
+    assert_same(packed, padded)
+    one_row = Rows.packed(examples, "prompt", sum(LENGTHS), seed=0)
+    kind = tiny.gpt2(n_positions=8 * 32) if model is tiny.gpt2 else model()
+    reference = tiny.gpt2(n_positions=8 * 32) if model is tiny.gpt2 else model()
+    assert_same(
+        step(tmp_path, one_row, kind, batch_size=1, objective=objective),
+        step(tmp_path, Rows(examples, "prompt"), reference, batch_size=8, objective=objective),
+    )
+
+
+def test_a_sliding_window_stays_within_an_example() -> None:
+    torch.manual_seed(0)
+    model = MistralForCausalLM(
+        MistralConfig(
+            vocab_size=tiny.VOCABULARY,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            sliding_window=4,
+        )
+    ).eval()
+    examples = tiny.examples([9, 7])
+    packed = collate([Rows.packed(examples, "full", 16, seed=0)[0]], 0)
+    together = model(**model_inputs(packed)).logits[0]
+    for length in (9, 7):
+        (row,) = (r for r in Rows(examples, "full") if len(r["input_ids"]) == length)
+        alone = model(**model_inputs(collate([row], 0))).logits[0]
+        start = 0 if length == 9 else 9
+        torch.testing.assert_close(together[start : start + length], alone)
+
+
+def test_without_the_auxiliary_loss_it_is_the_masked_loss_of_transformers(tmp_path: Path) -> None:
+    examples = tiny.examples(LENGTHS)
+    model = tiny.gpt2()
+    logs, gradients = step(
+        tmp_path, Rows(examples, "prompt"), batch_size=8, objective={"aux_weight": 0.0}
+    )
+    batch = collate(list(Rows(examples, "prompt")), 0)
+    labels = batch["input_ids"].masked_fill(~batch["response_mask"], -100)
+    loss = model(
+        input_ids=batch["input_ids"],
+        attention_mask=(batch["example_ids"] > 0).long(),
+        labels=labels,
+    ).loss
+    loss.backward()
+    assert logs["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert logs["l2"] == logs["loss"]
+    # The reference is not clipped.
+    scale = min(1.0, 1.0 / logs["grad_norm"])
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad * scale, rtol=1e-4, atol=1e-6)
+
+
+def test_held_out_losses_are_exact_means_over_all_rows(tmp_path: Path) -> None:
+    examples = tiny.examples(LENGTHS)
+    rows = Rows(examples, "prompt")
+    few = Rows(examples[:3], "prompt")
+    model = tiny.gpt2()
+    made = tiny.trainer(tmp_path, model, rows, held_out={HELD_OUT: rows, "qa": few}, batch_size=3)
+    metrics = made.evaluate()
+    for ending, some in (("", rows), ("_qa", few)):
+        batch = collate(list(some), 0)
+        with torch.no_grad():
+            logits = model.eval()(input_ids=batch["input_ids"]).logits[:, :-1]
+        nll = functional.cross_entropy(
+            logits.transpose(1, 2), batch["input_ids"][:, 1:], reduction="none"
+        )
+        chosen = batch["response_mask"][:, 1:]
+        assert metrics[f"eval_loss{ending}"] == pytest.approx(nll[chosen].mean().item(), rel=1e-5)
+        right = (logits.argmax(-1) == batch["input_ids"][:, 1:])[chosen].float().mean()
+        assert metrics[f"eval_accuracy{ending}"] == pytest.approx(right.item())
+        aux = nll[batch["aux_mask"][:, 1:]].mean().item()
+        assert metrics[f"eval_l1{ending}"] == pytest.approx(aux, rel=1e-5)
+
+
+def test_every_row_is_dealt_out_once() -> None:
+    order = ByLength([3, 1, 2, 5, 4])
+    alone = [row for batch in MicroBatches(order, 5, 2, 0, 1) for row in batch]
+    assert alone == [3, 4, 0, 2, 1]
+    dealt = [list(MicroBatches(order, 5, 1, process, 2)) for process in range(2)]
+    assert [len(batches) for batches in dealt] == [3, 3]
+    assert dealt[1][-1] == [-1]
+    assert sorted(row for batches in dealt for batch in batches for row in batch) == [
+        -1, 0, 1, 2, 3, 4,
+    ]  # fmt: skip
+
+
+def test_lambda_falls_to_zero(tmp_path: Path) -> None:
+    rows = Rows(tiny.examples(LENGTHS), "prompt")
+    made = tiny.trainer(
+        tmp_path, tiny.gpt2(), rows, max_steps=4, objective={"aux_decays": True, "aux_weight": 0.8}
+    )
+    made.train()
+    weights = [
+        (row["loss"] - row["l2"]) / row["l1"] for row in made.state.log_history if "l1" in row
+    ]
+    assert weights == pytest.approx([0.8, 0.6, 0.4, 0.2], abs=1e-4)
+
+
+def test_a_loss_that_is_no_number_stops_before_the_weights_are_touched(tmp_path: Path) -> None:
+    model = tiny.gpt2()
+    rows = Rows(tiny.examples(LENGTHS), "prompt")
+    before = model.transformer.h[0].mlp.c_fc.weight.detach().clone()
+    with torch.no_grad():
+        model.transformer.wte.weight[5] = torch.nan
+    with pytest.raises(NotFinite, match="loss is nan at step 1") as caught:
+        tiny.trainer(tmp_path, model, rows).train()
+    assert (caught.value.batches[0]["input_ids"] == 5).any()
+    assert torch.equal(model.transformer.h[0].mlp.c_fc.weight, before)
+
+
+def test_a_gradient_that_is_no_number_stops_too(tmp_path: Path) -> None:
+    model = tiny.gpt2()
+    model.transformer.h[0].ln_1.weight.register_hook(lambda gradient: gradient * torch.inf)
+    rows = Rows(tiny.examples(LENGTHS), "prompt")
+    with pytest.raises(NotFinite, match=r"gradient is (nan|inf) at step 1"):
+        tiny.trainer(tmp_path, model, rows).train()
+
+
+def test_a_request_to_stop_saves_after_the_step(tmp_path: Path) -> None:
+    rows = Rows(tiny.examples(LENGTHS), "prompt")
+    made = tiny.trainer(
+        tmp_path, tiny.gpt2(), rows, max_steps=9, save_strategy="steps", save_steps=100
+    )
+    made.stop_requested = True
+    made.train()
+    assert made.state.global_step == 1
+    assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
+
+
+PROCESS = """
+import json, sys
+from pathlib import Path
+import torch
+import tiny_finetune as tiny
+from finetune.packing import Rows
+torch.set_num_threads(1)
+rows = Rows(tiny.examples(json.loads(sys.argv[2])), "prompt")
+made = tiny.trainer(Path(sys.argv[1]), tiny.gpt2(), rows, batch_size=2, accumulate=2, processes=2,
+                    held_out={"held_out": rows}, max_steps=2, ddp_backend="gloo",
+                    save_strategy="steps", save_steps=1)
+logs, gradients = tiny.step_gradients(made)
+logs |= made.evaluate()
+logs["second"] = made.state.log_history[1]["loss"]
+if made.is_world_process_zero():
+    clean = {name.removeprefix("module."): value for name, value in gradients.items()}
+    torch.save((logs, clean), Path(sys.argv[1]) / "step.pt")
+"""
+
+
+def test_two_processes_take_the_step_of_one(tmp_path: Path) -> None:
+    # The second step has three rows for two processes.
+    lengths = [*LENGTHS, 8, 13, 10]
+    script = tmp_path / "process.py"
+    script.write_text(PROCESS)
+    tests = Path(__file__).parent
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parents[1])]),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
+         str(script), str(tmp_path), json.dumps(lengths)],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    logs, gradients = torch.load(tmp_path / "step.pt", weights_only=True)
+    rows = Rows(tiny.examples(lengths), "prompt")
+    made = tiny.trainer(
+        tmp_path / "one", tiny.gpt2(), rows, batch_size=8, held_out={HELD_OUT: rows}
+    )
+    expected = tiny.step_gradients(made)
+    assert_same((logs, gradients), expected)
+    assert logs["second"] == pytest.approx(made.state.log_history[1]["loss"], rel=1e-5)
+    assert logs["eval_loss"] == pytest.approx(made.evaluate()["eval_loss"], rel=1e-5)
+    # Two processes wrote one checkpoint, with the random state of both.
+    written = {path.name for path in (tmp_path / "checkpoint-2").iterdir()}
+    assert {"model.safetensors", "rng_state_0.pth", "rng_state_1.pth"} <= written

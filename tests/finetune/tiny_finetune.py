@@ -1,0 +1,131 @@
+"""Tiny models and encoded examples for the tests of training."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PrinterCallback,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from finetune.encoding import Encoded, Span
+from finetune.packing import BucketSampler, Rows, collate
+from finetune.trainer import ObjectiveTrainer
+
+VOCABULARY = 40
+
+
+def gpt2(seed: int = 0, **changes: Any) -> GPT2LMHeadModel:
+    torch.manual_seed(seed)
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "n_positions": 64,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "initializer_range": 0.3,
+    }
+    return GPT2LMHeadModel(GPT2Config(**(settings | changes)))
+
+
+def llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+    }
+    return LlamaForCausalLM(LlamaConfig(**(settings | changes)))
+
+
+def examples(lengths: Sequence[int], seed: int = 0) -> list[Encoded]:
+    """Random tokens: a marker, a prompt, a marker, and for the second half a response."""
+    draw = np.random.default_rng(seed)
+    made = []
+    for number, length in enumerate(lengths):
+        spans = np.full(length, Span.PROMPT, np.uint8)
+        spans[[0, length // 2 - 1]] = Span.TEMPLATE
+        spans[length // 2 :] = Span.RESPONSE
+        ids = draw.integers(1, VOCABULARY, length).astype(np.int32)
+        ids[-1] = 0
+        made.append(Encoded(ids, spans, f"row {number}"))
+    return made
+
+
+def trainer(
+    output: Path,
+    model: Any,
+    rows: Rows,
+    *,
+    kind: type[ObjectiveTrainer] = ObjectiveTrainer,
+    held_out: dict[str, Rows] | None = None,
+    batch_size: int = 4,
+    accumulate: int = 1,
+    processes: int = 1,
+    objective: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> ObjectiveTrainer:
+    """A trainer on the processor that logs every step, in float32."""
+    settings: dict[str, Any] = {
+        "output_dir": str(output),
+        "per_device_train_batch_size": batch_size,
+        "per_device_eval_batch_size": batch_size,
+        "gradient_accumulation_steps": accumulate,
+        "learning_rate": 0.01,
+        "lr_scheduler_type": "constant",
+        "max_steps": 2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_total_limit": 2,
+        "dataloader_pin_memory": False,
+    }
+    made = kind(
+        model=model,
+        args=TrainingArguments(**(settings | arguments)),
+        rows=rows,
+        order=BucketSampler(rows.lengths, batch_size * accumulate * processes, 0),
+        held_out=held_out or {},
+        collate=partial(collate, pad_id=0),
+        **({"aux_weight": 0.5} | (objective or {})),
+    )
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+def step_gradients(made: ObjectiveTrainer) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Losses and summed gradients of the first step; the optimizer then stops."""
+    found: dict[str, Tensor] = {}
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+            if not found:
+                for name, parameter in model.named_parameters():
+                    if parameter.grad is not None:
+                        found[name] = parameter.grad.clone()
+
+    made.add_callback(Keep())
+    made.train()
+    return made.state.log_history[0], found
