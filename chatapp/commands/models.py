@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands.console import write, write_json
+from chatapp.commands.console import complain, write, write_json
 
 if TYPE_CHECKING:
     from chatapp.engine.load import ModelInfo
@@ -34,6 +34,8 @@ def list_models(as_json: JsonOption = False) -> None:
     if as_json:
         write_json(rows)
         return
+    if not rows:
+        complain("there is no model on this machine")
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
         about = row.get("error") or (
@@ -61,7 +63,8 @@ def info(
         "folder": str(found.folder),
         "architecture": found.architecture,
         "parameters": f"{found.parameters:,} counted in the checkpoint",
-        "": f"{formula:,} by N = 12LH² + (9L + V + n)H + 2H" if formula is not None else "",
+        "": "" if formula is None else f"{formula:,} by N = 12LH² + (9L + V + n)H + 2H",
+        " ": "" if formula is None else "(which leaves out the 4LH of the blocks' norms)",
         "layers (L)": f"{found.layers:,}",
         "heads": f"{found.heads:,}",
         "hidden size (H)": f"{found.hidden_size:,}",

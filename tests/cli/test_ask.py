@@ -1,0 +1,309 @@
+"""One answer on standard output, whatever ends it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fakes import ScriptedModel
+from tiny import write_tiny_gpt2
+
+from chatapp.engine import load
+from chatapp.engine.load import ModelError
+from chatapp.engine.model import Sampling
+from chatapp.prompting.template import CHAT, save_template
+
+ROOT = Path(__file__).parent.parent.parent
+UseModel = Callable[[ScriptedModel], ScriptedModel]
+
+KEYS = [
+    "reply",
+    "finish_reason",
+    "model",
+    "template",
+    "seed",
+    "prompt_tokens",
+    "reused_tokens",
+    "reply_tokens",
+    "time_to_first_token",
+    "tokens_per_second",
+]
+
+
+# ask
+
+
+def test_the_answer_alone_is_on_standard_output(run, use_model: UseModel) -> None:
+    model = use_model(ScriptedModel([" I am a model.\n"]))
+    assert run("ask", "Who are you?") == (0, "I am a model.\n", "")
+    assert model.prompts[0].endswith("User: Who are you?\nAssistant:")
+
+
+def test_piped_text_is_appended_to_the_question(run, use_model: UseModel) -> None:
+    model = use_model(ScriptedModel([" Ok."]))
+    run("ask", "Summarise:", stdin="two\nlines — ü\n".encode())
+    run("ask", stdin=b"only this\n")
+    assert model.prompts[0].endswith("User: Summarise:\n\ntwo\nlines — ü\nAssistant:")
+    assert model.prompts[1].endswith("User: only this\nAssistant:")
+
+
+def test_a_terminal_is_not_read_from(run, use_model: UseModel) -> None:
+    use_model(ScriptedModel([" Ok."]))
+    result = run("ask", "Hi", stdin=b"not for you", terminal=True)
+    assert (result.status, result.out) == (0, "Ok.\n")
+    status, _, err = run("ask", terminal=True)
+    assert (status, err) == (
+        2,
+        "chatapp: there is no question; give it in quotes or on standard input\n",
+    )
+
+
+def test_status_shows_on_a_terminal_alone(run, use_model: UseModel) -> None:
+    use_model(ScriptedModel([" Ok."]))
+    assert "Loading bundled" in run("ask", "Hi", terminal=True).err
+    assert run("ask", "Hi").err == ""
+
+
+def test_json_is_one_document(run, use_model: UseModel) -> None:
+    use_model(ScriptedModel([" Ja, 你好."]))
+    status, out, err = run("ask", "Hi", "--json", "--seed", "5")
+    document = json.loads(out)
+    assert list(document) == KEYS
+    assert (status, err) == (0, "")
+    assert document["reply"] == "Ja, 你好."
+    assert (document["finish_reason"], document["seed"]) == ("stop", 5)
+    assert (document["model"], document["template"]) == ("bundled", "plain")
+    assert (document["reply_tokens"], document["reused_tokens"]) == (2, 0)
+    assert document["prompt_tokens"] > 5
+
+
+def test_json_names_the_seed_that_was_drawn(run, use_model: UseModel) -> None:
+    model = use_model(ScriptedModel([" Ok."]))
+    assert json.loads(run("ask", "Hi", "--json").out)["seed"] == model.samplings[0].seed
+
+
+def test_every_sampling_field_is_a_flag(run, use_model: UseModel) -> None:
+    model = use_model(ScriptedModel([" Ok."]))
+    flags = (
+        "--temperature 0.5 --top-k 3 --top-p 0.4 --min-p 0.1 --repetition-penalty 1.2 "
+        "--no-repeat-ngram 4 --seed 7 --max-tokens 9"
+    )
+    expected = Sampling(0.5, 3, 0.4, 0.1, 1.2, 4, 7, 9)
+    assert run("ask", "Hi", *flags.split()).status == 0
+    assert run("complete", "Hi", *flags.split()).status == 0
+    assert model.samplings == [expected, expected]
+
+
+def test_instructions_and_template_reach_the_prompt(run, use_model: UseModel) -> None:
+    model = use_model(ScriptedModel([" Ok."]))
+    run("ask", "Hi", "--system", "Be brief.", "--template", "alpaca")
+    assert model.prompts == ["Be brief.\n\n### Instruction:\nHi\n\n### Response:"]
+
+
+def test_a_models_own_template_is_used_and_another_refused(
+    run, use_model: UseModel, tmp_path: Path
+) -> None:
+    save_template(CHAT, tmp_path)
+    use_model(ScriptedModel([" Ok."], folder=tmp_path))
+    assert json.loads(run("ask", "Hi", "--json").out)["template"] == "chat"
+    status, out, err = run("ask", "Hi", "--template", "plain")
+    assert (status, out) == (2, "")
+    assert "'chat'" in err
+    assert "'plain'" in err
+    assert err.count("\n") == 1
+
+
+def test_a_terminal_obeys_nothing_of_the_answer(run, use_model: UseModel) -> None:
+    use_model(ScriptedModel([" [/b] \x1b]0;x\x07 \x1b[2J\x9b\r\tand\nso \ud800 \u202eon"]))
+    shown = "[/b] ␛]0;x␇ ␛[2J\ufffd␍\tand\nso \ufffd \ufffdon\n"
+    assert run("ask", "Hi").out == shown
+    assert run("ask", "Hi", terminal=True).out == shown
+    out = run("ask", "Hi", "--json").out
+    assert json.loads(out)["reply"].startswith("[/b] \x1b]0;x\x07")
+    assert out.isascii()
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("command", ["ask", "complete"])
+def test_text_that_is_no_utf8_is_no_trouble(run, use_model: UseModel, command: str) -> None:
+    model = use_model(ScriptedModel([" Ok."]))
+    assert run(command, "what \udcff is", stdin=b"this \xff?").status == 0
+    assert "what \ufffd is" in model.prompts[0]
+    assert "this \ufffd?" in model.prompts[0]
+
+
+def test_a_question_longer_than_the_window_is_refused(run, use_model: UseModel) -> None:
+    use_model(ScriptedModel([" Ok."], context=100))
+    status, out, err = run("ask", "word " * 200)
+    assert (status, out) == (2, "")
+    assert "200 tokens" in err
+    assert "window of 100 tokens" in err
+    assert err.count("\n") == 1
+
+
+def test_endless_input_is_refused(run, use_model: UseModel) -> None:
+    use_model(ScriptedModel([" Ok."]))
+    status, _, err = run("ask", "Hi", stdin=b"x" * (17 * 2**20))
+    assert (status, err) == (2, "chatapp: standard input is longer than 16 MiB\n")
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_model_that_fails_gives_status_one(run, use_model: UseModel, flags: list[str]) -> None:
+    use_model(ScriptedModel([RuntimeError("out of memory")]))
+    status, out, err = run("ask", "Hi", *flags)
+    assert (status, err) == (1, "chatapp: out of memory\n")
+    if flags:
+        assert json.loads(out)["finish_reason"] == "error"
+
+
+def test_an_unknown_template_is_refused_before_generating(run, use_model: UseModel) -> None:
+    model = use_model(ScriptedModel([" Ok."]))
+    status, _, err = run("ask", "Hi", "--template", "plian")
+    assert status == 2
+    assert "no template 'plian'" in err
+    assert model.prompts == []
+
+
+def test_what_is_wrong_with_a_model_is_one_sentence(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ModelError(f"{name}: there is no such folder")
+
+    monkeypatch.setattr(load, "load_model", fail)
+    assert run("ask", "Hi", "--model", "./none") == (
+        *(2, "", "chatapp: ./none: there is no such folder\n"),
+    )
+
+
+def test_an_interrupt_while_loading_ends_quietly(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(load, "load_model", interrupt)
+    assert run("ask", "Hi") == (130, "", "")
+
+
+# complete
+
+
+def test_complete_goes_on_with_the_text(run, use_model: UseModel) -> None:
+    model = use_model(ScriptedModel([" scientists found …\n"]))
+    assert run("complete", "In a shocking finding,").out == " scientists found …\n"
+    run("complete", stdin=b"From a pipe\n")
+    run("complete", "Both: ", stdin=b"two\n\n")
+    assert model.prompts == ["In a shocking finding,", "From a pipe", "Both: two\n"]
+    document = json.loads(run("complete", "In", "--json").out)
+    assert list(document) == KEYS
+    assert document["template"] is None
+
+
+@pytest.mark.parametrize("text", ["", " \n "])
+def test_complete_refuses_an_empty_text(run, use_model: UseModel, text: str) -> None:
+    use_model(ScriptedModel([" Ok."]))
+    status, out, err = run("complete", text)
+    assert (status, out) == (2, "")
+    assert err.startswith("chatapp: there is no text to go on with")
+
+
+# As a process
+
+TALKER = """
+import sys
+from chatapp.cli import main
+from chatapp.engine import load
+from fakes import ScriptedModel
+
+def reply(prompt):
+    print("asked", file=sys.stderr, flush=True)
+    return " word" * 200
+
+load.load_model = lambda name: ScriptedModel(reply, delay=0.1)
+main()
+"""
+
+ASK = """
+import sys
+from chatapp.cli import main
+
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+@contextmanager
+def talking(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`chatapp ask` that would talk for twenty seconds, if nobody stopped it."""
+    environment = {
+        "CHATAPP_HOME": str(tmp_path),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", TALKER, "ask", "Talk", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"asked\n"
+        yield process
+
+
+def test_an_interrupt_prints_what_there_was(tmp_path: Path) -> None:
+    with talking(tmp_path) as process:
+        assert process.stdout is not None
+        start = os.read(process.stdout.fileno(), 4)
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate()
+    out = start + rest
+    assert (process.returncode, err) == (130, b"")
+    assert out.startswith(b"word")
+    assert out.endswith(b"\n")
+    assert len(out.split()) < 200
+
+
+def test_an_interrupt_gives_json_too(tmp_path: Path) -> None:
+    with talking(tmp_path, "--json") as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert (process.returncode, err) == (130, b"")
+    assert json.loads(out)["finish_reason"] == "cancelled"
+
+
+def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
+    with talking(tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert os.read(process.stdout.fileno(), 3) == b"wor"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_a_real_model_answers_the_same_twice(tmp_path: Path) -> None:
+    folder = write_tiny_gpt2(tmp_path / "model")
+    flags = f"--model {folder} --seed 1 --max-tokens 20".split()
+    results = [
+        subprocess.run(
+            [sys.executable, "-c", ASK, "ask", "Hi", *flags],
+            cwd=ROOT,
+            env={"CHATAPP_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    assert [result.returncode for result in results] == [0, 0]
+    assert results[0].stdout == results[1].stdout
+    assert len(results[0].stdout) > 10
+    modules = set(results[0].stderr.split())
+    assert "torch" in modules
+    assert not modules & {"transformers", "datasets", "peft", "pandas", "textual"}

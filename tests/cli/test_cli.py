@@ -1,0 +1,141 @@
+"""The command as a whole: help, the chat's start, and errors nobody foresaw."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fakes import ScriptedModel
+
+from chatapp import __version__
+from chatapp.dialogue.store import Store
+from chatapp.engine import load
+from chatapp.paths import database_path, log_dir, settings_path
+from chatapp.settings import Settings
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, int | None]]:
+    """What the chat's screen was started with."""
+    calls: list[tuple[Settings, int | None]] = []
+
+    def run(settings: Settings, chat_id: int | None = None) -> int:
+        calls.append((settings, chat_id))
+        return 0
+
+    monkeypatch.setitem(sys.modules, "chatapp.tui.app", SimpleNamespace(run=run))  # type: ignore[arg-type]
+    return calls
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = "import sys; from chatapp.cli import main\ntry: main()\nfinally: print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", script, "--help"],
+        cwd=ROOT,
+        env={},
+        capture_output=True,
+        text=True,
+    )
+    assert "ask" in result.stdout
+    heavy = {"torch", "transformers", "textual", "numpy", "pydantic", "rich.table", "sqlite3"}
+    assert not heavy & set(result.stdout.split())
+
+
+def test_it_runs_as_a_module() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "chatapp", "--version"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.stdout == f"chatapp {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["ask"], ["complete"], ["history"], ["history", "export"], ["models"]]
+)
+def test_every_command_has_help(run, arguments: list[str]) -> None:
+    status, out, _ = run(*arguments, "-h")
+    assert status == 0
+    assert re.search(r"^Usage: chatapp", out, re.MULTILINE)
+
+
+def test_without_a_command_the_chat_starts(run, started: list) -> None:
+    assert run("--model", "./mine", "--template", "alpaca", terminal=True) == (0, "", "")
+    assert started == [(Settings(model="./mine", template="alpaca"), None)]
+
+
+def test_the_chat_goes_on_with_the_one_changed_last(run, started: list) -> None:
+    assert run("-c", terminal=True).status == 0
+    store = Store(database_path())
+    store.create_chat()
+    last = store.create_chat()
+    store.close()
+    assert run("--continue", terminal=True).status == 0
+    assert [chat_id for _, chat_id in started] == [None, last]
+
+
+def test_the_chat_needs_a_terminal(run, started: list) -> None:
+    status, _, err = run()
+    assert (status, started) == (2, [])
+    assert err == "chatapp: the chat needs a terminal; `chatapp ask` answers without one\n"
+
+
+def test_options_of_the_chat_are_not_lost_before_a_command(run) -> None:
+    status, _, err = run("--model", "x", "history", "list")
+    assert (status, err) == (2, "chatapp: options for a command stand after it\n")
+
+
+def test_wrong_settings_are_one_sentence(run, started: list) -> None:
+    settings_path().parent.mkdir(parents=True)
+    settings_path().write_text("modle = 'x'\n")
+    status, _, err = run(terminal=True)
+    assert status == 2
+    assert err == (
+        f"chatapp: {settings_path()}, line 1: there is no setting 'modle'; did you mean 'model'?\n"
+    )
+    assert run("ask", "Hi").status == 2
+
+
+def test_wrong_flags_give_status_two(run) -> None:
+    for arguments in (["askk"], ["ask", "--nope"], ["ask", "--seed", "x"], ["history", "show"]):
+        assert run(*arguments).status == 2
+    status, _, err = run("ask", "Hi", "--top-p", "7")
+    assert (status, err) == (
+        *(2, "chatapp: --top-p: top_p is 7.0; expected above 0 and at most 1 (off)\n"),
+    )
+
+
+def test_a_bug_is_one_sentence_and_a_traceback_in_the_log(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(name: str) -> ScriptedModel:
+        raise ZeroDivisionError("by \x1b[31mzero")
+
+    monkeypatch.setattr(load, "load_model", broken)
+    status, out, err = run("ask", "Hi")
+    log = log_dir() / "chatapp.log"
+    assert (status, out) == (1, "")
+    assert err == (
+        f"chatapp: an unexpected error, ZeroDivisionError: by ␛[31mzero; "
+        f"the traceback is in {log}\n"
+    )
+    assert "Traceback" in log.read_text()
+    assert "in broken" in log.read_text()
+    run("ask", "Hi")
+    assert log.read_text().count("Traceback") == 2
+
+
+def test_a_bug_is_told_even_where_no_log_can_be_written(
+    run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(name: str) -> ScriptedModel:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(load, "load_model", broken)
+    home.mkdir()
+    log_dir().write_text("a file where the folder should be")
+    status, _, err = run("ask", "Hi")
+    assert status == 1
+    assert f"the traceback could not be written to {log_dir() / 'chatapp.log'}" in err

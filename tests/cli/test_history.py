@@ -1,0 +1,206 @@
+"""Chats are listed, found, shown, exported and deleted, and never by accident."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from chatapp.dialogue.store import Store
+from chatapp.paths import database_path
+
+HOSTILE = "[/b] \x1b]0;x\x07 \x1b[2J [link=x]"
+
+
+@pytest.fixture
+def ids() -> list[int]:
+    """Two chats: a plain one, and one of hostile text with an answer that was stopped."""
+    store = Store(database_path())
+    first = store.create_chat(model="bundled", template="plain")
+    question = store.add_message(first, None, "user", "What does a walrus eat?")
+    store.add_message(first, question.id, "assistant", "Clams, mostly.")
+    second = store.create_chat(model="\x1b[31mred", template="plain")
+    question = store.add_message(second, None, "user", HOSTILE)
+    store.add_message(second, question.id, "assistant", "a walrus \x9b", status="stopped")
+    store.close()
+    return [first, second]
+
+
+def chats_left() -> list[int]:
+    store = Store(database_path())
+    ids = [chat.id for chat in store.chats()]
+    store.close()
+    return ids
+
+
+def test_an_empty_history_is_no_error(run) -> None:
+    assert run("history", "list") == (0, "", "chatapp: there are no chats yet\n")
+    assert run("history", "list", "--json") == (0, "[]\n", "")
+    assert run("history", "search", "x") == (0, "", "chatapp: no message holds 'x'\n")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_list_shows_each_chat_on_one_line(run, ids: list[int], terminal: bool) -> None:
+    status, out, err = run("history", "list", terminal=terminal)
+    assert (status, err) == (0, "")
+    out = re.sub(r"\x1b\[[01]m", "", out)  # the heading's bold
+    heading, newest, oldest = out.splitlines()
+    assert heading.split() == ["id", "messages", "updated", "model", "title"]
+    assert newest.split()[:2] == [str(ids[1]), "2"]
+    assert "[/b] ␛]0" in newest
+    assert "What does a walrus eat?" in oldest or "…" in oldest
+    assert "␛[31mred" in newest
+    assert "\x1b" not in out
+    assert "\x07" not in out
+
+
+def test_the_list_as_json(run, ids: list[int]) -> None:
+    documents = json.loads(run("history", "list", "--json").out)
+    assert [list(document) for document in documents] == (
+        [["id", "title", "model", "messages", "updated"]] * 2
+    )
+    assert [document["id"] for document in documents] == ids[::-1]
+    assert documents[0]["title"] == HOSTILE
+    assert len(json.loads(run("history", "list", "--json", "--limit", "1").out)) == 1
+
+
+def test_search_marks_what_it_found(run, ids: list[int]) -> None:
+    status, out, _ = run("history", "search", "WALRUS")
+    assert status == 0
+    assert "    assistant: a **walrus** \ufffd\n" in out
+    assert "    user: What does a **walrus** eat?\n" in out
+    assert out.index("assistant") < out.index("user:"), "newest first"
+    (hit,) = json.loads(run("history", "search", "walrus ea", "--json").out)
+    assert hit["snippet"] == "What does a walrus eat?"
+    assert (hit["chat_id"], hit["role"]) == (ids[0], "user")
+
+
+def test_search_shows_hits_in_reverse_on_a_terminal(
+    run, ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = run("history", "search", "clams", terminal=True).out
+    assert "\x1b[7mClams\x1b[0m" in out
+
+
+@pytest.mark.parametrize("query", ['"', "NEAR(", "\x1b[2J", "\udcff", "a AND"])
+def test_no_search_is_wrong(run, ids: list[int], query: str) -> None:
+    status, out, err = run("history", "search", query)
+    assert status == 0
+    assert "\x1b" not in out + err
+
+
+def test_show_is_safe_to_look_at(run, ids: list[int]) -> None:
+    status, out, _ = run("history", "show", str(ids[1]))
+    assert status == 0
+    assert "## User\n\n[/b] ␛]0;x␇ ␛[2J [link=x]\n" in out
+    assert "## Assistant (stopped)\n\na walrus \ufffd\n" in out
+    assert "\x1b" not in out
+    document = json.loads(run("history", "show", str(ids[1]), "--json").out)
+    assert document["messages"][0]["content"] == HOSTILE
+
+
+@pytest.mark.parametrize("command", ["show", "export", "delete"])
+def test_a_chat_that_is_not_there_is_named(run, command: str) -> None:
+    flags = ["--yes"] if command == "delete" else []
+    assert run("history", command, "7", *flags) == (2, "", "chatapp: there is no chat 7\n")
+
+
+# Export
+
+
+def test_export_keeps_the_text_as_it_is_in_pipes_and_files(
+    run, ids: list[int], tmp_path: Path
+) -> None:
+    out = run("history", "export", str(ids[1])).out
+    assert f"## User\n\n{HOSTILE}\n" in out
+    shown = run("history", "export", str(ids[1]), terminal=True).out
+    assert "\x1b" not in shown
+    assert "␛" in shown
+    file = tmp_path / "chat.md"
+    assert run("history", "export", str(ids[1]), "--output", str(file)) == (0, "", "")
+    assert file.read_text() == out
+
+
+def test_export_as_json(run, ids: list[int]) -> None:
+    one = json.loads(run("history", "export", str(ids[0]), "--format", "json").out)
+    assert [message["role"] for message in one["messages"]] == ["user", "assistant"]
+    every = json.loads(run("history", "export", "--all", "--format", "json").out)
+    assert [document["id"] for document in every] == ids[::-1]
+
+
+def test_export_for_fine_tuning_holds_complete_exchanges(run, ids: list[int]) -> None:
+    (line,) = run("history", "export", "--all", "--format", "jsonl").out.splitlines()
+    assert json.loads(line) == {
+        "messages": [
+            {"role": "user", "content": "What does a walrus eat?"},
+            {"role": "assistant", "content": "Clams, mostly."},
+        ]
+    }
+    assert run("history", "export", str(ids[1]), "--format", "jsonl") == (
+        *(0, "", "chatapp: there is no complete exchange to export\n"),
+    )
+
+
+def test_export_of_all_as_markdown(run, ids: list[int]) -> None:
+    out = run("history", "export", "--all").out
+    assert out.count("\n---\n\n# ") == 1
+
+
+def test_export_replaces_no_file_unasked(run, ids: list[int], tmp_path: Path) -> None:
+    file = tmp_path / "mine.md"
+    file.write_text("precious")
+    arguments = ("history", "export", str(ids[0]), "-o", str(file))
+    assert run(*arguments) == (
+        *(2, "", f"chatapp: {file}: this file exists; --force replaces it\n"),
+    )
+    assert file.read_text() == "precious"
+    assert run(*arguments, "--force").status == 0
+    assert "walrus" in file.read_text()
+
+
+def test_export_to_a_place_that_is_none(run, ids: list[int], tmp_path: Path) -> None:
+    file = tmp_path / "no" / "x.md"
+    assert run("history", "export", "--all", "-o", str(file)) == (
+        *(2, "", f"chatapp: {file}: cannot be written: No such file or directory\n"),
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["1", "--all"]])
+def test_export_wants_one_chat_or_all(run, arguments: list[str]) -> None:
+    assert run("history", "export", *arguments) == (
+        *(2, "", "chatapp: give either the id of a chat or --all\n"),
+    )
+
+
+# Delete
+
+
+def test_deleting_has_to_be_confirmed(run, ids: list[int]) -> None:
+    assert run("history", "delete", str(ids[0])) == (
+        *(2, "", "chatapp: deleting a chat has to be confirmed with --yes\n"),
+    )
+    assert chats_left() == ids[::-1]
+    assert run("history", "delete", str(ids[0]), "--yes") == (0, "", "")
+    assert chats_left() == [ids[1]]
+
+
+@pytest.mark.parametrize(("answer", "status", "left"), [("n", 1, 2), ("", 1, 2), ("y", 0, 1)])
+def test_deleting_asks_on_a_terminal(
+    run, ids: list[int], answer: str, status: int, left: int
+) -> None:
+    result = run("history", "delete", str(ids[1]), stdin=f"{answer}\n".encode(), terminal=True)
+    assert result.status == status
+    assert len(chats_left()) == left
+    assert "\x1b" not in result.out + result.err
+
+
+def test_a_damaged_database_is_told_in_words(run) -> None:
+    database_path().parent.mkdir(parents=True)
+    database_path().write_bytes(b"no database" * 100)
+    status, out, err = run("history", "list")
+    assert (status, out) == (2, "")
+    assert str(database_path()) in err
+    assert err.count("\n") == 1
+    assert database_path().read_bytes() == b"no database" * 100

@@ -1,0 +1,71 @@
+"""What a model consists of, read from its files."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny import write_tiny_gpt2
+
+from chatapp.prompting.template import CHAT, save_template
+
+# L = 2, H = 16, V = 108, n = 64
+FORMULA = 12 * 2 * 16**2 + (9 * 2 + 108 + 64) * 16 + 2 * 16
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_tiny_gpt2(tmp_path_factory.mktemp("models") / "tiny", context=64)
+    save_template(replace(CHAT, name="mine"), folder)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
+    return folder
+
+
+def test_info_shows_parameters_counted_and_calculated(run, model: Path) -> None:
+    status, out, err = run("models", "info", str(model))
+    assert (status, err) == (0, "")
+    assert f"{FORMULA + 4 * 2 * 16:,} counted in the checkpoint\n" in out
+    assert f"{FORMULA:,} by N = 12LH² + (9L + V + n)H + 2H\n" in out
+    for line in (
+        "layers (L)       2\n",
+        "heads            2\n",
+        "hidden size (H)  16\n",
+        "vocabulary (V)   108 tokens\n",
+        "context (n)      64 tokens\n",
+        "template         mine\n",
+        "licence          mit\n",
+    ):
+        assert line in out
+
+
+def test_info_as_json(run, model: Path) -> None:
+    document = json.loads(run("models", "info", str(model), "--json").out)
+    assert document["name"] == document["folder"] == str(model)
+    assert document["parameters_by_formula"] == FORMULA
+    assert document["parameters"] == FORMULA + 4 * 2 * 16
+    assert (document["template"], document["licence"], document["context"]) == ("mine", "mit", 64)
+
+
+def test_info_of_no_model_is_one_sentence(run, tmp_path: Path) -> None:
+    status, out, err = run("models", "info", str(tmp_path / "none"))
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+
+
+def test_the_list_shows_kept_models_and_what_is_wrong_with_them(
+    run, model: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = home / "data" / "models"
+    kept.mkdir(parents=True)
+    (kept / "good").symlink_to(model)
+    (kept / "broken").mkdir()
+    (kept / "broken" / "config.json").write_text("{")
+    status, out, _ = run("models", "list")
+    assert status == 0
+    good = next(line for line in out.splitlines() if line.startswith(str(kept / "good")))
+    assert f"{FORMULA + 128:,} parameters" in good
+    assert good.endswith("mine")
+    documents = {row["name"]: row for row in json.loads(run("models", "list", "--json").out)}
+    assert documents[str(kept / "good")]["parameters"] == FORMULA + 128
+    assert "config.json" in documents[str(kept / "broken")]["error"]
