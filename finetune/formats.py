@@ -275,12 +275,13 @@ def read_labelled(
 
 def _labelled_field(row: Row, role: str) -> str | list[str]:
     value = row.fields.get(role)
-    if role == "choices" and isinstance(value, list):
-        if len(value) < 2 or not all(isinstance(each, str) and each.strip() for each in value):
+    if role == "choices" and role in row.fields:
+        texts = value if isinstance(value, list) else []
+        if len(texts) < 2 or not all(isinstance(each, str) and each.strip() for each in texts):
             raise BadRow(
-                "bad choices", f"{row.place}: 'choices' holds {value!r}, expected two or more texts"
+                "bad choices", f"{row.place}: 'choices' is {value!r}, expected two or more texts"
             )
-        return cast(list[str], value)
+        return cast(list[str], texts)
     if role == "label" and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return text_field(row, role)

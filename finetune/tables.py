@@ -66,7 +66,11 @@ def tables(source: TrainSource) -> list[Table]:
         raise ConfigError(f"{quoted(source.path)}: holds a NUL character and is no path")
     path = Path(source.path).expanduser()
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if _suffix(file) in SUFFIXES)
+        files = sorted(
+            file
+            for file in path.iterdir()
+            if _suffix(file) in SUFFIXES and file.is_file() and not file.name.startswith(".")
+        )
         if not files:
             raise ConfigError(f"{path}: this folder holds no file named {either(SUFFIXES)}")
         return [_table(file) for file in files]
@@ -137,7 +141,7 @@ def _records(file: IO[bytes], suffix: str, place: str) -> Iterator[Record]:
     file.seek(0)
     if head.startswith(b"["):
         return _array_records(_text_of(file.read(), place), place)
-    if re.match(rb"\{\s*\n", head):
+    if re.match(rb'\{\s*\n\s*"', head):
         raise ConfigError(f"{place}: is one JSON object, expected a list, or one object a line")
     return jsonl_records(file)
 
