@@ -169,13 +169,11 @@ class Session:
     ) -> Iterator[SessionEvent]:
         """Generate a reply to `text`, or to the last message of `path` when it is None."""
         user: StoredMessage | None = None
-        if text is None:
-            prompt = self._write(path)
-        else:
+        if text is not None:
             text = without_surrogates(text)
             if not text.strip():
                 raise ValueError("the message is empty")
-            prompt = self._write(path, text)
+        prompt = self._write(path, text)
         if self.chat_id is None:
             self.chat_id = self._store.create_chat(
                 system=self._system, template=self.template.name, model=self.model.name
@@ -209,7 +207,8 @@ class Session:
         text = reply.text
         drawn = self._writer.reply_ids(text)
         dropped = self._messages_in(prompt.dropped)
-        self._usage = (len(prompt.ids), dropped)
+        used = len(prompt.ids)
+        self._usage = (used, dropped)
         stored_at = time.monotonic()
         finished: Finished | None = None
         status: Status = "stopped"  # unless the turn comes to an end of its own
@@ -226,7 +225,8 @@ class Session:
                     continue
                 if event.id != self.model.tokenizer.end_id:
                     drawn.append(event.id)
-                self._usage = (self._usage[0] + 1, dropped)
+                used += 1
+                self._usage = (used, dropped)
                 if time.monotonic() - stored_at >= _STORE_EVERY:
                     self._store.update_message(reply.id, text, "partial")
                     stored_at = time.monotonic()
@@ -236,8 +236,8 @@ class Session:
             raise
         finally:
             self._writer.remember(text, drawn)
-            self._usage = None  # the kept reply may be shorter than what was drawn
             self._path = [*self._path[:-1], replace(reply, text=text, status=status)]
+            self._usage = None  # the kept reply may be shorter than what was drawn
             self._store.update_message(reply.id, text, status)
         if finished:
             self._store.finish_turn(
@@ -260,9 +260,10 @@ class Session:
 
     def _measure(self) -> tuple[int, int]:
         """Tokens in use and messages out of context, kept up to date while a reply grows."""
-        if self._usage is None:
-            self._usage = self._measure_path()
-        return self._usage
+        usage = self._usage  # read once: another thread may generate meanwhile
+        if usage is None:
+            usage = self._usage = self._measure_path()
+        return usage
 
     def _measure_path(self) -> tuple[int, int]:
         if not self._path:

@@ -293,10 +293,11 @@ def test_chats_are_matched_by_title_or_text(store: Store) -> None:
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     store = Store(tmp_path_factory.mktemp("filled") / "chats.db")
     dialogue(store, "Hello OR NOT hello", 'NEAR("x" y) * text:')
-    return store
+    yield store
+    store.close()
 
 
 @given(st.text(st.characters() | st.sampled_from('"*^():+-{}\\ \0\ud800')))
