@@ -12,6 +12,7 @@ import typer
 
 from chatapp import __version__
 from chatapp.commands import ask, history, models
+from chatapp.commands import run as run_command
 from chatapp.commands.ask import ModelOption, TemplateOption
 from chatapp.commands.console import UserError, complain
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(ask.ask)
 app.command()(ask.complete)
+app.command()(run_command.run)
 app.add_typer(history.app, name="history", help="List, search, show, export and delete chats.")
 app.add_typer(models.app, name="models", help="Show the models on this machine.")
 
@@ -79,9 +81,10 @@ def _report(error: Exception) -> int:
     from chatapp.dialogue.store import StoreError
     from chatapp.engine.load import ModelError
     from chatapp.engine.model import ContextOverflow
+    from chatapp.prompting.examples import PromptError
     from chatapp.settings import SettingsError
 
-    of_the_user = (UserError, SettingsError, StoreError, ModelError)
+    of_the_user = (UserError, SettingsError, StoreError, ModelError, PromptError)
     if isinstance(error, (*of_the_user, MessageTooLong, ContextOverflow)):
         complain(str(error))
         return 2

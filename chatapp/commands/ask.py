@@ -81,7 +81,7 @@ def ask(
     from chatapp.dialogue import oneshot
     from chatapp.dialogue.session import choose_template
 
-    language_model = _load(settings.model)
+    language_model = load(settings.model)
     try:
         chosen = choose_template(language_model, settings.template)
     except ValueError as error:
@@ -120,7 +120,7 @@ def complete(
 
     from chatapp.dialogue import oneshot
 
-    language_model = _load(settings.model)
+    language_model = load(settings.model)
 
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
         return oneshot.complete(language_model, prompt, sampling=sampling, cancel=cancel)
@@ -147,7 +147,8 @@ def _standard_input() -> str:
     return data.decode("utf-8", errors="replace")
 
 
-def _load(name: str) -> "LanguageModel":
+def load(name: str) -> "LanguageModel":
+    """Load a model, saying so on a terminal. Raises ModelError."""
     from chatapp.engine.load import load_model
 
     status(f"Loading {name} …")

@@ -107,7 +107,7 @@ class SentenceEncoder:
             _LONGEST,
         )
         self._longest = int(min(limits))
-        self.fingerprint = f"{_digest(folder)}-{self._pooling}-{self._longest}"
+        self.fingerprint = f"{folder_digest(folder)}-{self._pooling}-{self._longest}"
 
     def encode(self, texts: Sequence[str]) -> Scores:
         import torch
@@ -147,7 +147,7 @@ class ModelEncoder:
             raise ModelError(f"{model.name}: has no hidden states to be had for the encoder 'lm'")
         self._model = model
         self._layer = layer
-        self.fingerprint = f"{_digest(model.folder)}-layer{layer}"
+        self.fingerprint = f"{folder_digest(model.folder)}-layer{layer}"
 
     def encode(self, texts: Sequence[str]) -> Scores:
         return np.stack([self._embed(text) for text in texts])
@@ -223,7 +223,7 @@ def _key(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _digest(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
     """Twelve hex digits over the files of a model that its vectors can depend on."""
     digest = hashlib.blake2b()
     for file in sorted(folder.rglob("*")):

@@ -1,0 +1,207 @@
+"""`chatapp run`: a prompt file on one input, or on a file of them.
+
+The one invariant: standard output holds answers alone; what was asked, how sure the model is
+and what went wrong go to standard error, or into the JSON document.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chatapp.commands.ask import JsonOption, ModelOption, load
+from chatapp.commands.console import UserError, complain, write, write_json
+from chatapp.commands.prompts import interruptible, progress, prompt_path
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from chatapp.evaluation.answering import Answer, Answerer, Question
+    from chatapp.evaluation.inputs import Inputs
+    from chatapp.evaluation.journal import Journal
+
+_STYLES = {
+    "instruction": "bold magenta",
+    "example": "cyan",
+    "user": "bold green",
+    "assistant": "bold yellow",
+    "marker": "dim",
+    "end": "reverse",
+}
+
+
+def run(
+    file: Annotated[
+        str, typer.Argument(help="Prompt file (.toml, .txt), pool (.jsonl, .csv), or library name.")
+    ],
+    text: Annotated[str | None, typer.Option("--input", help="The input to answer.")] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(help="Inputs, one a row (.jsonl, .csv) or a line; - is standard input."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Where answers to --inputs go (JSON Lines); continued if it is there."),
+    ] = None,
+    shots: Annotated[int | None, typer.Option(min=0, help="Examples to show.")] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(
+            help="How to choose them: fixed, random, balanced, bm25, knn, mmr or vote; the last "
+            "three also with an encoder, as knn:minilm.",
+        ),
+    ] = None,
+    order: Annotated[
+        str | None, typer.Option(help="nearest-first, nearest-last or shuffled.")
+    ] = None,
+    score: Annotated[
+        str | None, typer.Option(help="How labels are scored: direct, calibrated or channel.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of selection and sampling.")] = None,
+    model: ModelOption = None,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="Show the exact prompt on standard error.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer inputs as a prompt file says: by a label, or by generated text."""
+    from chatapp.evaluation.answering import Answerer, sampling_of
+    from chatapp.evaluation.choices import changed, selector_for
+    from chatapp.prompting.promptfile import load_prompt
+    from chatapp.settings import load_settings
+
+    prompt = changed(
+        load_prompt(prompt_path(file)),
+        shots=shots,
+        select=select,
+        order=order,
+        scoring=score,
+        seed=seed,
+    )
+    if text is not None and inputs is not None:
+        raise UserError("--input and --inputs exclude each other")
+    if prompt.text is None and text is None and inputs is None:
+        raise UserError("there is no input; give it with --input, or a file of them with --inputs")
+    if prompt.text is not None and (text is not None or inputs is not None):
+        raise UserError(f"{file}: is a text to complete and takes no input")
+    if text is not None and not text.strip():
+        raise UserError("--input is empty")
+    if inputs is None and output is not None:
+        raise UserError("--output is for the answers to --inputs")
+    if inputs is not None and as_json:
+        raise UserError("--json is for one input; the answers to --inputs are JSON Lines anyway")
+
+    settings = load_settings({"model": model})
+    sampling = sampling_of(prompt, settings.sampling if prompt.text is not None else None)
+    language_model = load(settings.model)
+    with interruptible("interrupted"), progress("Reading the pool") as embedded:
+        selector = selector_for(prompt, language_model, embedded)
+    answerer = Answerer(language_model, prompt, selector, sampling=sampling)
+    if inputs is None:
+        with interruptible("interrupted"):
+            _one(answerer, text or "", show_prompt=show_prompt, as_json=as_json)
+        return
+
+    from chatapp.evaluation.identity import model_identity, prompt_identity
+    from chatapp.evaluation.inputs import read_inputs, read_stream
+    from chatapp.evaluation.journal import Journal
+
+    rows = read_stream(sys.stdin.buffer) if inputs == "-" else read_inputs(Path(inputs))
+    identity = f"{prompt_identity(prompt)}-{model_identity(language_model)}"
+    if output is None:
+        _many(answerer, rows, identity, None, 0)
+        return
+    with (
+        interruptible(f"interrupted; the same command goes on where {output} ends"),
+        Journal(output) as journal,
+    ):
+        total = 0 if inputs == "-" else _lines(Path(inputs))
+        _many(answerer, rows, identity, journal, total)
+
+
+def _one(answerer: "Answerer", text: str, *, show_prompt: bool, as_json: bool) -> None:
+    from chatapp.evaluation.batch import document
+
+    question = answerer.prepare(text)
+    if show_prompt:
+        _show(question)
+    (answer,) = answerer.answer([question])
+    if as_json:
+        write_json(document(answer))
+    else:
+        write(answer.output.removesuffix("\n") + "\n")
+        _show_probabilities(answer)
+    if answer.finished and answer.finished.reason == "error":
+        complain(answer.finished.message)
+        raise typer.Exit(1)
+
+
+def _many(
+    answerer: "Answerer",
+    inputs: "Inputs",
+    identity: str,
+    journal: "Journal | None",
+    total: int,
+) -> None:
+    """Answer every input. Raises typer.Exit(1) at the end when one of them was bad."""
+    import json
+
+    from chatapp.evaluation.batch import answer_all
+
+    bad = 0
+
+    def report(sentence: str) -> None:
+        nonlocal bad
+        bad += 1
+        complain(sentence)
+
+    with progress("Answering") as show:
+        line = 0
+        for rows in answer_all(answerer, inputs, identity=identity, journal=journal, report=report):
+            line = rows[-1]["line"]
+            show(line, max(line, total))
+            if journal is None:
+                write("".join(json.dumps(row) + "\n" for row in rows), verbatim=True)
+    if bad:
+        complain(f"{bad} of the inputs could not be answered")
+        raise typer.Exit(1)
+
+
+def _lines(path: Path) -> int:
+    """About how many rows a file has, to show how far a run is."""
+    try:
+        with path.open("rb") as file:
+            return sum(1 for _ in file)
+    except (OSError, ValueError):
+        return 0  # reading the rows will say what is wrong
+
+
+def _show(question: "Question") -> None:
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(_coloured(question))
+    for title, items in (("shown", question.examples), ("dropped", question.dropped)):
+        for each in items:
+            near = "" if each.similarity is None else f", similarity {each.similarity:.3f}"
+            console.print(f"example {each.index} {title}{near}", markup=False, style="dim")
+
+
+def _coloured(question: "Question") -> "Text":
+    """The exact prompt, each segment in the colour of its kind."""
+    from rich.text import Text
+
+    from chatapp.foreign import printable
+
+    return Text.assemble(
+        *((printable(each.text), _STYLES[each.kind]) for each in question.segments)
+    )
+
+
+def _show_probabilities(answer: "Answer") -> None:
+    from chatapp.foreign import printable
+
+    width = max(map(len, answer.probabilities), default=0)
+    for label, probability in answer.probabilities.items():
+        print(f"  {printable(label):{width}}  {probability:.4f}", file=sys.stderr)

@@ -1,0 +1,131 @@
+"""Answers to a file of inputs, row by row, in a file that a second start continues.
+
+The one invariant: row n of the output belongs to row n of the inputs, bad ones included, so
+that a continued run loses none and does none twice.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from chatapp.evaluation.answering import Answer, Answerer, Demonstration
+from chatapp.evaluation.inputs import Inputs
+from chatapp.evaluation.journal import Journal, Row
+from chatapp.evaluation.scoring import Likelihoods
+from chatapp.prompting.examples import PromptError
+from chatapp.prompting.segments import text_of
+
+
+def document(answer: Answer) -> Row:
+    """An answer as plain data. Times are in seconds, likelihoods in nats."""
+    finished = answer.finished
+    return {
+        "input": answer.question.input,
+        "output": answer.output,
+        "label_probabilities": answer.probabilities,
+        "log_likelihoods": _likelihoods(answer.likelihoods),
+        "examples": [_demonstration(each) for each in answer.question.examples],
+        "dropped": [_demonstration(each) for each in answer.question.dropped],
+        "prompt": text_of(answer.question.segments),
+        "finish_reason": finished.reason if finished else None,
+        "prompt_tokens": answer.prompt_tokens,
+        "reply_tokens": finished.reply_tokens if finished else 0,
+        "time_to_first_token": finished.time_to_first_token if finished else None,
+        "tokens_per_second": finished.tokens_per_second if finished else None,
+        "seconds": answer.seconds,
+    }
+
+
+def _likelihoods(found: Likelihoods | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "direct": dict(found.direct),
+        "content_free": [dict(each) for each in found.content_free],
+        "channel": dict(found.channel),
+    }
+
+
+def _demonstration(each: Demonstration) -> dict[str, Any]:
+    return {"index": each.index, "similarity": each.similarity}
+
+
+def answer_all(
+    answerer: Answerer,
+    inputs: Inputs,
+    *,
+    identity: str,
+    journal: Journal | None,
+    report: Callable[[str], None],
+) -> Iterator[list[Row]]:
+    """Answer every input; yields the new rows a few at a time, after they are written.
+
+    A row is the `document` of an answer, with the `line` of its input and the `run` it
+    belongs to; of a bad input it has an `error` instead of an answer.
+    identity: of prompt, model and options. report: is told of each bad row, also of those an
+    earlier start met.
+    Raises PromptError when the journal is of another run or of other inputs.
+    """
+    waiting = _new(inputs, journal, identity, report)
+    while some := list(islice(waiting, answerer.batch)):
+        rows = _answered(answerer, some)
+        for row in rows:
+            row["run"] = identity
+            if "error" in row:
+                report(row["error"])
+        if journal:
+            journal.append(rows)
+        yield rows
+
+
+def _new(
+    inputs: Inputs, journal: Journal | None, identity: str, report: Callable[[str], None]
+) -> Iterator[tuple[int, str | PromptError]]:
+    """The inputs that have no row yet."""
+    done = journal.rows() if journal else iter(())
+    for line, text in inputs:
+        row = next(done, None)
+        if row is None:
+            yield line, text
+            continue
+        if row.get("run") != identity:
+            raise PromptError(
+                f"{_place(journal)}: was written by another prompt, model or option; "
+                "name another file to keep it"
+            )
+        if row.get("line") != line or row.get("input") != (text if isinstance(text, str) else None):
+            raise PromptError(
+                f"{_place(journal)}: its row for line {row.get('line')} is not of these inputs; "
+                "name another file to keep it"
+            )
+        if "error" in row:
+            report(str(row["error"]))
+    if next(done, None) is not None:
+        raise PromptError(f"{_place(journal)}: has more rows than there are inputs")
+
+
+def _place(journal: Journal | None) -> str:
+    return str(journal.path) if journal else ""
+
+
+def _answered(answerer: Answerer, some: Iterable[tuple[int, str | PromptError]]) -> list[Row]:
+    rows: list[Row] = []
+    questions = []
+    for line, text in some:
+        row: Row = {"line": line, "input": None}
+        rows.append(row)
+        if isinstance(text, PromptError):
+            row["error"] = str(text)
+            continue
+        row["input"] = text
+        try:
+            questions.append((row, answerer.prepare(text)))
+        except PromptError as error:
+            row["error"] = f"line {line}: {error}"
+    answers = answerer.answer([question for _, question in questions])
+    for (row, _), answer in zip(questions, answers, strict=True):
+        if answer.finished and answer.finished.reason == "error":
+            row["error"] = f"line {row['line']}: {answer.finished.message}"
+        else:
+            row.update(document(answer))
+    return rows

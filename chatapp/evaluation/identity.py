@@ -1,0 +1,38 @@
+"""Short digests of prompts and models, so that a run is never continued with other ones.
+
+The one invariant: whatever changes an answer changes the digest; names and places do not.
+"""
+
+import hashlib
+import json
+
+from chatapp.engine.model import LanguageModel
+from chatapp.evaluation.encoders import folder_digest
+from chatapp.prompting.promptfile import PromptFile
+
+
+def prompt_identity(prompt: PromptFile) -> str:
+    """Twelve hex digits over what a prompt file makes of an input."""
+    keys = {
+        "text": prompt.text,
+        "layout": [
+            prompt.instruction,
+            prompt.input_prefix,
+            prompt.output_prefix,
+            prompt.separator,
+        ],
+        "stop": prompt.stop,
+        "labels": prompt.labels,
+        "select": prompt.select.model_dump(),
+        "scoring": prompt.scoring,
+        "generate": dict(prompt.generate),
+    }
+    digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode())
+    for text in (*prompt.pool.inputs, *prompt.pool.outputs):
+        digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def model_identity(model: LanguageModel) -> str:
+    """Twelve hex digits over a model's files; its name where it has none on this machine."""
+    return model.name if model.folder is None else folder_digest(model.folder)

@@ -1,0 +1,117 @@
+"""Inputs for `run` and test items for `eval`, from files and from standard input.
+
+The one invariant: every row of a file comes out once, with the line it begins on, as an
+input or as the sentence that says why it is none.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from chatapp.prompting.examples import (
+    INPUT_FIELDS,
+    POOL_SUFFIXES,
+    Example,
+    PromptError,
+    nearest,
+    parse_row,
+    quoted,
+    read_rows,
+)
+
+_BOM = b"\xef\xbb\xbf"
+
+Inputs = Iterator[tuple[int, str | PromptError]]
+"""Line numbers, and on each line an input or what is wrong with it."""
+
+
+def read_inputs(path: Path) -> Inputs:
+    """The inputs in a file, one at a time.
+
+    JSONL and CSV as pools are, with or without outputs; of any other file each line that is
+    not blank is an input. Raises PromptError when the file itself cannot be read.
+    """
+    if path.suffix.lower() in POOL_SUFFIXES:
+        for line, row in read_rows(path, output_required=False):
+            yield line, row if isinstance(row, PromptError) else row.input
+        return
+    try:
+        with path.open("rb") as file:
+            yield from _plain(file, str(path))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PromptError(f"{path}: cannot be read: {reason}") from None
+
+
+def read_stream(lines: Iterable[bytes]) -> Inputs:
+    """The inputs on standard input: JSON Lines if the first line is such a row, else plain."""
+    source = "standard input"
+    is_json: bool | None = None
+    for number, text in _plain(lines, source):
+        if isinstance(text, PromptError):
+            yield number, text
+            continue
+        record = _record(text)
+        if is_json is None:
+            is_json = isinstance(record, dict) and any(name in record for name in INPUT_FIELDS)
+        if not is_json:
+            yield number, text
+            continue
+        place = f"{source}, line {number}"
+        if not isinstance(record, dict):
+            yield number, PromptError(f"{place}: expected a JSON object like those before it")
+            continue
+        try:
+            yield number, parse_row(record, place, output_required=False).input
+        except PromptError as error:
+            yield number, error
+
+
+def _plain(lines: Iterable[bytes], source: str) -> Inputs:
+    for number, line in enumerate(lines, 1):
+        try:
+            text = (line.removeprefix(_BOM) if number == 1 else line).decode("utf-8").strip()
+        except UnicodeDecodeError:
+            yield number, PromptError(f"{source}, line {number}: is not UTF-8 text")
+            continue
+        if "\0" in text:
+            yield number, PromptError(f"{source}, line {number}: holds a NUL character")
+        elif text:
+            yield number, text
+
+
+def _record(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Example):
+    """A test item; `line` is where it stands in its file."""
+
+    line: int
+
+
+def read_test(path: Path, labels: tuple[str, ...] = ()) -> list[Item]:
+    """The test items in a JSONL or CSV file; unlike in a pool, one may occur twice.
+
+    labels: when given, the only outputs there may be.
+    Raises PromptError at the first row that cannot be used: a score over a part of the items
+    is no score of the file.
+    """
+    items = []
+    for line, row in read_rows(path):
+        if isinstance(row, PromptError):
+            raise row
+        if labels and row.output not in labels:
+            raise PromptError(
+                f"{path}, line {line}: {quoted(row.output)} is none of the labels"
+                f"{nearest(row.output, labels) or '; there are ' + ', '.join(labels)}"
+            )
+        items.append(Item(row.input, row.output, line))
+    if not items:
+        raise PromptError(f"{path}: holds no test items")
+    return items

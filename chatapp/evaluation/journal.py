@@ -1,0 +1,95 @@
+"""A JSON Lines file that a later start continues.
+
+The one invariant: whatever kills the program, the file is whole lines and at most one half
+line at its end; that one is cut off when the file is opened again, and its row is done anew.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from chatapp.prompting.examples import PromptError
+
+Row = dict[str, Any]
+
+
+class Journal:
+    """The file, open for appending and locked against a second process.
+
+    Nothing is changed before the first `append`, so that a file that turns out to be another
+    one is left as it was. Raises PromptError when it cannot be opened, or is in use.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise PromptError(f"{path}: cannot be written: {error.strerror}") from None
+        self._lock()
+        self._is_whole = False
+
+    def rows(self) -> Iterator[Row]:
+        """The rows that are there, one at a time. Raises PromptError at one that is no row."""
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                is_half = not line.endswith(b"\n")
+                row = None
+                with suppress(ValueError, RecursionError):
+                    row = {} if is_half and line.startswith(b"{") else json.loads(line)
+                if not isinstance(row, dict):
+                    raise PromptError(
+                        f"{self.path}, line {number}: is no row that can be continued; "
+                        "name another file, or delete this one"
+                    )
+                if not is_half:
+                    yield row
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Write rows, and have them on the disk before this returns."""
+        if not self._is_whole:
+            self._cut()
+            self._is_whole = True
+        self._file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise PromptError(f"{self.path}: another process is writing this file") from None
+
+    def _cut(self) -> None:
+        """Drop what stands after the last line break."""
+        end = self._file.seek(0, os.SEEK_END)
+        while end:
+            begin = max(0, end - 2**16)
+            self._file.seek(begin)
+            found = self._file.read(end - begin).rfind(b"\n")
+            if found >= 0:
+                end = begin + found + 1
+                break
+            end = begin
+        self._file.truncate(end)

@@ -1,0 +1,74 @@
+"""From log-likelihoods to probabilities of labels: three ways to decide between them.
+
+The one invariant: everything here is arithmetic on the numbers of a `Likelihoods`, so that
+an answer can be decided again, by another rule, without the model.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from chatapp.prompting.promptfile import Scoring
+
+CONTENT_FREE = ("N/A", "", "[MASK]")
+"""What stands in for an input that says nothing (Zhao et al. 2021)."""
+
+ByLabel = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihoods:
+    """What the model said of one input: sums over tokens, in nats, by label.
+
+    direct: log p(label | demonstrations, input).
+    content_free: the same with each of CONTENT_FREE for the input; empty if not asked for.
+    channel: log p(input | turned demonstrations, label); empty if not asked for.
+    """
+
+    direct: ByLabel = field(default_factory=dict)
+    content_free: tuple[ByLabel, ...] = ()
+    channel: ByLabel = field(default_factory=dict)
+
+
+def probabilities(likelihoods: Likelihoods, scoring: Scoring) -> dict[str, float]:
+    """The probability of each label, normalised over the labels.
+
+    direct: p(label | input).
+    calibrated: p(label | input) / p(label), where p(label) is the mean over the content-free
+        inputs: contextual calibration with W = diag(p)⁻¹ and b = 0 (Zhao et al. 2021).
+    channel: p(input | label), every label as likely as any other beforehand (Min et al. 2021).
+    Raises ValueError when the numbers that the scoring needs are not there.
+    """
+    needed = {
+        "direct": likelihoods.direct,
+        "calibrated": likelihoods.direct and likelihoods.content_free,
+        "channel": likelihoods.channel,
+    }
+    if not needed[scoring]:
+        raise ValueError(f"there are no likelihoods for {scoring} scoring")
+    if scoring == "channel":
+        return softmax(likelihoods.channel)
+    direct = softmax(likelihoods.direct)
+    if scoring == "direct":
+        return direct
+    free = [softmax(each) for each in likelihoods.content_free]
+    # In logarithms: a probability can be too small for a float, its logarithm never.
+    logs = {
+        label: likelihoods.direct[label] - math.log(max(fmean(p[label] for p in free), 1e-300))
+        for label in direct
+    }
+    return softmax(logs)
+
+
+def softmax(logs: ByLabel) -> dict[str, float]:
+    """exp(x) for each label over their sum."""
+    highest = max(logs.values())
+    weights = {label: math.exp(value - highest) for label, value in logs.items()}
+    total = math.fsum(weights.values())
+    return {label: weight / total for label, weight in weights.items()}
+
+
+def best(values: ByLabel) -> str:
+    """The label with the highest value, the first of equals."""
+    return max(values, key=values.__getitem__)
