@@ -112,7 +112,7 @@ class TransformersModel(LocalGenerator):
         super().__init__(
             name=name,
             folder=folder,
-            context=_context(model.config) - len(start),
+            context=context_of(model.config) - len(start),
             vocabulary=vocabulary,
             tokenizer=tokenizer,
         )
@@ -141,15 +141,14 @@ class TransformersModel(LocalGenerator):
         model = load_weights(folder)
         if adapter is not None:
             model = merge_adapter(model, adapter)
-        tokenizer = _load_tokenizer(folder)
-        if adapter is not None and (adapter / TOKENIZER_CONFIG).is_file():
-            tokenizer = _load_tokenizer(adapter)
+        brings_its_own = adapter is not None and (adapter / TOKENIZER_CONFIG).is_file()
+        tokenizer, start = open_tokenizer(adapter if adapter and brings_its_own else folder)
         return cls(
             model,
-            _as_protocol(tokenizer),
+            tokenizer,
             name=name or str(adapter or folder),
             folder=adapter or folder,
-            start=_start_tokens(tokenizer),
+            start=start,
         )
 
     def next_logits(self, ids: Sequence[int], check: Check) -> tuple[Tensor, int]:
@@ -245,7 +244,7 @@ class TransformersModel(LocalGenerator):
         return len(self._past_ids)
 
 
-def _context(config: Any) -> int:
+def context_of(config: Any) -> int:
     """The longest sequence a model was made for."""
     text = config.get_text_config()
     for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
@@ -302,6 +301,15 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
         raise ModelError(
             f"{adapter}: the adapter does not fit its base model: {first_line(error)}"
         ) from None
+
+
+def open_tokenizer(folder: Path) -> tuple[PieceTokenizer, list[int]]:
+    """A folder's tokenizer, and the special tokens that its model expects before any text.
+
+    Raises ModelError.
+    """
+    tokenizer = _load_tokenizer(folder)
+    return _as_protocol(tokenizer), _start_tokens(tokenizer)
 
 
 def _load_tokenizer(folder: Path) -> Any:
