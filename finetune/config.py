@@ -289,7 +289,7 @@ def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
     return f"key {key!r}: {expected}, found {_shortened(problem['input'])}"
 
 
-_UNIONS = ("held_out",)
+_UNIONS = ("held_out", "options")
 
 _EXPECTED = {
     "model_type": "expected a table",
