@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatapp.engine.checkpoint import ModelError
-from chatapp.engine.tokenizer import NotByteLevel, load_tokenizer, without_surrogates
+from chatapp.engine.model import Tokenizer
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment
 from chatapp.prompting.template import DialogueTemplate
@@ -49,51 +46,6 @@ class Encoded:
     key: str
 
 
-class Encoder(Protocol):
-    """What encoding needs of a tokenizer. No text may ever become a special token."""
-
-    @property
-    def end_id(self) -> int:
-        """The end-of-text token."""
-        ...
-
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-
-class TransformersTokenizer:
-    """A tokenizer of transformers as an `Encoder`."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.end_id: int = tokenizer.eos_token_id
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(
-            without_surrogates(text), add_special_tokens=False, split_special_tokens=True
-        )
-        return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
-
-
-def open_tokenizer(folder: Path) -> Encoder:
-    """The tokenizer of a model folder. Raises ConfigError."""
-    try:
-        return load_tokenizer(folder)
-    except NotByteLevel:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        if tokenizer.eos_token_id is None:
-            raise ConfigError(f"{folder}: the tokenizer names no end-of-text token") from None
-        return TransformersTokenizer(tokenizer)
-    except ModelError as error:
-        raise ConfigError(str(error)) from None
-
-
 class ExampleTooLong(ConfigError):
     """An example that does not fit and, under the policy chosen, cannot be made to."""
 
@@ -115,7 +67,7 @@ class ExampleEncoder:
     def __init__(
         self,
         template: DialogueTemplate,
-        tokenizer: Encoder,
+        tokenizer: Tokenizer,
         length: int,
         too_long: TooLong = "raise",
     ) -> None:

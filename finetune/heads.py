@@ -9,8 +9,11 @@ text, so any causal model takes a head and keeps its tokenizer.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,10 +25,12 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.checkpoint import ModelError, read_json
-from finetune.config import ConfigError, TooLong
-from finetune.encoding import Encoder
-from finetune.formats import Labelled
+from chatapp.engine.model import Tokenizer
+from finetune.config import ConfigError, Data, FinetuneConfig, TooLong, TrainSource
+from finetune.corpus import draw
+from finetune.formats import Labelled, is_held_out, read_labelled
 from finetune.objective import Losses, count_labels, objective
+from finetune.preparation import HELD_OUT, LONGEST
 from finetune.tables import BadRow
 from finetune.trainer import ObjectiveTrainer, Row, in_place_of, model_inputs
 
@@ -87,13 +92,20 @@ def classes(rows: Iterable[Labelled]) -> tuple[str, ...]:
 
 
 def encode_row(
-    row: Labelled, spec: HeadSpec, tokenizer: Encoder, length: int, too_long: TooLong
+    row: Labelled,
+    spec: HeadSpec,
+    tokenizer: Tokenizer,
+    start: Sequence[int],
+    length: int,
+    too_long: TooLong,
 ) -> HeadExample | None:
     """A row's sequences, none longer than `length`; None when it is dropped for its length.
 
+    start: what the model expects before any text; the end-of-text token when it is empty.
     Under a truncating policy the end of the longest text is cut, never the delimiter or the
     extract token. Raises BadRow and ConfigError.
     """
+    start = start or [tokenizer.end_id]
     texts = [row.fields[role] for role in ROLES[spec.task][:-1]]
     match spec.task:
         case "similarity":
@@ -106,7 +118,7 @@ def encode_row(
     sequences = []
     for pair in pairs:
         parts = [tokenizer.encode(str(text).strip()) for text in pair]
-        surplus = sum(map(len, parts)) + 2 + len(delimiter) * (len(parts) - 1) - length
+        surplus = len(start) + sum(map(len, parts)) + len(delimiter) * (len(parts) - 1) + 1 - length
         if surplus > 0 and too_long == "drop":
             return None
         if surplus > 0 and too_long == "raise":
@@ -117,7 +129,7 @@ def encode_row(
         for _ in range(surplus):
             max(parts, key=len).pop()
         joined = parts[0] if len(parts) == 1 else [*parts[0], *delimiter, *parts[1]]
-        sequences.append((tokenizer.end_id, *joined, tokenizer.end_id))
+        sequences.append((*start, *joined, tokenizer.end_id))
     return HeadExample(tuple(sequences), _label(row, spec), row.key)
 
 
@@ -146,6 +158,7 @@ class HeadRows:
         self.examples = examples
         self.pad_id = pad_id
         self.lengths = [max(map(len, each.sequences)) for each in examples]
+        self.aux_labels = sum(len(ids) - 1 for each in examples for ids in each.sequences)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -164,6 +177,75 @@ class HeadRows:
             "aux_mask": (places > 0) & (places < lengths),
             "label": torch.tensor(example.label),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedHead:
+    """Rows to train on and to measure, what identifies them, and what was dropped and why."""
+
+    train: HeadRows
+    held_out: dict[str, HeadRows]
+    hashes: dict[str, str]
+    dropped: Counter[str]
+
+
+def prepare_head(
+    config: FinetuneConfig, tokenizer: Tokenizer, window: int, start: Sequence[int]
+) -> tuple[HeadSpec, PreparedHead]:
+    """Read and encode the labelled rows of a configuration with a [head]. Raises ConfigError."""
+    data, head = config.data, config.head
+    assert head is not None
+    for key in ("template", "held_out_clusters"):
+        if getattr(data, key):
+            raise ConfigError(f"data.{key} has no meaning with a head; leave it out")
+    length = min(window + len(start), LONGEST) if data.max_length is None else data.max_length
+    share = data.held_out if isinstance(data.held_out, float) else 0.0
+    dropped: Counter[str] = Counter()
+    files = [] if isinstance(data.held_out, float) else data.held_out
+    sources = [(source, _read(source, data, head.task, dropped)) for source in data.train]
+    apart = [row for source in files for row in _read(source, data, head.task, dropped)]
+    kept_out = {row.key for row in apart}
+    known = [row for _, rows in sources for row in rows]
+    labels = tuple(head.labels) or (() if head.task == "multiple-choice" else classes(known))
+    if len(labels) < 2 and head.task != "multiple-choice":
+        raise ConfigError(
+            f"head.labels: a {head.task} needs two labels or more, found {list(labels)}"
+        )
+    spec = HeadSpec(head.task, labels, head.delimiter)
+
+    def encoded(rows: Iterable[Labelled]) -> list[HeadExample]:
+        examples = []
+        for row in rows:
+            example = encode_row(row, spec, tokenizer, start, length, data.too_long)
+            if example is None:
+                dropped["too long"] += 1
+            else:
+                examples.append(example)
+        return examples
+
+    train: list[HeadExample] = []
+    for source, rows in sources:
+        mine = [r for r in rows if r.key not in kept_out and not is_held_out(r.key, share)]
+        examples = encoded(mine)
+        for turn in range(ceil(source.weight)):
+            train += draw(examples, min(1.0, source.weight - turn), config.seed)
+    held_out = encoded([*apart, *(row for row in known if is_held_out(row.key, share))])
+    if not train:
+        raise ConfigError("data.train: no row is left to train on")
+    measured = {HELD_OUT: HeadRows(held_out, tokenizer.end_id)} if held_out else {}
+    digest = sha256(repr([(e.sequences, e.label) for e in [*train, *held_out]]).encode())
+    hashes = {"rows of data.train and data.held_out": digest.hexdigest()}
+    return spec, PreparedHead(HeadRows(train, tokenizer.end_id), measured, hashes, dropped)
+
+
+def _read(source: TrainSource, data: Data, task: Task, dropped: Counter[str]) -> list[Labelled]:
+    rows = []
+    for row in read_labelled(source, ROLES[task], data.bad_rows):
+        if isinstance(row, BadRow):
+            dropped[row.reason] += 1
+        else:
+            rows.append(row)
+    return rows
 
 
 def collate(rows: list[Row], pad_id: int) -> Row:
@@ -297,9 +379,11 @@ def load_head_weights(model: Any, folder: Path) -> None:
 class Classifier:
     """A trained head with its model: rows to label probabilities."""
 
-    def __init__(self, model: Any, spec: HeadSpec, tokenizer: Encoder, length: int) -> None:
+    def __init__(
+        self, model: Any, spec: HeadSpec, tokenizer: Tokenizer, start: Sequence[int], length: int
+    ) -> None:
         self.model, self.spec = model.eval(), spec
-        self.tokenizer, self.length = tokenizer, length
+        self.tokenizer, self.start, self.length = tokenizer, start, length
 
     @torch.inference_mode()
     def predict(self, row: Labelled) -> list[float]:
@@ -308,7 +392,9 @@ class Classifier:
         A text too long for the model is cut at its end. Of multiple choice the row's own
         label is read but not used.
         """
-        example = encode_row(row, self.spec, self.tokenizer, self.length, "truncate-prompt")
+        example = encode_row(
+            row, self.spec, self.tokenizer, self.start, self.length, "truncate-prompt"
+        )
         assert example is not None
         batch = collate([HeadRows([example], self.tokenizer.end_id)[0]], self.tokenizer.end_id)
         found: list[Tensor] = []

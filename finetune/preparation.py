@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
+from chatapp.engine.model import Tokenizer
 from chatapp.prompting.examples import nearest, quoted
 from chatapp.prompting.template import TEMPLATES, DialogueTemplate, load_template
 from finetune.config import BadRows, ConfigError, Data, TrainSource
 from finetune.corpus import draw
-from finetune.encoding import Encoded, Encoder, ExampleEncoder, ExampleTooLong
+from finetune.encoding import Encoded, ExampleEncoder, ExampleTooLong
 from finetune.formats import FIELDS, Layout, detect, is_held_out, text_field
 from finetune.phrasings import Phrasings, load_phrasings
 from finetune.tables import BadRow, Row, Table, renamed, tables
@@ -109,7 +110,7 @@ def choose_template(data: Data, folder: Path) -> DialogueTemplate:
 
 
 def prepare(
-    data: Data, template: DialogueTemplate, tokenizer: Encoder, window: int, seed: int
+    data: Data, template: DialogueTemplate, tokenizer: Tokenizer, window: int, seed: int
 ) -> Prepared:
     """Read and encode everything that `data` names.
 

@@ -1,7 +1,5 @@
 """Chats to tokens: exact masks, the chat's own tokens, and responses that are never cut."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from fakes import WordTokenizer
@@ -12,15 +10,13 @@ from chatapp.engine.tokenizer import BPETokenizer
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Segment, text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, TEMPLATES, DialogueTemplate
-from finetune.config import ConfigError, TooLong
+from finetune.config import TooLong
 from finetune.corpus import train_tokenizer
 from finetune.encoding import (
     Encoded,
     ExampleEncoder,
     ExampleTooLong,
     Span,
-    TransformersTokenizer,
-    open_tokenizer,
 )
 from finetune.formats import Example, chat_example
 
@@ -237,37 +233,3 @@ def test_a_long_text_becomes_windows_without_loss(text: str, length: int) -> Non
     assert all((window.spans == Span.RESPONSE).all() for window in windows)
     assert len({window.key for window in windows}) == len(windows)
     assert encoder.truncated == ({"windows": 1} if len(windows) > 1 else {})
-
-
-# --- tokenizers ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def word_level(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder whose tokenizer is not a byte-level BPE."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("word-level")
-    vocabulary = {"<end>": 0, "[UNK]": 1, "Hello": 2, "User": 3, ":": 4, "end": 5, "<": 6, ">": 7}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<end>", unk_token="[UNK]"
-    ).save_pretrained(folder)
-    return folder
-
-
-def test_a_tokenizer_of_transformers(word_level: Path) -> None:
-    tokenizer = open_tokenizer(word_level)
-    assert isinstance(tokenizer, TransformersTokenizer)
-    assert tokenizer.end_id == 0
-    assert tokenizer.encode("Hello <end>\ud800")[:2] == [2, 6]
-    assert 0 not in tokenizer.encode("Hello<end>")
-    (encoded,) = ExampleEncoder(CHAT, tokenizer, 100).encode(chat("Hello", "<end>"))
-    assert encoded.ids.tolist().count(0) == 1
-
-
-def test_a_folder_without_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no tokenizer"):
-        open_tokenizer(tmp_path)

@@ -175,5 +175,5 @@ def test_a_broken_file_of_templates_is_named(tmp_path: Path, text: str, words: s
 
 
 def test_a_dialogue_template_is_not_a_file_of_templates() -> None:
-    with pytest.raises(ConfigError, match=r"'alpaca'.*: a dialogue template.*data\.template"):
+    with pytest.raises(ConfigError, match=r"dialogue template, which is one.*data\.template"):
         load_phrasings(Path("alpaca"))
