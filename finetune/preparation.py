@@ -126,16 +126,14 @@ def prepare(
     report = Report()
     reader = _Reader(encoder, report, data.bad_rows, seed)
     files, share = ([], data.held_out) if isinstance(data.held_out, float) else (data.held_out, 0.0)
-    apart = [row for source in files for row in reader.read(source)]
+    held_out = {
+        HELD_OUT: [each for file in files for row in reader.read(file) for each in row.first]
+    }
     sources = [(source, list(reader.read(source))) for source in data.train]
     report.truncated, report.turns_left_out = encoder.truncated, encoder.turns_left_out
-
-    held_out: dict[str, list[Encoded]] = {HELD_OUT: [each for row in apart for each in row.first]}
-    held_out |= {name: [] for name in _checked_clusters(data, report)}
-    for _, rows in sources:
-        for row in rows:
-            if row.cluster in data.held_out_clusters:
-                held_out[row.cluster] += row.first
+    for name in _checked_clusters(data, report):
+        members = (row for _, rows in sources for row in rows if row.cluster == name)
+        held_out[name] = [each for row in members for each in row.first]
     measured = {example.key for examples in held_out.values() for example in examples}
 
     train: list[Encoded] = []
