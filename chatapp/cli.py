@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from chatapp import __version__
-from chatapp.commands import ask, history, models
+from chatapp.commands import ask, history, models, perplexity
+from chatapp.commands import eval as evaluation
 from chatapp.commands import run as run_command
 from chatapp.commands.ask import ModelOption, TemplateOption
 from chatapp.commands.console import UserError, complain
@@ -25,6 +26,8 @@ app = typer.Typer(
 app.command()(ask.ask)
 app.command()(ask.complete)
 app.command()(run_command.run)
+app.command("eval")(evaluation.evaluate)
+app.command()(perplexity.perplexity)
 app.add_typer(history.app, name="history", help="List, search, show, export and delete chats.")
 app.add_typer(models.app, name="models", help="Show the models on this machine.")
 

@@ -99,6 +99,11 @@ class Answerer:
         self.batch = _BATCH if prompt.labels else 1
         """How many questions to answer at once."""
 
+    @property
+    def label_tokens(self) -> dict[str, int]:
+        """How many tokens of each label are scored."""
+        return {label: len(ids) for label, ids in self._labels.items()}
+
     def prepare(self, text: str) -> Question:
         """Choose demonstrations for an input and lay out its prompt.
 

@@ -11,7 +11,6 @@ from typing import Any
 from chatapp.evaluation.answering import Answer, Answerer, Demonstration
 from chatapp.evaluation.inputs import Inputs
 from chatapp.evaluation.journal import Journal, Row
-from chatapp.evaluation.scoring import Likelihoods
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.segments import text_of
 
@@ -23,7 +22,7 @@ def document(answer: Answer) -> Row:
         "input": answer.question.input,
         "output": answer.output,
         "label_probabilities": answer.probabilities,
-        "log_likelihoods": _likelihoods(answer.likelihoods),
+        "log_likelihoods": log_likelihoods(answer),
         "examples": [_demonstration(each) for each in answer.question.examples],
         "dropped": [_demonstration(each) for each in answer.question.dropped],
         "prompt": text_of(answer.question.segments),
@@ -36,7 +35,9 @@ def document(answer: Answer) -> Row:
     }
 
 
-def _likelihoods(found: Likelihoods | None) -> dict[str, Any] | None:
+def log_likelihoods(answer: Answer) -> Row | None:
+    """The raw numbers behind an answer; None where it is no scored label."""
+    found = answer.likelihoods
     if found is None:
         return None
     return {

@@ -17,6 +17,29 @@ from chatapp.prompting.examples import PromptError
 Row = dict[str, Any]
 
 
+def read_rows(path: Path) -> Iterator[Row]:
+    """The whole rows of a file, one at a time; half a row at its end is passed over.
+
+    Raises PromptError at a line that is no row, and when the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                is_half = not line.endswith(b"\n")
+                row = None
+                with suppress(ValueError, RecursionError):
+                    row = {} if is_half and line.startswith(b"{") else json.loads(line)
+                if not isinstance(row, dict):
+                    raise PromptError(
+                        f"{path}, line {number}: is no row that can be continued; "
+                        "name another file, or delete this one"
+                    )
+                if not is_half:
+                    yield row
+    except OSError as error:
+        raise PromptError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 class Journal:
     """The file, open for appending and locked against a second process.
 
@@ -35,20 +58,8 @@ class Journal:
         self._is_whole = False
 
     def rows(self) -> Iterator[Row]:
-        """The rows that are there, one at a time. Raises PromptError at one that is no row."""
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                is_half = not line.endswith(b"\n")
-                row = None
-                with suppress(ValueError, RecursionError):
-                    row = {} if is_half and line.startswith(b"{") else json.loads(line)
-                if not isinstance(row, dict):
-                    raise PromptError(
-                        f"{self.path}, line {number}: is no row that can be continued; "
-                        "name another file, or delete this one"
-                    )
-                if not is_half:
-                    yield row
+        """The rows that are there (see `read_rows`)."""
+        return read_rows(self.path)
 
     def append(self, rows: Iterable[Row]) -> None:
         """Write rows, and have them on the disk before this returns."""

@@ -1,0 +1,310 @@
+"""Prompt files on test items in many settings: shots × selection × order × scoring × seeds.
+
+The one invariant: every answer is a row of its own (see `answers`), written before the next
+few are asked for, so that an evaluation that was ended goes on where it was, also with more
+settings than before.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product
+
+from chatapp.engine.model import LanguageModel
+from chatapp.evaluation.answering import Answer, Answerer
+from chatapp.evaluation.answers import FORMAT, read_answers
+from chatapp.evaluation.batch import log_likelihoods
+from chatapp.evaluation.choices import changed, method_and_encoder, selector_for
+from chatapp.evaluation.identity import model_identity, prompt_identity
+from chatapp.evaluation.inputs import Item
+from chatapp.evaluation.journal import Journal, Row
+from chatapp.prompting.examples import PromptError
+from chatapp.prompting.promptfile import PromptFile, Scoring
+from chatapp.prompting.selection import Select, Selector, vote
+
+NONE = "none"
+"""The selection and the order of a prompt without demonstrations."""
+
+AS_CHOSEN = "as chosen"
+"""The order of demonstrations that have no nearness, where none is asked for."""
+
+Progress = Callable[[int, int], None]
+
+_RANKED = ("bm25", "knn", "mmr")
+_DRAWN = ("random", "balanced")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt file with its test items."""
+
+    name: str
+    prompt: PromptFile
+    items: Sequence[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What to vary; an empty tuple leaves it to the prompt file.
+
+    select: methods, with an encoder as in "knn:minilm". seeds: how many, from `seed` on, for
+    settings in which anything is drawn; others are run once.
+    """
+
+    shots: tuple[int, ...] = ()
+    select: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    scoring: tuple[Scoring, ...] = ()
+    seeds: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run over the items of a task. layout: see `answers`."""
+
+    task: str
+    shots: int
+    selection: str
+    order: str
+    layout: str
+    seed: int
+
+
+def subset(items: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
+    """At most `limit` of the items, drawn by the seed, in their own order."""
+    if limit is None or limit >= len(items):
+        return list(items)
+    drawn = random.Random(f"subset {seed}").sample(range(len(items)), limit)
+    return [items[index] for index in sorted(drawn)]
+
+
+def plan(task: Task, grid: Grid) -> list[Cell]:
+    """Every run of a task. Raises PromptError for a setting that the task cannot have."""
+    prompt = task.prompt
+    if prompt.text is not None:
+        raise PromptError(f"{prompt.path}: is a text to complete and has no answers to measure")
+    own = prompt.select.method + (f":{prompt.select.encoder}" if prompt.select.encoder else "")
+    cells: dict[Cell, None] = {}
+    for shots in grid.shots or (min(prompt.select.k, len(prompt.pool)),):
+        if shots > len(prompt.pool):
+            raise PromptError(
+                f"{prompt.path}: {shots} shots are asked for; its pool holds {len(prompt.pool)}"
+            )
+        for select, order in product(grid.select or (own,), grid.order or (None,)):
+            settings = [(NONE, NONE)] if not shots else [(select, _order(prompt, select, order))]
+            for selection, printed in settings:
+                for layout in _layouts(prompt, selection, grid.scoring or (prompt.scoring,)):
+                    cell = Cell(task.name, shots, selection, printed, layout, grid.seed)
+                    is_drawn = _is_drawn(prompt_of(task, cell), cell)
+                    for seed in range(grid.seeds if is_drawn else 1):
+                        cells[replace(cell, seed=grid.seed + seed)] = None
+    return list(cells)
+
+
+def prompt_of(task: Task, cell: Cell) -> PromptFile:
+    """The task's prompt file as a cell wants it. Raises PromptError."""
+    given = cell.order in (NONE, AS_CHOSEN)
+    return changed(
+        task.prompt,
+        shots=cell.shots,
+        select="fixed" if cell.selection == NONE else cell.selection,
+        order=None if given else cell.order,
+        scoring=cell.layout if cell.layout in ("calibrated", "channel") else "direct",
+        seed=cell.seed,
+    )
+
+
+def _order(prompt: PromptFile, select: str, order: str | None) -> str:
+    method, _ = method_and_encoder(select)
+    if method == "vote":
+        return NONE
+    order = order or prompt.select.order
+    return order or ("nearest-last" if method in _RANKED else AS_CHOSEN)
+
+
+def _layouts(prompt: PromptFile, selection: str, scorings: Sequence[Scoring]) -> list[str]:
+    if selection.partition(":")[0] == "vote":
+        return ["vote"]
+    if not prompt.labels:
+        return ["text"]
+    # Calibrated scoring asks all that direct scoring asks.
+    layouts = ["calibrated"] if "calibrated" in scorings else ["direct"] * ("direct" in scorings)
+    return layouts + ["channel"] * ("channel" in scorings)
+
+
+def _is_drawn(prompt: PromptFile, cell: Cell) -> bool:
+    """Whether another seed can give other answers."""
+    if not prompt.labels and prompt.generate.get("temperature", 0.0) > 0:
+        return True
+    chosen = prompt.select.method in _DRAWN or cell.order == "shuffled"
+    return chosen and cell.shots > 0
+
+
+class Selectors:
+    """Selectors for cells, each index built once."""
+
+    def __init__(self, task: Task, model: LanguageModel, progress: Progress | None) -> None:
+        self._task = task
+        self._model = model
+        self._progress = progress
+        self._built: dict[str, Selector | None] = {}
+
+    def of(self, prompt: PromptFile) -> Selector | None:
+        """The selector of a prompt file that differs from the task's in its settings."""
+        select = prompt.select
+        key = select.model_copy(
+            update={
+                "k": 0,
+                "order": None,
+                # Only what is drawn depends on the seed; `vote` is `knn` without a model.
+                "seed": select.seed if select.method in _DRAWN else 0,
+                "method": "knn" if select.method == "vote" else select.method,
+            }
+        ).model_dump_json()
+        if key not in self._built:
+            self._built[key] = selector_for(prompt, self._model, self._progress)
+        return self._built[key]
+
+    def voted(self, cell: Cell) -> list[str] | None:
+        """What the majority of the k nearest says of each item, without a language model.
+
+        Nearest by BM25 where that selects, else by the encoder in force. None where there
+        are no demonstrations.
+        """
+        if not cell.shots:
+            return None
+        prompt = prompt_of(self._task, cell)
+        select = prompt.select
+        if select.method != "bm25":
+            prompt = replace(prompt, select=select.model_copy(update={"method": "knn"}))
+        selector = self.of(prompt)
+        assert selector is not None  # there are shots, so there is a pool
+        chosen = (selector.select(item.input, cell.shots) for item in self._task.items)
+        return [vote(prompt.pool, voters) for voters in chosen]
+
+
+def evaluate(
+    model: LanguageModel,
+    tasks: Sequence[Task],
+    cells: Sequence[Cell],
+    *,
+    journal: Journal | None = None,
+    selectors: dict[str, Selectors],
+    progress: Progress | None = None,
+) -> list[Row]:
+    """The rows of every cell, those of an earlier start included.
+
+    Raises PromptError when the journal is of another evaluation, and for an item that does
+    not fit the model's window.
+    """
+    by_name = {task.name: task for task in tasks}
+    done = _earlier(journal, _head(model, tasks)) if journal else {}
+    rows: list[Row] = []
+    total = sum(len(by_name[cell.task].items) for cell in cells)
+    for cell in cells:
+        task = by_name[cell.task]
+        known = done.get(cell, {})
+        rows += known.values()
+        prompt = prompt_of(task, cell)
+        missing = (number for number in range(len(task.items)) if number not in known)
+        if progress:
+            progress(len(rows), total)
+        if len(known) == len(task.items):
+            continue
+        answerer = Answerer(model, prompt, selectors[cell.task].of(prompt))
+        for some in _batches(missing, answerer.batch):
+            new = _ask(answerer, task, cell, some)
+            if journal:
+                journal.append(new)
+            rows += new
+            if progress:
+                progress(len(rows), total)
+    return rows
+
+
+def _batches(numbers: Iterator[int], size: int) -> Iterator[list[int]]:
+    while some := list(islice(numbers, size)):
+        yield some
+
+
+def _ask(answerer: Answerer, task: Task, cell: Cell, numbers: Sequence[int]) -> list[Row]:
+    questions = []
+    for number in numbers:
+        item = task.items[number]
+        try:
+            questions.append(answerer.prepare(item.input))
+        except PromptError as error:
+            raise PromptError(f"test item in line {item.line}: {error}") from None
+    answers = answerer.answer(questions)
+    return [
+        _row(cell, number, task.items[number], answer)
+        for number, answer in zip(numbers, answers, strict=True)
+    ]
+
+
+def _row(cell: Cell, number: int, item: Item, answer: Answer) -> Row:
+    if answer.finished and answer.finished.reason == "error":
+        raise PromptError(f"test item in line {item.line}: {answer.finished.message}")
+    found = log_likelihoods(answer)
+    return {
+        "task": cell.task,
+        "shots": cell.shots,
+        "selection": cell.selection,
+        "order": cell.order,
+        "layout": cell.layout,
+        "seed": cell.seed,
+        "item": number,
+        "line": item.line,
+        "input": item.input,
+        "gold": item.output,
+        "examples": [each.index for each in answer.question.examples],
+        "dropped": len(answer.question.dropped),
+        "log_likelihoods": found,
+        "output": answer.output if found is None else None,
+        "tokens": answer.prompt_tokens,
+        "seconds": answer.seconds,
+    }
+
+
+def _head(model: LanguageModel, tasks: Iterable[Task]) -> Row:
+    return {
+        "format": FORMAT,
+        "model": model_identity(model),
+        "tasks": {
+            task.name: {
+                "prompt": prompt_identity(replace(task.prompt, select=Select(), scoring="direct")),
+                "items": _items_identity(task.items),
+                "label_tokens": Answerer(model, task.prompt, None).label_tokens,
+            }
+            for task in tasks
+        },
+    }
+
+
+def _items_identity(items: Sequence[Item]) -> str:
+    digest = hashlib.sha256()
+    for item in items:
+        for text in (item.input, item.output):
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _earlier(journal: Journal, head: Row) -> dict[Cell, dict[int, Row]]:
+    """What an earlier start has answered; writes the head when this is the first."""
+    if next(journal.rows(), None) is None:
+        journal.append([head])
+        return {}
+    found, rows = read_answers(journal.path)
+    for part, what in (("model", "model"), ("tasks", "prompts or test items")):
+        if found[part] != head[part]:
+            raise PromptError(
+                f"{journal.path}: holds the answers of another evaluation, whose {what} differ "
+                "from these; name another folder to keep it"
+            )
+    done: dict[Cell, dict[int, Row]] = {}
+    for row in rows:
+        names = ("task", "shots", "selection", "order", "layout", "seed")
+        done.setdefault(Cell(*(row[name] for name in names)), {})[row["item"]] = row
+    return done
