@@ -76,6 +76,16 @@ class Example:
     output: str
 
 
+@dataclass(frozen=True, slots=True)
+class Row(Example):
+    """A row of a file; `output` is empty where none was asked for and none was given.
+
+    fields: the names under which the file held the two.
+    """
+
+    fields: tuple[str, str] = ("input", "output")
+
+
 def normalise(text: str) -> str:
     """The form in which two inputs count as the same.
 
@@ -122,7 +132,7 @@ def read_pool(path: Path, labels: Iterable[str] = ()) -> Pool:
 
 
 def collect(
-    rows: Iterable[tuple[int, "Row | PromptError"]], source: str, unit: str, labels: Iterable[str]
+    rows: Iterable[tuple[int, Row | PromptError]], source: str, unit: str, labels: Iterable[str]
 ) -> Pool:
     """A pool of rows that are numbered in `source`, as by lines, in the unit named."""
     allowed = frozenset(labels)
@@ -163,13 +173,6 @@ def _first_repeat(inputs: list[str], outputs: list[str]) -> tuple[int, int] | No
         if inputs[first] == inputs[second] and outputs[first] == outputs[second]
     )
     return min(pairs, key=lambda pair: pair[1], default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Row(Example):
-    """A row of a file; `output` is empty where none was asked for and none was given."""
-
-    fields: tuple[str, str] = ("input", "output")
 
 
 def read_rows(

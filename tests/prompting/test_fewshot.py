@@ -257,6 +257,20 @@ def test_one_example_that_could_never_fit_does_not_cost_the_others() -> None:
     assert (fitted.kept, fitted.dropped) == ([1, 2], [0])
 
 
+def test_a_tokenizer_for_which_beginnings_are_dear_does_not_overflow() -> None:
+    """Without instruction and prefix, what a text costs as the first one is not known before."""
+    prompt = PromptFile(
+        path=Path("x.toml"), input_prefix="", output_prefix="", pool=Pool(["aa", "bb"], ["x", "y"])
+    )
+
+    def count(text: str) -> int:
+        return 9 if text in ("aa", "bb") else 1
+
+    assert fit(prompt, [0, 1], "q", count, 5).kept == []
+    fitted = fit(prompt, [0, 1], "q", count, 12)
+    assert (fitted.kept, fitted.dropped, fitted.tokens) == ([0], [1], 11)
+
+
 def test_the_query_is_never_cut() -> None:
     with pytest.raises(
         PromptError, match=r"spam\.toml: the instruction and the input alone take \d+ tokens, and "
