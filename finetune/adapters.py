@@ -12,7 +12,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from chatapp.engine.checkpoint import ADAPTER_CONFIG, CONFIG
-from chatapp.engine.load import BUNDLED, base_folder, model_folder
+from chatapp.engine.load import base_folder, model_folder
 from chatapp.engine.transformers_model import load_weights, merge_adapter
 from finetune.config import Adapter, ConfigError, Train
 
@@ -37,7 +37,7 @@ def load_causal(folder: Path) -> Any:
 def choose_trained(model: Any, train: Train, adapter: Adapter, *, base: str) -> Any:
     """The model with only the chosen part trainable; of a low-rank method, wrapped by peft.
 
-    base: the model's name, as an adapter is to find it again. Raises ConfigError.
+    base: the model's name. Raises ConfigError.
     """
     if train.method in LOW_RANK:
         return _with_adapter(model, train, adapter, base)
@@ -84,11 +84,8 @@ def _with_adapter(model: Any, train: Train, adapter: Adapter, base: str) -> Any:
         use_rslora=train.method == "rslora",
     )
     wrapped = peft.get_peft_model(model, settings)
-    # A relative folder would be another one from elsewhere.
-    is_folder = base != BUNDLED and Path(base).expanduser().is_dir()
-    wrapped.peft_config["default"].base_model_name_or_path = (
-        str(folder.absolute()) if is_folder else base
-    )
+    # While it is saved, peft would ask a hub about any other name.
+    wrapped.peft_config["default"].base_model_name_or_path = str(folder.absolute())
     return wrapped
 
 

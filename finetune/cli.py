@@ -1,53 +1,157 @@
-"""The `finetune` command. Heavy imports happen inside the command that needs them."""
+"""The `finetune` command. Heavy imports happen inside the command that needs them.
 
+Keep: standard output holds the answer alone (a folder, or with --json one document); a wrong
+input is one sentence and exit status 2, failed work 1, an interruption 130.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 app = typer.Typer(
     name="finetune",
-    help="Teach a GPT: pretraining and supervised instruction tuning.",
+    help="Teach a GPT: supervised instruction tuning, linear heads, pretraining.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
+Config = Annotated[Path, typer.Argument(help="a TOML file")]
+Run = Annotated[Path, typer.Argument(help="the folder of a run")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="key=value, laid over the file", metavar="[KEY=VALUE]...")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on standard output")]
+
 
 @app.callback()
 def _root() -> None:
-    """Teach a GPT: pretraining and supervised instruction tuning."""
+    """Teach a GPT: supervised instruction tuning, linear heads, pretraining."""
 
 
 @app.command()
-def pretrain(
-    config: Annotated[Path, typer.Argument(help="a TOML file")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value, laid over the file", metavar="KEY=VALUE")
-    ] = None,
+def check(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Say what would be trained on what: rows kept and dropped and why, lengths, masks, cost."""
+    with _told():
+        from rich.console import Console
+
+        from finetune.config import FinetuneConfig, load_config
+
+        settings = load_config(FinetuneConfig, config, overrides or [])
+        from finetune.check import examine, show
+
+        found = examine(settings)
+        if as_json:
+            _answer(json.dumps(found.document()))
+        else:
+            show(found, Console(highlight=False))
+
+
+@app.command()
+def train(config: Config, overrides: Overrides = None) -> None:
+    """Fine-tune a model on the rows of CONFIG; `chatapp --model RUN` then chats with it."""
+    with _told() as console:
+        from finetune.config import FinetuneConfig, load_config
+
+        settings = load_config(FinetuneConfig, config, overrides or [])
+        from finetune import run
+
+        folder = run.train(settings, console)
+        _answer(str(folder))
+
+
+@app.command()
+def resume(run: Run, overrides: Overrides = None) -> None:
+    """Go on with a run that was stopped, from its last checkpoint, as if it had not been."""
+    with _told() as console:
+        from finetune.run import resume
+
+        folder = resume(run, overrides or [], console)
+        _answer(str(folder))
+
+
+@app.command()
+def merge(
+    run: Annotated[str, typer.Argument(help="the folder of a run with an adapter")],
+    out: Annotated[Path, typer.Argument(help="a new folder")],
 ) -> None:
+    """Write an adapter and its base model as one whole model."""
+    with _told():
+        from finetune.adapters import merge
+
+        merge(run, out)
+        _answer(str(out))
+
+
+@app.command()
+def pretrain(config: Config, overrides: Overrides = None) -> None:
     """Train a GPT-2 from random weights on text; a second start goes on where the first ended."""
-    from rich.console import Console
+    with _told() as console:
+        from finetune.config import PretrainConfig, load_config
 
-    from finetune.config import ConfigError, PretrainConfig, load_config
-
-    console = Console(stderr=True, highlight=False)
-    try:
         settings = load_config(PretrainConfig, config, overrides or [])
         from finetune.pretrain import pretrain as run
 
         folder = run(settings, console)
-    except (ConfigError, ValueError) as error:
-        console.print(str(error), markup=False)
-        raise typer.Exit(2) from None
-    except FloatingPointError as error:
-        console.print(str(error), markup=False)
-        raise typer.Exit(1) from None
+        _answer(str(folder))
+
+
+@contextmanager
+def _told() -> Iterator["Console"]:
+    """A console on standard error, and every error as one sentence there."""
+    import os
+
+    from rich.console import Console
+
+    first = os.environ.get("RANK", "0") == "0"
+    console = Console(stderr=True, highlight=False, quiet=not first)
+    try:
+        yield console
     except KeyboardInterrupt:
-        console.print("interrupted; the same command goes on from the last checkpoint")
-        raise typer.Exit(130) from None
-    print(folder)
+        code, text = 130, "interrupted; `finetune resume` goes on from the last checkpoint"
+    except Exception as error:
+        code, text = _verdict(error)
+    else:
+        return
+    # Every process may fail on its own, the others' words are heard too.
+    from chatapp.foreign import printable
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(printable(text), markup=False)
+    raise typer.Exit(code) from None
+
+
+def _verdict(error: Exception) -> tuple[int, str]:
+    """Exit status and sentence of an error; one that nobody foresaw is raised again."""
+    from chatapp.engine.checkpoint import ModelError
+    from finetune.config import ConfigError
+
+    if isinstance(error, ConfigError | ModelError):
+        return 2, str(error)
+    if type(error).__name__ == "Interrupted":
+        return 130, str(error)
+    if isinstance(error, FloatingPointError | OSError | MemoryError):
+        return 1, str(error) or "there is not enough memory; try a smaller train.batch_size"
+    if isinstance(error, RuntimeError) and "memory" in str(error):
+        line = str(error).strip().splitlines()[0]
+        return 1, f"there is not enough memory ({line}); try a smaller train.batch_size"
+    raise error
+
+
+def _answer(text: str) -> None:
+    """The answer on standard output, from the first of several processes."""
+    import os
+
+    if os.environ.get("RANK", "0") == "0":
+        sys.stdout.write(text + "\n")
 
 
 def main() -> None:

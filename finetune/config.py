@@ -246,12 +246,29 @@ def load_config(model: type[ConfigModel], path: Path, overrides: Sequence[str]) 
         raise ConfigError(f"{path}: cannot be read: {reason}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    return _laid_over(model, data, overrides, str(path))
+
+
+def lay_over(config: ConfigModel, overrides: Sequence[str]) -> ConfigModel:
+    """A configuration with `section.key=value` laid over it. Raises ConfigError."""
+    data = config.model_dump(mode="json")
+    return _laid_over(type(config), data, overrides, "the run's configuration")
+
+
+def _laid_over(
+    model: type[ConfigModel], data: dict[str, Any], overrides: Sequence[str], place: str
+) -> ConfigModel:
     for override in overrides:
         _lay_over(data, override)
+    return validated(model, data, place)
+
+
+def validated(model: type[ConfigModel], data: dict[str, Any], place: str) -> ConfigModel:
+    """Plain data as a configuration. Raises ConfigError that begins with `place`."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_first_problem(model, error)}") from None
+        raise ConfigError(f"{place}: {_first_problem(model, error)}") from None
 
 
 def _lay_over(data: dict[str, Any], override: str) -> None:

@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from chatapp.prompting.segments import END_OF_TEXT
 from chatapp.prompting.template import named, save_template
-from finetune.callbacks import LossLogCallback, ProgressCallback, StopOnNaN
+from finetune.callbacks import LogCallback, ProgressCallback, StopOnNaN
 from finetune.config import ConfigError, PretrainConfig
 from finetune.corpus import (
     Ids,
@@ -198,7 +198,9 @@ def _trainer(
         eval_dataset=Windows(held_out) if len(held_out) else None,
         callbacks=[
             ProgressCallback(tokens),
-            LossLogCallback(Path(config.output) / "losses.jsonl"),
+            LogCallback(
+                Path(config.output) / "losses.jsonl", ("loss", "learning_rate", "grad_norm")
+            ),
             StopOnNaN(),
         ],
     )

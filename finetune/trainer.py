@@ -22,12 +22,10 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from finetune.objective import AuxNorm, Losses, count_labels, objective
+from finetune.preparation import HELD_OUT
 
 Row = dict[str, Tensor]
 Collate = Callable[[list[Row]], Row]
-
-# The held-out set that the best checkpoint is chosen by; the others are named clusters.
-HELD_OUT = "held_out"
 
 
 class SaveError(OSError):
@@ -66,10 +64,10 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
                 for written in list(aside.iterdir()):
                     for file in written.rglob("*"):
                         if file.is_file():
-                            _flush(file)
+                            flush(file)
                     shutil.rmtree(final / written.name, ignore_errors=True)
                     written.rename(final / written.name)
-                _flush(final)
+                flush(final)
                 aside.rmdir()
         except Exception as error:  # torch and safetensors have their own for a full disk
             last = last_checkpoint(final)
@@ -90,7 +88,10 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 class TrainingRows(Protocol):
     """Rows to learn from, each one example or several."""
 
-    lengths: Sequence[int]
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each row, the longest sequence's of several."""
+        ...
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Row: ...
@@ -168,7 +169,8 @@ class ObjectiveTrainer(CheckpointingTrainer):
 
     order: of the training rows. Make it for all rows of an optimizer step together, so that
         a step holds the same rows however they are cut.
-    held_out: row sets by name; `HELD_OUT` is the one the best checkpoint is chosen by.
+    held_out: row sets by name; `HELD_OUT`, else the first, is what the best checkpoint is
+        chosen by.
     """
 
     loss_is_scaled_for_ga = True
@@ -296,17 +298,24 @@ class ObjectiveTrainer(CheckpointingTrainer):
     ) -> dict[str, float]:
         """Exact means over all labels of each held-out set, as if it were one step.
 
-        eval_loss: response loss of `HELD_OUT`, in nats a token; eval_l1, eval_accuracy and
-        eval_perplexity likewise. Of another set: eval_loss_NAME.
+        eval_loss: response loss of `HELD_OUT`, else of the first set, in nats a token;
+        eval_l1, eval_accuracy and eval_perplexity likewise. Of another set: eval_loss_NAME.
         """
-        metrics = {}
-        for name, rows in (eval_dataset or self.eval_dataset).items():
-            ending = "" if name == HELD_OUT else f"_{name}"
-            measured = self.measure(rows)
-            for key, value in measured.items():
-                metrics[f"{metric_key_prefix}_{key}{ending}"] = value
+        metrics = self.measure_all(eval_dataset or self.eval_dataset, metric_key_prefix)
         self.log(dict(metrics))
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def measure_all(
+        self, sets: Mapping[str, TrainingRows], prefix: str = "eval"
+    ) -> dict[str, float]:
+        """The metrics of `evaluate`, told to nobody."""
+        main = HELD_OUT if HELD_OUT in sets else next(iter(sets))
+        metrics = {}
+        for name, rows in sets.items():
+            ending = "" if name == main else f"_{name}"
+            for key, value in self.measure(rows).items():
+                metrics[f"{prefix}_{key}{ending}"] = value
         return metrics
 
     @torch.no_grad()
@@ -393,7 +402,8 @@ def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have a file or folder on the disk before going on."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -15,7 +15,8 @@ from torch.nn import functional
 from transformers import MistralConfig, MistralForCausalLM
 
 from finetune.packing import Rows, collate
-from finetune.trainer import HELD_OUT, ByLength, MicroBatches, NotFinite, model_inputs
+from finetune.preparation import HELD_OUT
+from finetune.trainer import ByLength, MicroBatches, NotFinite, model_inputs
 
 LENGTHS = [12, 5, 9, 20, 7, 16, 6, 11]
 

@@ -1,5 +1,6 @@
 """Tiny models and encoded examples for the tests of training."""
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,10 @@ from transformers import (
     TrainingArguments,
 )
 
+from chatapp.prompting.segments import END_OF_TEXT, Segment
+from chatapp.prompting.template import CHAT, DialogueTemplate, save_template
+from finetune.config import FinetuneConfig
+from finetune.corpus import train_tokenizer
 from finetune.encoding import Encoded, Span
 from finetune.packing import BucketSampler, Rows, collate
 from finetune.trainer import ObjectiveTrainer
@@ -129,3 +134,51 @@ def step_gradients(made: ObjectiveTrainer) -> tuple[dict[str, float], dict[str, 
     made.add_callback(Keep())
     made.train()
     return made.state.log_history[0], found
+
+
+def base(folder: Path, seed: int = 0, template: DialogueTemplate | None = CHAT) -> Path:
+    """The folder of a tiny GPT-2 with a byte-level tokenizer and a template."""
+    folder.mkdir()
+    text = "What comes after the number? User: Assistant: It comes after. " * 9
+    tokenizer = train_tokenizer([[Segment("instruction", text)]], 300)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT.text}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    gpt2(seed, vocab_size=300, n_positions=192, initializer_range=0.1).save_pretrained(folder)
+    if template:
+        save_template(template, folder)
+    return folder
+
+
+def pairs(path: Path, count: int = 40) -> Path:
+    """Instructions in the Alpaca layout."""
+    rows = [
+        {"instruction": f"What comes after {i}?", "input": "", "output": f"{i + 1} comes after."}
+        for i in range(count)
+    ]
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def config(folder: Path, **sections: dict[str, Any] | str) -> FinetuneConfig:
+    """A configuration over `base` and `pairs` in a folder: 40 rows, five steps an epoch."""
+    if not (folder / "base").exists():
+        base(folder / "base")
+        pairs(folder / "rows.json")
+    data = {"train": str(folder / "rows.json"), "held_out": 0.15, "packing": False}
+    train = {"learning_rate": 0.01, "epochs": 2, "batch_size": 8, "save_every": 3}
+    made: dict[str, Any] = {
+        "model": str(folder / "base"),
+        "output": str(folder / "run"),
+        "data": data,
+        "train": train,
+    }
+    for name, section in sections.items():
+        made[name] = made.get(name, {}) | section if isinstance(section, dict) else section
+    return FinetuneConfig.model_validate(made)
+
+
+def trace(run: Path) -> dict[int, float]:
+    """The training loss of each step of a run."""
+    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    return {row["step"]: row["l3"] for row in rows if "l3" in row}

@@ -1,0 +1,56 @@
+"""A trained model into its run folder, complete: weights, tokenizer, template.
+
+Keep: everything is written aside first, and config.json (or the adapter's) is moved in last, so
+a folder that looks like a model is one.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from chatapp.engine.checkpoint import ADAPTER_CONFIG, CONFIG
+from chatapp.engine.load import BUNDLED, base_folder
+from chatapp.prompting.template import save_template
+from finetune.adapters import copy_companions, is_adapter
+from finetune.material import Material
+from finetune.trainer import ObjectiveTrainer, flush
+
+
+def publish(material: Material, trainer: ObjectiveTrainer, output: Path) -> None:
+    """Write the model as it is now; called by all processes, files come from the first."""
+    aside = output / "unfinished"
+    if trainer.is_world_process_zero():
+        shutil.rmtree(aside, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    # Training had it off; whoever loads the model wants the cache.
+    material.model.config.use_cache = True
+    trainer.save_model(str(aside))
+    if trainer.is_world_process_zero():
+        # Neither is of use to a reader: a pickle, and peft's blank model card.
+        for name in ("training_args.bin", "README.md"):
+            (aside / name).unlink(missing_ok=True)
+        if is_adapter(material.folder):
+            copy_companions(base_folder(material.folder), aside)
+        copy_companions(material.folder, aside)
+        if material.template:
+            save_template(material.template, aside)
+        if (aside / ADAPTER_CONFIG).exists():
+            _name_base(aside / ADAPTER_CONFIG, material)
+        files = sorted(aside.iterdir(), key=lambda path: path.name in (CONFIG, ADAPTER_CONFIG))
+        for file in files:
+            flush(file)
+            os.replace(file, output / file.name)
+        flush(output)
+        aside.rmdir()
+    trainer.accelerator.wait_for_everyone()
+
+
+def _name_base(path: Path, material: Material) -> None:
+    """Let the adapter name its base model as the user did, a folder by its absolute path."""
+    name = material.config.model
+    if name != BUNDLED and Path(name).expanduser().is_dir():
+        name = str(material.folder.absolute())
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["base_model_name_or_path"] = name
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,257 @@
+"""A configuration to what a run is made of: model, rows, and the record that identifies it.
+
+The one invariant: two runs with equal records learn from the same tokens, in the same
+template, on the same objective, from the same weights.
+"""
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+import chatapp
+from chatapp.engine.checkpoint import CONFIG, read_json, weight_files
+from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.load import base_folder, model_folder
+from chatapp.engine.tokenizer import NotByteLevel, load_tokenizer
+from chatapp.engine.transformers_model import TOKENIZER_CONFIG, context_of, open_tokenizer
+from chatapp.prompting.template import DialogueTemplate
+from finetune.adapters import choose_trained, is_adapter, load_causal
+from finetune.config import ConfigError, FinetuneConfig
+from finetune.encoding import Encoded, Span
+from finetune.heads import HeadSpec, add_head, prepare_head
+from finetune.heads import collate as collate_head
+from finetune.packing import Rows, aux_labels, collate, pack, response_labels
+from finetune.preparation import Report, choose_template, prepare
+from finetune.trainer import Collate, Row, TrainingRows, model_inputs
+
+# Rows of several examples are made this long when no example is longer: attention costs more
+# the longer a row, and at this length hardly any of it stays empty.
+PACKED_LENGTH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class RowSets:
+    """What is trained on and measured.
+
+    examples: of training, several of which may share a row. dropped: rows by reason.
+    hashes: name -> digest of what was made of each source. response_labels, aux_labels: over
+    the training rows. report: what became of every row; None for a head.
+    """
+
+    train: TrainingRows
+    held_out: Mapping[str, TrainingRows]
+    collate: Collate
+    examples: int
+    dropped: Mapping[str, int]
+    hashes: dict[str, str]
+    response_labels: int
+    aux_labels: int
+    report: Report | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Everything that a run needs before its first step.
+
+    folder: of the model as named, an adapter's included. start: special tokens before every
+    sequence. template: None for a head. record: plain data that tells this run from another.
+    """
+
+    config: FinetuneConfig
+    folder: Path
+    model: Any
+    tokenizer: PieceTokenizer
+    start: list[int]
+    template: DialogueTemplate | None
+    head: HeadSpec | None
+    data: RowSets
+    record: dict[str, Any]
+
+    @property
+    def prompt_weight(self) -> float:
+        """How much a token of L1 counts beside one of L2: λ · N_response / N_prompt."""
+        weight = self.config.objective.aux_weight
+        return weight * self.data.response_labels / max(1, self.data.aux_labels)
+
+
+def gather(config: FinetuneConfig) -> Material:
+    """Load the model and prepare the data. Raises ConfigError and ModelError."""
+    folder = model_folder(config.model)
+    tokenizer, start = open_chat_tokenizer(folder)
+    template = None if config.head else choose_template(config.data, folder)
+    model = load_causal(folder)
+    _check_vocabulary(config.model, model, tokenizer)
+    check_head(model)
+    window = context_of(model.config) - len(start)
+    head = None
+    if template is None:
+        head, prepared = prepare_head(config, tokenizer, window, start)
+        data = RowSets(
+            train=prepared.train,
+            held_out=prepared.held_out,
+            collate=partial(collate_head, pad_id=tokenizer.end_id),
+            examples=len(prepared.train),
+            dropped=prepared.dropped,
+            hashes=prepared.hashes,
+            response_labels=len(prepared.train),
+            aux_labels=prepared.train.aux_labels,
+        )
+    else:
+        if config.data.packing:
+            check_packing(model)
+        data = _chat_rows(config, template, tokenizer, window, start)
+    model = choose_trained(model, config.train, config.adapter, base=config.model)
+    if head:
+        add_head(model, head, config.seed)
+    record = {
+        "config": config.model_dump(mode="json"),
+        "template": template.to_dict() if template else None,
+        "data": data.hashes,
+        "weights": _digest(folder),
+        "processes": processes(),
+        "versions": _versions(),
+    }
+    return Material(config, folder, model, tokenizer, start, template, head, data, record)
+
+
+def _chat_rows(
+    config: FinetuneConfig,
+    template: DialogueTemplate,
+    tokenizer: PieceTokenizer,
+    window: int,
+    start: list[int],
+) -> RowSets:
+    prepared = prepare(config.data, template, tokenizer, window, config.seed)
+    span = config.objective.aux_span
+    examples = with_start(prepared.train, start)
+    bins = None
+    if config.data.packing:
+        lengths = [len(each.ids) for each in examples]
+        limit = min(PACKED_LENGTH, config.data.max_length or window)
+        bins = pack(lengths, max(*lengths, limit), config.seed)
+    return RowSets(
+        train=Rows(examples, span, bins),
+        held_out={
+            name: Rows(with_start(kept, start), span) for name, kept in prepared.held_out.items()
+        },
+        collate=partial(collate, pad_id=tokenizer.end_id),
+        examples=len(examples),
+        dropped=prepared.report.dropped,
+        hashes=prepared.report.hashes,
+        response_labels=sum(int(response_labels(each).sum()) for each in examples),
+        aux_labels=sum(int(aux_labels(each, span).sum()) for each in examples),
+        report=prepared.report,
+    )
+
+
+def processes() -> int:
+    """How many processes torchrun or accelerate started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def with_start(examples: list[Encoded], start: list[int]) -> list[Encoded]:
+    """The examples behind the special tokens that the model is prompted with in a chat."""
+    if not start:
+        return examples
+    ids = np.array(start, dtype=np.int32)
+    spans = np.full(len(start), Span.TEMPLATE, dtype=np.uint8)
+    return [
+        Encoded(np.concatenate([ids, e.ids]), np.concatenate([spans, e.spans]), e.key)
+        for e in examples
+    ]
+
+
+def open_chat_tokenizer(folder: Path) -> tuple[PieceTokenizer, list[int]]:
+    """The tokenizer that a chat with this model uses, and the tokens before every text."""
+    own = is_adapter(folder) and (folder / TOKENIZER_CONFIG).is_file()
+    base = base_folder(folder) if is_adapter(folder) else folder
+    if not own and read_json(base / CONFIG).get("model_type") == "gpt2":
+        try:
+            return load_tokenizer(base), []
+        except NotByteLevel:
+            pass
+    return open_tokenizer(folder if own else base)
+
+
+def _check_vocabulary(name: str, model: Any, tokenizer: PieceTokenizer) -> None:
+    entries = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.size > entries:
+        raise ConfigError(
+            f"{name}: the tokenizer has {tokenizer.size:,} tokens, the model {entries:,}"
+        )
+
+
+def check_head(model: Any) -> None:
+    """See that the logits are the head's plain product, which the objective computes itself.
+
+    Raises ConfigError for models that change them afterwards.
+    """
+    head = model.get_output_embeddings()
+    ids = torch.arange(4)[None] % model.get_input_embeddings().weight.shape[0]
+    seen: list[torch.Tensor] = []
+    if isinstance(head, torch.nn.Linear):
+
+        def keep(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+            seen.append(inputs[0])
+
+        hook = head.register_forward_pre_hook(keep)
+        with torch.no_grad():
+            logits = model.eval()(input_ids=ids, use_cache=False).logits
+        hook.remove()
+        expected = functional.linear(seen[0], head.weight, head.bias).float()
+        if torch.allclose(logits.float(), expected, rtol=1e-3, atol=1e-4):
+            return
+    raise ConfigError(
+        f"models of type {model.config.model_type} change their logits after the language-model "
+        "head; fine-tuning them is not supported"
+    )
+
+
+def check_packing(model: Any) -> None:
+    """See that two examples in one row do not see each other. Raises ConfigError."""
+    entries = model.get_input_embeddings().weight.shape[0]
+    first, second = torch.arange(3) % entries, torch.arange(3, 8) % entries
+    batch: Row = {
+        "input_ids": torch.cat([first, second])[None],
+        "position_ids": torch.cat([torch.arange(3), torch.arange(5)])[None],
+        "example_ids": torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2]]),
+    }
+    model.eval()
+    with torch.no_grad():
+        alone = model(input_ids=second[None], use_cache=False).logits
+        try:
+            packed = model(**model_inputs(batch)).logits[:, 3:]
+        except TypeError:  # it takes no positions
+            packed = None
+    if packed is None or not torch.allclose(packed, alone, rtol=1e-3, atol=1e-3):
+        raise ConfigError(
+            f"data.packing: models of type {model.config.model_type} cannot keep examples of one "
+            "row apart; set data.packing = false"
+        )
+
+
+def _digest(folder: Path) -> str:
+    """A digest of the weights that training starts from."""
+    digest = hashlib.sha256()
+    if is_adapter(folder):
+        digest.update(_digest(base_folder(folder)).encode())
+    for path in weight_files(folder):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    names = ("torch", "transformers", "tokenizers", "peft", "accelerate")
+    own = {"chatapp": chatapp.__version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in names}

@@ -1,0 +1,112 @@
+"""What a finished run leaves to read: report.md, and loss.png where matplotlib is installed.
+
+Keep: every number in it comes from the run's own log and record.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chatapp.foreign import printable
+from finetune.callbacks import read_log
+from finetune.display import duration, memory
+
+REPORT_FILE = "report.md"
+PLOT_FILE = "loss.png"
+CURVES = (("l2", "L2, response"), ("l1", "L1, auxiliary"), ("eval_loss", "held-out response"))
+
+
+def write_report(
+    folder: Path, header: Sequence[str], record: dict[str, Any], result: dict[str, Any]
+) -> None:
+    """Write the report of the run in `folder`, from its log."""
+    rows = read_log(folder / "log.jsonl")
+    plotted = _plot(rows, folder / PLOT_FILE)
+    parts = [f"# {folder.name}", *(f"- {_plain(text)}" for text in header), ""]
+    parts += ["## Result", ""]
+    parts += _table(
+        ("", ""),
+        [
+            ("steps", f"{result['steps']:,}"),
+            ("kept, by held-out response loss", f"step {result['best_step']:,}"),
+            ("time", duration(result["seconds"])),
+            ("peak memory", memory(result["peak_memory_bytes"])),
+            *(
+                (key.removeprefix("eval_").replace("_", " ") + ", held out", f"{value:.4f}")
+                for key, value in result.items()
+                if key.startswith("eval_")
+            ),
+        ],
+    )
+    parts += ["", "## Course", ""]
+    parts += [f"![loss over steps]({PLOT_FILE})", ""] if plotted else []
+    measured = [row for row in rows if "eval_loss" in row]
+    train = {row["step"]: row for row in rows if "l2" in row}
+    parts += _table(
+        ("step", "L2", "L1", "held-out loss", "held-out accuracy"),
+        [
+            (
+                f"{row['step']}",
+                *(_number(train.get(row["step"], {}).get(key)) for key in ("l2", "l1")),
+                _number(row["eval_loss"]),
+                _number(row.get("eval_accuracy")),
+            )
+            for row in measured
+        ],
+    )
+    samples = [row for row in rows if "samples" in row]
+    if samples:
+        parts += ["", "## Replies to fixed prompts", ""]
+        parts += _table(
+            ("step", "prompt", "reply"),
+            [
+                (f"{row['step']}", _plain(sample["prompt"]), _plain(sample["reply"]))
+                for row in (samples[0], samples[-1])
+                for sample in row["samples"]
+            ],
+        )
+    parts += ["", "## Record", ""]
+    parts += _table(
+        ("", ""),
+        [
+            *((f"data: {_plain(name)}", digest[:16]) for name, digest in record["data"].items()),
+            ("weights begun with", record["weights"][:16]),
+            *record["versions"].items(),
+        ],
+    )
+    (folder / REPORT_FILE).write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _plot(rows: Sequence[dict[str, Any]], path: Path) -> bool:
+    """Whether there is a plot."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="step", ylabel="nats a token")
+    for key, name in CURVES:
+        points = [(row["step"], row[key]) for row in rows if row.get(key)]
+        if points:
+            axes.plot(
+                *zip(*points, strict=True), label=name, marker="o" if len(points) < 30 else ""
+            )
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _plain(text: str) -> str:
+    """Foreign text for a cell of a Markdown table."""
+    flat = " ".join(printable(text).split())
+    return "".join("\\" + each if each in "\\|*_`<>[]#" else each for each in flat)
