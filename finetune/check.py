@@ -1,0 +1,251 @@
+"""`finetune check`: what would be trained on what, at which cost, without training.
+
+The one invariant: every number is of the very rows, masks and steps that `finetune train`
+would use; nothing is estimated from a sample but the time, which is measured on real steps.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from chatapp.engine.generation import PieceTokenizer
+from chatapp.foreign import printable
+from finetune.config import FinetuneConfig
+from finetune.display import duration, memory
+from finetune.encoding import Encoded, Span
+from finetune.heads import HeadRows
+from finetune.material import Material, gather
+from finetune.packing import Rows
+from finetune.run import steps_per_epoch, timed_steps
+
+STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}
+BAR = 14
+SHOWN = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What `finetune check` found. steps: of the whole run."""
+
+    material: Material
+    steps: int
+    trainable_parameters: int
+    seconds_per_step: float
+    peak_memory_bytes: int
+
+    @property
+    def kept(self) -> int:
+        """Rows that are trained on or measured."""
+        data = self.material.data
+        if data.report:
+            return data.report.kept
+        return data.examples + sum(len(rows) for rows in data.held_out.values())
+
+    def document(self) -> dict[str, Any]:
+        """The answer of `--json`: tokens are labels of L1 and of L2 in one epoch."""
+        data = self.material.data
+        return {
+            "kept": self.kept,
+            "dropped": dict(data.dropped),
+            "truncated": dict(data.report.truncated) if data.report else {},
+            "held_out": {name: len(rows) for name, rows in data.held_out.items()},
+            "prompt_tokens": data.aux_labels,
+            "response_tokens": data.response_labels,
+            "effective_prompt_weight": self.material.prompt_weight,
+            "trainable_parameters": self.trainable_parameters,
+            "steps": self.steps,
+            "seconds_per_step": self.seconds_per_step,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
+
+
+def examine(config: FinetuneConfig) -> Examination:
+    """Prepare everything and take a few steps that leave nothing behind.
+
+    Raises ConfigError and ModelError.
+    """
+    material = gather(config)
+    steps = math.ceil(steps_per_epoch(config, material.data) * config.train.epochs)
+    return Examination(material, steps, *timed_steps(material))
+
+
+def show(found: Examination, console: Console) -> None:
+    """Print an examination; foreign text stays plain characters."""
+    train = found.material.data.train
+    parts: dict[str, list[RenderableType]] = {"Rows": list(_rows(found))}
+    if isinstance(train, Rows):
+        parts["Tokens"] = list(_tokens(found, train.examples))
+        marked = console.color_system is None
+        parts["Masks"] = list(_masks(train.examples, found.material, marked))
+    elif isinstance(train, HeadRows):
+        parts["Labels"] = list(_labels(train, found.material))
+    parts["Cost"] = [Text(_cost(found))]
+    for title, lines in parts.items():
+        console.print(Text(title, "bold"))
+        for line in lines:
+            console.print(Padding(line, (0, 0, 0, 2), expand=False))
+
+
+def _rows(found: Examination) -> Iterator[RenderableType]:
+    """What was read, and what became of it."""
+    data = found.material.data
+    report = data.report
+    if report:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("file", "detected", "not used", "rows", "kept"):
+            table.add_column(name, justify="right" if name in ("rows", "kept") else "left")
+        for each in report.tables:
+            detected = f"{each.layout} ({', '.join(each.fields)})" if each.fields else each.layout
+            cells = (
+                each.name,
+                detected,
+                ", ".join(each.ignored),
+                f"{each.rows:,}",
+                f"{each.kept:,}",
+            )
+            table.add_row(*(Text(printable(cell)) for cell in cells))
+        yield table
+    for reason, count in data.dropped.items():
+        yield Text(f"{count:,} dropped: {printable(reason)}", "yellow")
+    if report:
+        for how, count in report.truncated.items():
+            yield Text(f"{count:,} {_TRUNCATED[how]}", "yellow")
+        if report.turns_left_out:
+            yield Text(f"{report.turns_left_out:,} turns left out with them", "yellow")
+        if report.repeated:
+            yield Text(f"{report.repeated:,} training rows occurred before")
+        for name, count in report.clusters.items():
+            yield Text(f"{count:,} of the cluster {printable(name)}")
+    measured = ", ".join(f"{printable(name)} {len(rows):,}" for name, rows in data.held_out.items())
+    yield Text(
+        f"{data.examples:,} examples in {len(data.train):,} rows to learn from; "
+        f"to measure: {measured or 'none'}"
+    )
+
+
+_TRUNCATED = {
+    "prompt": "cut in their prompts",
+    "history": "cut by their oldest turns",
+    "windows": "plain texts split into windows",
+}
+
+
+def _tokens(found: Examination, examples: Sequence[Encoded]) -> Iterator[RenderableType]:
+    """How long prompts and responses are, and what the objective makes of them."""
+    lengths = np.array([np.bincount(each.spans, minlength=len(Span)) for each in examples])
+    shown = {
+        "whole": lengths.sum(1),
+        "prompt": lengths[:, Span.PROMPT],
+        "response": lengths[:, Span.RESPONSE],
+    }
+    edges = _edges(int(shown["whole"].max()))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("tokens", justify="right")
+    for name in shown:
+        table.add_column(name, min_width=BAR + 6)
+    counts = {name: np.histogram(each, edges)[0] for name, each in shown.items()}
+    for row, (low, high) in enumerate(pairwise(edges)):
+        bars = [_bar(int(each[row]), int(each.max())) for each in counts.values()]
+        table.add_row(f"{low}–{high - 1}", *bars)
+    table.add_row(
+        "mean", *(Text(f"{each.mean():,.0f}, at most {each.max():,}") for each in shown.values())
+    )
+    yield table
+    template = int(lengths[:, Span.TEMPLATE].sum())
+    config, data = found.material.config, found.material.data
+    yield Text(f"an epoch: {int(lengths.sum()):,} tokens, of them {template:,} of the template")
+    yield Text(
+        f"labels: {data.response_labels:,} of L2 (responses), {data.aux_labels:,} of L1 "
+        f"({config.objective.aux_span}); N_response/N_prompt = "
+        f"{data.response_labels / max(1, data.aux_labels):.3g}"
+    )
+    yield Text(
+        f"λ = {config.objective.aux_weight:g}: a token of L1 counts "
+        f"{found.material.prompt_weight:.3g} times as much as one of L2"
+    )
+
+
+def _edges(longest: int) -> list[int]:
+    """Doubling bounds from 0 to beyond the longest."""
+    edges = [0, 8]
+    while edges[-1] <= longest:
+        edges.append(edges[-1] * 2)
+    return edges
+
+
+def _bar(count: int, most: int) -> Text:
+    return Text("█" * -(-BAR * count // max(1, most)) + (f" {count:,}" if count else ""))
+
+
+def _masks(
+    examples: Sequence[Encoded], material: Material, marked: bool
+) -> Iterator[RenderableType]:
+    """A short, a middling and a long example, span by span.
+
+    marked: brackets stand around responses, for where there is no colour.
+    """
+    legend = Text("template", STYLES[Span.TEMPLATE])
+    legend.append(" · ").append("prompt", STYLES[Span.PROMPT]).append(" · ")
+    legend.append("⟦response⟧" if marked else "response", STYLES[Span.RESPONSE])
+    yield legend
+    by_length = sorted(examples, key=lambda each: len(each.ids))
+    for share in (0.1, 0.5, 0.9):
+        example = by_length[int(share * len(by_length))]
+        yield Text(f"── {len(example.ids):,} tokens", "dim")
+        yield masked(example, material.tokenizer, marked)
+
+
+def masked(example: Encoded, tokenizer: PieceTokenizer, marked: bool = False) -> Text:
+    """An example as text, each span in its style; a long span is shown by its ends."""
+    text = Text()
+    place = 0
+    for span, run in groupby(example.spans.tolist()):
+        length = len(list(run))
+        shown = printable(_decoded(example.ids[place : place + length].tolist(), tokenizer))
+        place += length
+        if len(shown) > SHOWN:
+            shown = f"{shown[: SHOWN // 2]} […] {shown[-SHOWN // 2 :]}"
+        if marked and span == Span.RESPONSE:
+            shown = f"⟦{shown}⟧"
+        text.append(shown, STYLES[Span(span)])
+    return text
+
+
+def _decoded(ids: list[int], tokenizer: PieceTokenizer) -> str:
+    """Text of tokens, special ones by their names."""
+    parts = []
+    for special, run in groupby(ids, key=lambda id: id == tokenizer.end_id):
+        run_ids = list(run)
+        named = map(tokenizer.piece, run_ids)
+        parts.append("".join(named) if special else tokenizer.decode(run_ids))
+    return "".join(parts)
+
+
+def _labels(rows: HeadRows, material: Material) -> Iterator[RenderableType]:
+    """How often each class occurs, and how long the rows are."""
+    names = material.head.labels if material.head else ()
+    counts = Counter(example.label for example in rows.examples)
+    for label, count in sorted(counts.items()):
+        name = names[label] if names else f"choice {label}"
+        yield Text(f"{count:,} {printable(name)}")
+    yield Text(
+        f"{np.mean(rows.lengths):.0f} tokens a row on average, at most {max(rows.lengths):,}"
+    )
+
+
+def _cost(found: Examination) -> str:
+    return (
+        f"{found.trainable_parameters:,} parameters learn ({found.material.config.train.method}); "
+        f"{found.steps:,} steps of {found.seconds_per_step:.2f} s, about "
+        f"{duration(found.steps * found.seconds_per_step)}; at most "
+        f"{memory(found.peak_memory_bytes)} of memory"
+    )
