@@ -6,14 +6,13 @@ library are imported by the thread that loads them, after the first frame.
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App, InvalidThemeError
 from textual.binding import Binding, BindingType
 
-from chatapp.dialogue.store import Store, StoreError
+from chatapp.dialogue.store import Store
 from chatapp.foreign import printable, without_surrogates
 from chatapp.paths import database_path
 from chatapp.settings import Settings
@@ -21,8 +20,6 @@ from chatapp.tui.chat import ChatScreen
 from chatapp.tui.theme import CALM, FEW_COLORS
 
 if TYPE_CHECKING:
-    from textual.screen import Screen
-
     from chatapp.engine.model import LanguageModel
 
 _PATIENCE = 0.3
@@ -39,8 +36,8 @@ class ChatApp(App[int]):
     TITLE = "chatapp"
     CSS_PATH = "chatapp.tcss"
     ENABLE_COMMAND_PALETTE = False
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (80, "-wide")]
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (24, "-high")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-high")]  # noqa: RUF012
     BINDING_GROUP_TITLE = "Everywhere"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", tooltip="Leave the program", priority=True),
@@ -56,10 +53,10 @@ class ChatApp(App[int]):
     ) -> None:
         no_color = "NO_COLOR" in os.environ
         super().__init__(ansi_color=True if no_color else None)
+        self.register_theme(CALM)
         self._settings = settings
-        self._load = load or self._load_by_name
         self.store = store or Store(database_path())
-        self._chat_id = chat_id
+        self.chat = ChatScreen(settings, self.store, load or self._load_by_name, chat_id)
         self._few_colors = no_color or self.console.color_system not in ("256", "truecolor")
 
     def _load_by_name(self) -> "LanguageModel":
@@ -67,12 +64,10 @@ class ChatApp(App[int]):
 
         return load_model(self._settings.model)
 
-    def get_default_screen(self) -> "Screen[None]":
-        self._chat = ChatScreen(self._settings, self.store, self._load, self._chat_id)
-        return self._chat
+    def get_default_screen(self) -> ChatScreen:
+        return self.chat
 
     def on_mount(self) -> None:
-        self.register_theme(CALM)
         try:
             self.theme = FEW_COLORS if self._few_colors else self._settings.theme
         except InvalidThemeError:
@@ -84,28 +79,34 @@ class ChatApp(App[int]):
         super().copy_to_clipboard(without_surrogates(text))
 
     @property
-    def has_running_threads(self) -> bool:
-        """Whether something still loads or generates."""
-        return self._chat.conversation.has_running_threads
+    def failure(self) -> Exception | None:
+        """What brought the program down, if anything did."""
+        return self._exception
+
+    def _fatal_error(self) -> None:
+        # Textual would print a traceback. `run` hands the error on to the command line.
+        self._close_messages_no_wait()
 
     async def action_quit(self) -> None:
-        await asyncio.to_thread(self._chat.conversation.close, _PATIENCE)
+        await asyncio.to_thread(self.chat.conversation.close, _PATIENCE)
         self.exit(0)
 
 
 def run(settings: Settings, chat_id: int | None = None) -> int:
-    """Show the chat until the user leaves; returns the exit status."""
+    """Show the chat until the user leaves; returns the exit status.
+
+    Raises StoreError when the chats cannot be opened, and whatever brought the screen down.
+    """
+    app = ChatApp(settings, chat_id=chat_id)
     try:
-        app = ChatApp(settings, chat_id=chat_id)
-    except StoreError as error:
-        print(f"chatapp: {printable(str(error))}", file=sys.stderr)
-        return 1
-    status = app.run() or app.return_code or 0
-    app.store.close()
-    if app.has_running_threads:
-        # A thread inside the numerical library cannot be interrupted, and Python would crash
-        # when it comes back to an interpreter that is being taken apart. Everything is stored.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    return status
+        app.run()
+    finally:
+        app.chat.conversation.close(0)
+        app.store.close()
+    if app.failure is not None:
+        raise app.failure
+    if app.chat.conversation.has_running_threads:
+        # A thread inside the numerical library cannot be interrupted, and it may crash the
+        # interpreter when it comes back while that is taken apart. Everything is stored.
+        os._exit(0)
+    return 0

@@ -6,8 +6,10 @@ length and not with its square. The one invariant: the rows are the same as if t
 had been wrapped at once.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from rich.cells import chop_cells
 from textual.content import Content
 from textual.geometry import Size
 from textual.selection import Selection
@@ -26,6 +28,48 @@ class Row(NamedTuple):
     line: int
     start: int
     text: str
+
+
+def row_bounds(text: str, start: int, width: int) -> Iterator[tuple[int, int]]:
+    """Where the rows of a line begin and end, from character `start` on.
+
+    A row ends before white space, which is not shown, or in the middle of a word that is
+    longer than a row. It depends on nothing that comes after the beginning of the next.
+    """
+    while True:
+        end = start + _fitting(text, start, width)
+        if end >= len(text):
+            yield start, len(text)
+            return
+        end = max(end, start + 1)
+        if not text[end].isspace() and not text[end - 1].isspace():
+            words = text[start:end].rsplit(None, 1)
+            if len(words) == 2:
+                end -= len(words[1])
+        yield start, start + len(text[start:end].rstrip())
+        start = _next_word(text, end)
+        if start == len(text):
+            return
+
+
+def _fitting(text: str, start: int, width: int) -> int:
+    """How many characters from `start` on fit a row."""
+    fitting = 0
+    # Combining characters take no room, but no script has seven of them on each.
+    for reach in (2 * width, 8 * width):
+        chunk = text[start : start + reach]
+        pieces = chop_cells(chunk, width)
+        fitting = len(pieces[0]) if pieces else len(chunk)
+        if fitting < len(chunk):
+            break
+    return fitting
+
+
+def _next_word(text: str, start: int) -> int:
+    """The place of the first character from `start` on that is no white space."""
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return start
 
 
 class TextBody(Widget):
@@ -59,11 +103,8 @@ class TextBody(Widget):
         """Add the rows from character `start` of a line on, which must begin a row."""
         for index in range(line, len(self._lines)):
             text = self._lines[index]
-            for row in Content(text[start:]).wrap(self._wrapped_to):
-                # Only white space lies between the end of a row and the start of the next.
-                start = max(start, text.find(row.plain, start))
-                self._rows.append(Row(index, start, row.plain))
-                start += len(row.plain)
+            for row_start, row_end in row_bounds(text, start, self._wrapped_to):
+                self._rows.append(Row(index, row_start, text[row_start:row_end]))
             start = 0
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:

@@ -4,13 +4,17 @@ The one invariant: widgets change only here and in the widgets themselves, on th
 loop; what a thread has to say comes as an event, and streamed text through the timer.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.dom import DOMNode
+from textual.events import Paste
 from textual.screen import Screen
 from textual.widgets import Footer, OptionList, Static, TextArea
 
@@ -33,7 +37,6 @@ if TYPE_CHECKING:
     from chatapp.settings import Settings
 
 UPDATES_PER_SECOND = 15
-_RECENT_CHATS = 30
 
 
 class ChatScreen(Screen[None]):
@@ -97,6 +100,9 @@ class ChatScreen(Screen[None]):
     @on(events.ModelLoaded)
     def _model_loaded(self, event: events.ModelLoaded) -> None:
         timings.mark("model_ready")
+        # What has been imported by now stays for good. Python's collector would look through
+        # all of it again and again, and the screen would stand still for that long.
+        gc.freeze()
         try:
             self.conversation.attach(event.model)
         except (ValueError, StoreError) as error:
@@ -106,6 +112,7 @@ class ChatScreen(Screen[None]):
         assert session is not None
         self._status.state = "ready"
         self._status.model = event.model.name
+        self._status.limit = event.model.context
         self._status.template = session.template.name
         self.conversation.measure()
         if self.conversation.order is not None:
@@ -121,14 +128,14 @@ class ChatScreen(Screen[None]):
 
     @on(events.Submitted)
     async def _submitted(self, event: events.Submitted) -> None:
+        text, editing = event.text, event.editing
         if self._is_busy():
+            self._prompt.give_back(text, editing)
             return
-        text, editing = event.text, self._prompt.editing
         if editing is None:
-            order = Order(lambda session, cancel: session.say(text, cancel), text)
+            order = Order(lambda session, cancel: session.say(text, cancel), event)
         else:
-            order = Order(lambda session, cancel: session.edit(editing.id, text, cancel), text)
-        self._prompt.accept()
+            order = Order(lambda session, cancel: session.edit(editing.id, text, cancel), event)
         self._tell("")
         self._show_welcome(False)
         ready = self.conversation.session is not None
@@ -189,13 +196,17 @@ class ChatScreen(Screen[None]):
 
     @on(events.TurnFailed)
     async def _turn_failed(self, event: events.TurnFailed) -> None:
-        if event.turn is not self.conversation.turn:
+        reason, submitted = in_words(event.error), event.turn.submitted
+        if event.turn is not self.conversation.turn:  # left behind, but its text is not lost
+            if event.turn.reply is None and submitted is not None:
+                self._prompt.give_back(submitted.text)
+                self._tell(reason)
             return
         if self._transcript.live is not None:  # it broke down half-way
             self._close_turn("error")
-            self._tell(in_words(event.error))
+            self._tell(reason)
         else:
-            await self._refuse(in_words(event.error))
+            await self._refuse(reason)
         self._status.state = "error"
 
     def _close_turn(self, reason: str) -> None:
@@ -204,8 +215,9 @@ class ChatScreen(Screen[None]):
         self._timer.pause()
         live, self._transcript.live, self._streaming = self._transcript.live, None, None
         self.conversation.end()
-        if live is not None:
-            self._transcript.refresh_message(self._store.message(live), reason)
+        with self._store_errors():
+            if live is not None:
+                self._transcript.refresh_message(self._store.message(live), reason)
         self.conversation.measure()
         self.refresh_bindings()
 
@@ -215,8 +227,8 @@ class ChatScreen(Screen[None]):
         self._timer.pause()
         await self._transcript.stop_waiting()
         self._show_welcome(not self._transcript.path)
-        if order is not None and order.text:
-            self._prompt.give_back(order.text)
+        if order is not None and order.submitted is not None:
+            self._prompt.give_back(order.submitted.text, order.submitted.editing)
         self._tell(reason)
         self.refresh_bindings()
 
@@ -235,35 +247,38 @@ class ChatScreen(Screen[None]):
         self.notify(f"{words} Esc stops it.", markup=False)
         return True
 
+    def on_paste(self, event: Paste) -> None:
+        # What is pasted while a message has the focus is meant for the prompt as well.
+        if self.focused is not self._prompt:
+            self.set_focus(self._prompt)
+            self._prompt.post_message(Paste(event.text))
+
     # Which chat
 
     async def _open(self, chat_id: int | None) -> None:
         """Show a chat, or with None a new one."""
-        try:
-            path = [] if chat_id is None else self._store.path(chat_id)
-            turns = [] if chat_id is None else self._store.turns(chat_id)
-            self.conversation.open(chat_id)
-        except StoreError as error:
-            self._tell(str(error))
-            return
-        self._timer.pause()
-        self._streaming = self._transcript.live = None
-        await self._transcript.show(path, {turn.message_id: turn.reason or "" for turn in turns})
-        self._show_welcome(not path)
-        self._show_title()
-        self._tell("")
-        self._status.used = self._status.dropped = 0
-        self._status.speed = 0.0
-        if self.conversation.session is not None:
-            self._status.state = "ready"
-        self.conversation.measure()
-        self._prompt.focus()
-        self.refresh_bindings()
+        if self.conversation.order is not None and self.conversation.turn is None:
+            await self._refuse("")  # a message that waits is not lost
+        with self._store_errors():
+            path, reasons = self.conversation.open(chat_id)
+            self._timer.pause()
+            self._streaming = self._transcript.live = None
+            await self._transcript.show(path, reasons)
+            self._show_welcome(not path)
+            self._tell("")
+            self._status.used = self._status.dropped = 0
+            self._status.speed = 0.0
+            if self.conversation.session is not None:
+                self._status.state = "ready"
+            self.conversation.measure()
+            self._prompt.focus()
+            self._show_title()
+            self.refresh_bindings()
 
     def _show_title(self) -> None:
-        chat_id = self.conversation.chat_id
-        title = "New chat" if chat_id is None else self._store.chat(chat_id).title
-        self.query_one("#title", Static).update(printable(title).replace("\n", " "))
+        with self._store_errors():
+            title = printable(self.conversation.title()).replace("\n", " ")
+            self.query_one("#title", Static).update(title)
 
     def _show_welcome(self, empty: bool) -> None:
         self.query_one(Welcome).display = empty
@@ -275,19 +290,25 @@ class ChatScreen(Screen[None]):
         line.update(printable(problem))
         line.display = bool(problem)
 
+    @contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        """Tell what is wrong with the store instead of going down with it."""
+        try:
+            yield
+        except StoreError as error:
+            self._tell(str(error))
+
     def _earlier_inputs(self) -> list[str]:
-        """What the user wrote in the chats changed last, oldest first."""
-        texts: list[str] = []
-        for chat in reversed(self._store.chats(limit=_RECENT_CHATS)):
-            for message in self._store.path(chat.id):
-                if message.role == "user" and message.text not in texts[-1:]:
-                    texts.append(message.text)
-        return texts
+        try:
+            return self.conversation.earlier_inputs()
+        except StoreError as error:
+            self._tell(str(error))
+            return []
 
     # What the focused message asks for
 
-    @on(events.Leave)
-    async def _leave_message(self, event: events.Leave) -> None:
+    @on(events.FocusStep)
+    async def _leave_message(self, event: events.FocusStep) -> None:
         if not await self._transcript.focus_step(event.message, event.step) and event.step > 0:
             self._prompt.focus()
 
@@ -299,10 +320,11 @@ class ChatScreen(Screen[None]):
     @on(events.Edit)
     def _edit_message(self, event: events.Edit) -> None:
         message = event.message
-        if message.role == "assistant":
-            message = self._store.message(message.parent_id) if message.parent_id else message
-        self._prompt.edit_message(message)
-        self._prompt.focus()
+        with self._store_errors():
+            if message.role == "assistant" and message.parent_id is not None:
+                message = self._store.message(message.parent_id)
+            self._prompt.edit_message(message)
+            self._prompt.focus()
 
     @on(events.Regenerate)
     def _regenerate(self, event: events.Regenerate) -> None:
@@ -326,15 +348,12 @@ class ChatScreen(Screen[None]):
     async def _show_sibling(self, event: events.ShowSibling) -> None:
         if self._is_busy():
             return
-        siblings = self._store.siblings(event.message.id)
-        place = event.message.sibling - 1 + event.step
-        if not 0 <= place < len(siblings):
-            return
-        sibling = siblings[place]
-        self._store.set_leaf(sibling.chat_id, self._store.latest_leaf(sibling.id))
-        await self._open(sibling.chat_id)
-        if (view := self._transcript.view(sibling.id)) is not None:
-            view.focus()
+        with self._store_errors():
+            sibling = self.conversation.go_to_sibling(event.message, event.step)
+            if sibling is not None:
+                await self._open(sibling.chat_id)
+                if (view := self._transcript.view(sibling.id)) is not None:
+                    view.focus()
 
     # Keys
 
@@ -354,13 +373,8 @@ class ChatScreen(Screen[None]):
     @work
     async def action_history(self) -> None:
         chosen = await self.app.push_screen_wait(HistoryScreen(self._store))
-        if chosen is not None:
+        if chosen is not None or self.conversation.is_deleted():
             await self._open(chosen)
-            return
-        try:
-            self._show_title()
-        except StoreError:  # it has been deleted there
-            await self._open(None)
 
     @work
     async def action_parameters(self) -> None:
@@ -371,9 +385,13 @@ class ChatScreen(Screen[None]):
             self.notify("The next message uses the new parameters.", markup=False)
 
     def action_help(self) -> None:
-        classes = (ChatScreen, Prompt, MessageView, HistoryScreen, ChatList, ParametersScreen)
+        classes: tuple[type[DOMNode], ...] = (
+            *(type(self.app), ChatScreen, Prompt, MessageView),
+            *(HistoryScreen, ChatList, ParametersScreen),
+        )
         places = [(place.BINDING_GROUP_TITLE or "", place) for place in classes]
-        self.app.push_screen(HelpScreen([*places, ("Editing text", TextArea)]))
+        textual = [("Moving and copying", Screen), ("Editing text", TextArea)]
+        self.app.push_screen(HelpScreen([*places, *textual]))
 
     def action_focus_last_message(self) -> None:
         if views := self._transcript.views:

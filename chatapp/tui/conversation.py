@@ -13,22 +13,25 @@ from typing import TYPE_CHECKING
 
 from textual.message_pump import MessagePump
 
+from chatapp.dialogue.store import StoreError
 from chatapp.tui import events
 from chatapp.tui.turn import Turn
 
 if TYPE_CHECKING:
     from chatapp.dialogue.session import Session, SessionEvent
-    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store import Store, StoredMessage
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.settings import Settings
+
+_RECENT_CHATS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the user asked for: how to start it, and the text to give back if it fails."""
+    """What the user asked for: how to start it, and what to give back if it fails."""
 
     start: "Callable[[Session, threading.Event], Iterator[SessionEvent]]"
-    text: str = ""
+    submitted: events.Submitted | None = None
 
 
 class Conversation:
@@ -92,13 +95,51 @@ class Conversation:
         self._new_session(model, self._chat_id)
         self.model = model
 
-    def open(self, chat_id: int | None) -> None:
-        """Go over to a chat, or with None to a new one, and leave the running turn behind."""
+    def open(self, chat_id: int | None) -> "tuple[list[StoredMessage], dict[int, str]]":
+        """Go over to a chat, or with None to a new one, and leave the running turn behind.
+
+        Returns the chat's messages from root to leaf, and why replies finished, by message
+        id. Raises StoreError, and changes nothing, when there is no such chat.
+        """
+        path = [] if chat_id is None else self._store.path(chat_id)
+        turns = [] if chat_id is None else self._store.turns(chat_id)
         self.stop()
         self.order = self.turn = None
         self._chat_id = chat_id
         if self.model is not None:
             self._new_session(self.model, chat_id)
+        return path, {turn.message_id: turn.reason or "" for turn in turns}
+
+    def title(self) -> str:
+        """What the chat is called."""
+        return "New chat" if self.chat_id is None else self._store.chat(self.chat_id).title
+
+    def is_deleted(self) -> bool:
+        """Whether the chat is no longer in the store."""
+        try:
+            self.title()
+        except StoreError:
+            return True
+        return False
+
+    def go_to_sibling(self, message: "StoredMessage", step: int) -> "StoredMessage | None":
+        """Let the chat go through the version `step` places after a message, if there is one."""
+        siblings = self._store.siblings(message.id)
+        place = message.sibling - 1 + step
+        if not 0 <= place < len(siblings):
+            return None
+        sibling = siblings[place]
+        self._store.set_leaf(sibling.chat_id, self._store.latest_leaf(sibling.id))
+        return sibling
+
+    def earlier_inputs(self) -> list[str]:
+        """What the user wrote in the chats changed last, oldest first."""
+        texts: list[str] = []
+        for chat in reversed(self._store.chats(limit=_RECENT_CHATS)):
+            for message in self._store.path(chat.id):
+                if message.role == "user" and message.text not in texts[-1:]:
+                    texts.append(message.text)
+        return texts
 
     def begin(self, order: Order) -> bool:
         """Carry out an order; False when it has to wait for the model."""
@@ -111,7 +152,7 @@ class Conversation:
             with self._lock:
                 yield from order.start(session, cancel)
 
-        self.turn = Turn(generate, self._listener)
+        self.turn = Turn(generate, self._listener, order.submitted)
         self._start_thread(self.turn.run)
         return True
 
@@ -144,7 +185,7 @@ class Conversation:
 
         patience: how many seconds to wait for the turn to do that itself.
         """
-        turn = self.turn
+        turn, self.turn = self.turn, None
         if turn is None:
             return
         turn.stop()

@@ -33,9 +33,10 @@ class LoadFailed(Message):
 
 @dataclass
 class Submitted(Message):
-    """The user pressed Enter on a text."""
+    """The user has sent a text; `editing` is the message it takes the place of, if any."""
 
     text: str
+    editing: "StoredMessage | None" = None
 
 
 @dataclass
@@ -112,7 +113,7 @@ class ShowSibling(Message):
 
 
 @dataclass
-class Leave(Message):
+class FocusStep(Message):
     """The user moves `step` messages on from this one."""
 
     message: "StoredMessage"

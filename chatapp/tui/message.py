@@ -63,8 +63,8 @@ class MessageView(Vertical, can_focus=True):
 
     BINDING_GROUP_TITLE = "On a message"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,ctrl+up", "leave(-1)", "Message above", show=False),
-        Binding("down,ctrl+down", "leave(1)", "Message below", show=False),
+        Binding("up,ctrl+up", "step(-1)", "Message above", show=False),
+        Binding("down,ctrl+down", "step(1)", "Message below", show=False),
         Binding("r", "regenerate", "Regenerate", tooltip="Another reply to the same message"),
         Binding("c", "continue", "Continue", tooltip="Let the reply go on where it ended"),
         Binding("e", "edit", "Edit", tooltip="Write your message anew and send it again"),
@@ -121,8 +121,8 @@ class MessageView(Vertical, can_focus=True):
             return self.message.role == "assistant"
         return True
 
-    def action_leave(self, step: int) -> None:
-        self.post_message(events.Leave(self.message, step))
+    def action_step(self, step: int) -> None:
+        self.post_message(events.FocusStep(self.message, step))
 
     def action_regenerate(self) -> None:
         self.post_message(events.Regenerate(self.message))

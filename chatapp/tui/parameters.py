@@ -3,12 +3,13 @@
 from dataclasses import fields
 from typing import ClassVar
 
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import DescendantFocus
 from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from chatapp.engine.model import Sampling
 from chatapp.foreign import printable
@@ -31,7 +32,7 @@ class ParametersScreen(ModalScreen[Sampling | None]):
 
     BINDING_GROUP_TITLE = "Parameters"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "apply", "Use these values", priority=True),
+        Binding("enter", "apply", "Use these values"),
         Binding("escape,f2", "dismiss", "Leave as it was"),
         Binding("up", "app.focus_previous", "Field above", show=False),
         Binding("down", "app.focus_next", "Field below", show=False),
@@ -63,6 +64,7 @@ class ParametersScreen(ModalScreen[Sampling | None]):
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         self.query_one("#field-hint", Static).update(HINTS.get(event.widget.id or "", ""))
 
+    @on(Input.Submitted)
     def action_apply(self) -> None:
         values: dict[str, float | int | None] = {}
         try:

@@ -1,7 +1,8 @@
 """Where the user writes: a text area that grows, sends on Enter and remembers.
 
-The one invariant: no text is ever lost; it leaves the prompt only when the screen has taken
-it (`accept`), and it comes back with `give_back` when it could not be sent.
+The one invariant: no text is ever lost. It leaves the prompt at once, so that what is typed
+after Enter belongs to the next message, and comes back with `give_back` when it could not be
+sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.document._document import Location
+from textual.events import Key, Resize
 from textual.widgets import TextArea
 
 from chatapp.foreign import printable
@@ -24,7 +26,7 @@ class Prompt(TextArea):
 
     BINDING_GROUP_TITLE = "Writing"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "submit", "Send", priority=True),
+        Binding("enter", "submit", "Send"),
         Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", show=False),
         Binding("up", "cursor_up", "Earlier input, on the first line", show=False),
         Binding("down", "cursor_down", "Later input, on the last line", show=False),
@@ -39,6 +41,7 @@ class Prompt(TextArea):
             highlight_cursor_line=False,
             placeholder="Write a message · Enter sends, Ctrl+J starts a new line",
         )
+        self._wrapped_width = 0
         self._load_earlier = earlier
         self._earlier: list[str] | None = None
         self._place = 0
@@ -49,33 +52,41 @@ class Prompt(TextArea):
         # What was pasted is kept as it is; only its picture is made harmless.
         return Text(printable(self.document.get_line(line_index)), end="", no_wrap=True)
 
+    async def on_key(self, event: Key) -> None:
+        # Textual runs bindings only once a key has gone up to the app, when the keys typed
+        # after it have already been written. Here every key takes effect in its turn.
+        for binding in self._bindings.key_to_bindings.get(event.key, ()):
+            if await self.app.run_action(binding.action, self):
+                event.stop()
+                event.prevent_default()
+                return
+
+    def on_resize(self, event: Resize) -> None:
+        # Growing line by line changes nothing about how the text is wrapped.
+        if self.wrap_width == self._wrapped_width:
+            event.prevent_default()
+        self._wrapped_width = self.wrap_width
+
     def find_matching_bracket(self, bracket: str, search_from: Location) -> Location | None:
         # In prose it is of no use, and it walks through the whole of a long paste.
         return None
 
-    def accept(self) -> None:
-        """The text has been taken: remember it and be empty."""
-        if self._earlier is not None:
-            self._earlier.append(self.text)
-        self._start_over("")
-
-    def give_back(self, text: str) -> None:
+    def give_back(self, text: str, editing: "StoredMessage | None" = None) -> None:
         """Put a text back that could not be sent, before whatever was written since."""
-        self._start_over(f"{text}\n{self.text}" if self.text else text)
+        self._start_over(f"{text}\n{self.text}" if self.text else text, editing)
 
     def edit_message(self, message: "StoredMessage") -> None:
         """Take a message's text to be written anew."""
-        self._start_over(message.text)
-        self.editing = message
-        self.border_title = "Writing anew · Enter sends it, Esc leaves it as it was"
+        self._start_over(message.text, message)
 
     def leave_edit(self) -> None:
         """Give up writing a message anew."""
         self._start_over("")
 
-    def _start_over(self, text: str) -> None:
-        self.editing = None
-        self.border_title = ""
+    def _start_over(self, text: str, editing: "StoredMessage | None" = None) -> None:
+        self.editing = editing
+        words = "Writing anew · Enter sends it, Esc leaves it as it was"
+        self.border_title = words if editing else ""
         self._place = 0
         self._show(text)
 
@@ -84,8 +95,12 @@ class Prompt(TextArea):
         self.move_cursor(self.document.end)
 
     def action_submit(self) -> None:
-        if self.text.strip():
-            self.post_message(Submitted(self.text))
+        text, editing = self.text, self.editing
+        if text.strip():
+            if self._earlier is not None:
+                self._earlier.append(text)
+            self._start_over("")
+            self.post_message(Submitted(text, editing))
 
     def action_newline(self) -> None:
         self.insert("\n")

@@ -55,7 +55,7 @@ class StatusLine(Widget, can_focus=False):
         share = min(1.0, self.used / self.limit)
         filled = round(share * _BAR_WIDTH)
         style = "$text-warning" if share > 0.9 else "$text-accent"
-        rest = "━" * (_BAR_WIDTH - filled)
+        rest = "─" * (_BAR_WIDTH - filled)
         return Content.assemble(("━" * filled, style), (rest, "$border-blurred"))
 
     def _plain(self, text: str) -> Content:

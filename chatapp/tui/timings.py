@@ -1,8 +1,9 @@
 """When the program reached its milestones, for measuring its start.
 
-Set the environment variable CHATAPP_TIMINGS to a file name, and every milestone is appended
+Set the environment variable _CHATAPP_TIMINGS to a file name, and every milestone is appended
 to that file as one JSON line {"event": …, "seconds": …}, counted from the start of the
-process. The milestones: `first_frame` (the screen has been drawn), `model_ready`, and
+process. (The underscore sets it apart from the settings, which begin with CHATAPP_.) The
+milestones: `first_frame` (the screen has been drawn), `model_ready`, and
 `first_token` (the first text of a reply has been drawn). Nothing is done without the variable.
 """
 
@@ -27,7 +28,7 @@ def seconds_since_start() -> float:
 
 def mark(event: str) -> None:
     """Note that a milestone has been reached."""
-    target = os.environ.get("CHATAPP_TIMINGS")
+    target = os.environ.get("_CHATAPP_TIMINGS")
     if target:
         line = json.dumps({"event": event, "seconds": round(seconds_since_start(), 4)})
         with Path(target).open("a", encoding="utf-8") as file:

@@ -5,6 +5,7 @@ message that waits to be sent, if any. Scrolling to either end mounts more there
 what is far away at the other end, so that a long chat costs no more than a short one.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ from textual.widget import Widget
 from chatapp.tui.message import MessageView, Waiting, fate
 
 if TYPE_CHECKING:
-    from textual._arrange import DockArrangeResult
     from textual.geometry import Size
+    from textual.layout import DockArrangeResult
 
     from chatapp.dialogue.store import StoredMessage
 
@@ -36,6 +37,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self.live: int | None = None
         """The message that is being written; it stays mounted."""
         self._held: tuple[Widget, int] | None = None
+        # Mounting and removing take a while, and scrolling may ask for more meanwhile.
+        self._changing = asyncio.Lock()
 
     def on_mount(self) -> None:
         self.anchor()
@@ -62,23 +65,28 @@ class Transcript(VerticalScroll, can_focus=False):
             if old.id != new.id:
                 break
             same += 1
-        self.path = list(path)
-        with self.app.batch_update():
-            await self.stop_waiting()
-            if self._first < same <= self._last:
-                await self._remove(self.views[same - self._first :])
-                for message in path[self._first : same]:
-                    self.refresh_message(message)
-                self._last = same
-                await self._mount_later(len(path))
-                if self._last - self._first > AT_MOST:
-                    await self._drop_earlier(self._last - AT_FIRST)
-            else:
-                await self._remove(self.views)
-                self._first = self._last = max(0, len(path) - AT_FIRST)
-                await self._mount_later(len(path))
+        async with self._changing:
+            self.path = list(path)
+            with self.app.batch_update():
+                await self.stop_waiting()
+                await self._show_from(same)
         self.anchor()
         self.call_after_refresh(self._fill)
+
+    async def _show_from(self, same: int) -> None:
+        """Mount the end of the path, of which the first `same` messages were shown before."""
+        if self._first < same <= self._last:
+            await self._remove(self.views[same - self._first :])
+            for message in self.path[self._first : same]:
+                self.refresh_message(message)
+            self._last = same
+            await self._mount_later(len(self.path))
+            if self._last - self._first > AT_MOST:
+                await self._drop_earlier(self._last - AT_FIRST)
+        else:
+            await self._remove(self.views)
+            self._first = self._last = max(0, len(self.path) - AT_FIRST)
+            await self._mount_later(len(self.path))
 
     def refresh_message(self, message: "StoredMessage", reason: str | None = None) -> None:
         """Take over a message's newer row, and why it finished."""
@@ -92,6 +100,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def wait(self, text: str, note: str) -> None:
         """Show a message of the user that is not part of the chat yet."""
+        if self._last < len(self.path):
+            await self.show(self.path)
         await self.mount(Waiting(text, note))
         self.anchor()
 
@@ -134,28 +144,32 @@ class Transcript(VerticalScroll, can_focus=False):
             self.call_after_refresh(self._fill)
 
     async def _extend_up(self) -> None:
-        if self._first == 0:
-            return
-        with self.app.batch_update():
-            self._hold(self.views[0])
-            first = max(0, self._first - STEP)
-            views = [self._make(message) for message in self.path[first : self._first]]
-            self._first = first
-            await self.mount_all(views, before=0)
-            if self._last - self._first > AT_MOST and self.live is None:
-                self.anchor(False)
-                far = self.views[AT_MOST:]
-                self._last = self._first + AT_MOST
-                await self._remove(far)
+        """Mount earlier messages."""
+        async with self._changing:
+            if self._first == 0:
+                return
+            with self.app.batch_update():
+                self._hold(self.views[0])
+                first = max(0, self._first - STEP)
+                views = [self._make(message) for message in self.path[first : self._first]]
+                self._first = first
+                await self.mount_all(views, before=0)
+                if self._last - self._first > AT_MOST and self.live is None:
+                    self.anchor(False)
+                    far = self.views[AT_MOST:]
+                    self._last = self._first + AT_MOST
+                    await self._remove(far)
 
     async def _extend_down(self) -> None:
-        if self._last == len(self.path):
-            return
-        with self.app.batch_update():
-            self._hold(self.views[-1])
-            await self._mount_later(min(len(self.path), self._last + STEP))
-            if self._last - self._first > AT_MOST:
-                await self._drop_earlier(self._last - AT_MOST)
+        """Mount later messages."""
+        async with self._changing:
+            if self._last == len(self.path):
+                return
+            with self.app.batch_update():
+                self._hold(self.views[-1])
+                await self._mount_later(min(len(self.path), self._last + STEP))
+                if self._last - self._first > AT_MOST:
+                    await self._drop_earlier(self._last - AT_MOST)
 
     async def _mount_later(self, last: int) -> None:
         views = [self._make(message) for message in self.path[self._last : last]]

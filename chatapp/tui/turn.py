@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from textual.message_pump import MessagePump
 
 from chatapp.engine.events import Finished, Token
-from chatapp.tui.events import TurnEnded, TurnFailed, TurnStarted
+from chatapp.tui.events import Submitted, TurnEnded, TurnFailed, TurnStarted
 
 if TYPE_CHECKING:
     from chatapp.dialogue.session import SessionEvent
@@ -25,9 +25,15 @@ Generate = Callable[[threading.Event], "Iterator[SessionEvent]"]
 
 
 class Turn:
-    """Runs `generate` and tells `listener` how it goes."""
+    """Runs `generate` and tells `listener` how it goes.
 
-    def __init__(self, generate: Generate, listener: MessagePump) -> None:
+    submitted: what the user has sent, when that is what this turn answers.
+    """
+
+    def __init__(
+        self, generate: Generate, listener: MessagePump, submitted: Submitted | None = None
+    ) -> None:
+        self.submitted = submitted
         self._generate = generate
         self._listener = listener
         self._cancel = threading.Event()

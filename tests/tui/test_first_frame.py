@@ -1,0 +1,33 @@
+"""The screen is there before anything heavy is."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import OpenApp
+
+HEAVY = {"torch", "transformers", "tokenizers", "numpy", "pandas", "datasets", "peft", "pydantic"}
+
+
+def test_the_first_frame_imports_nothing_heavy() -> None:
+    script = "import sys, chatapp.tui.app; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "textual" in done.stdout.split()
+    assert not HEAVY & set(done.stdout.split())
+
+
+async def test_milestones_are_written_where_the_environment_says(
+    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "timings.jsonl"
+    monkeypatch.setenv("_CHATAPP_TIMINGS", str(target))
+    async with open_app() as driver:
+        await driver.say("Hello")
+    lines = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["first_frame", "model_ready", "first_token"]
+    seconds = [line["seconds"] for line in lines]
+    assert 0 < seconds[0] <= seconds[1] <= seconds[2]

@@ -1,0 +1,124 @@
+"""Whatever a model says or a user pastes changes nothing but the message it belongs to."""
+
+import re
+
+import pytest
+from conftest import Driver, OpenApp, fill
+from fakes import ScriptedModel
+from textual import events
+
+from chatapp.dialogue.store import Store
+from chatapp.foreign import printable
+from chatapp.settings import Settings
+from chatapp.tui.field import Field
+from chatapp.tui.history import HistoryScreen
+
+FOREIGN = {
+    "closing tag": "[/b]",
+    "link": "[link=https://example.com]click[/link] [@click=app.quit]quit[/]",
+    "title": "\x1b]0;x\x07",
+    "clear": "before \x1b[2J\x1b[H after",
+    "c1": "\x9b2J \x85 \u2028",
+    "overrides": "\u202egnp.exe \u2066x\u2069",
+    "surrogate": "half \ud83d of a pair",
+    "returns": "one\rtwo\x08\x08three\x00\x7f",
+    "tabs": "a\tb\n\tc",
+    "wide": "漢字 👩‍🚀 e\u0301 \u200b",
+    "long": "0123456789" * 10_000,
+    "many lines": "line\n" * 2_000,
+}
+_OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def shown(driver: Driver) -> list[str]:
+    """The rows of the screen, checked to hold nothing that a terminal obeys."""
+    text = driver.screen_text
+    rows = text.split("\n")
+    assert not _OBEYED.search(text.replace("\n", ""))
+    assert len(rows) == driver.app.size.height
+    return rows
+
+
+def frame(driver: Driver) -> list[str]:
+    """What is on the screen beside the transcript, but for the counts of tokens."""
+    region = driver.transcript.region
+    rows = shown(driver)
+    outside = rows[: region.y] + rows[region.bottom :]
+    return [re.sub(r"[━─]+|[\d,]+/[\d,]+ tokens|\d+ tokens/s| +$", "", row) for row in outside]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+async def test_a_model_says_it(open_app: OpenApp, store: Store, name: str) -> None:
+    text = FOREIGN[name]
+    said = f"START {text} END"
+    model = ScriptedModel(["Fine.", said], context=1_000_000)
+    settings = Settings()
+    async with open_app(model, settings=settings) as driver:
+        await driver.say("Hello")
+        before = frame(driver)
+        await driver.say("Go on")
+        assert [row.rstrip() for row in frame(driver)] == [row.rstrip() for row in before]
+        assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
+        if len(text) < 200:
+            assert "START" in driver.screen_text
+            assert "END" in driver.screen_text
+            visible = printable(text).split("\n")[0].split("\t")[0]
+            assert visible.strip() in driver.screen_text
+        await driver.press("ctrl+up", "y")
+        assert len(driver.app.clipboard) >= min(len(text), 1_000)
+        await driver.press("r")
+        await driver.idle()
+        shown(driver)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+async def test_a_user_pastes_it(open_app: OpenApp, store: Store, name: str) -> None:
+    text = FOREIGN[name]
+    model = ScriptedModel(["Fine."], context=1_000_000)
+    async with open_app(model) as driver:
+        driver.prompt.post_message(events.Paste(text))
+        await driver.settle()
+        shown(driver)
+        if not set(text) & set("\r\x85\u2028\x08\x00"):
+            assert driver.prompt.text == text
+        await driver.press("home", "left", "right", "end", "up", "down", "end")
+        shown(driver)
+        await driver.press("x", "enter")
+        await driver.idle()
+        assert driver.prompt.text == ""
+        assert len(driver.texts) == 2
+        shown(driver)
+        await driver.press("up")
+        shown(driver)
+
+
+async def test_it_is_the_name_of_a_chat_and_of_a_model(open_app: OpenApp, store: Store) -> None:
+    for text in FOREIGN.values():
+        fill(store, [text[:500] or "x", "reply"])
+    model = ScriptedModel(["Fine."], name="[/b]\x1b[2J\nmodel \u202e")
+    async with open_app(model, chat_id=1) as driver:
+        shown(driver)
+        await driver.press("ctrl+o")
+        await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
+        field = driver.app.screen.query_one(Field)
+        await driver.settle()
+        shown(driver)
+        for text in FOREIGN.values():
+            field.post_message(events.Paste(text[:200]))
+            await driver.settle()
+            shown(driver)
+        field.value = "reply"
+        await driver.settle()
+        shown(driver)
+
+
+async def test_it_is_what_went_wrong(open_app: OpenApp) -> None:
+    words = "no [b]model[/b] \x1b[2J here\x07"
+
+    def load() -> ScriptedModel:
+        raise RuntimeError(words)
+
+    async with open_app(load=load) as driver:
+        await driver.until(lambda: driver.problem)
+        assert printable(words) in driver.screen_text
+        shown(driver)

@@ -1,0 +1,480 @@
+"""Every key of the chat, pressed."""
+
+import threading
+
+import pytest
+from conftest import Driver, OpenApp, fill
+from fakes import ScriptedModel
+from textual.binding import Binding
+from textual.events import Paste
+from textual.widgets import Static
+
+from chatapp.dialogue.store import Store
+from chatapp.engine.model import Sampling
+from chatapp.settings import Settings
+from chatapp.tui.body import TextBody
+from chatapp.tui.chat import ChatScreen
+from chatapp.tui.confirm import ConfirmScreen
+from chatapp.tui.field import Field
+from chatapp.tui.help import HelpScreen
+from chatapp.tui.history import ChatList, HistoryScreen
+from chatapp.tui.message import MessageView
+from chatapp.tui.parameters import HINTS, ParametersScreen
+from chatapp.tui.prompt import Prompt
+from chatapp.tui.welcome import SUGGESTIONS, Welcome
+
+
+async def test_enter_sends(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Nice to meet you."])) as driver:
+        await driver.press(*"Hello", "enter")
+        await driver.idle()
+        assert driver.texts == ["Hello", "Nice to meet you."]
+        assert driver.prompt.text == ""
+        assert driver.status.state == "ready"
+        assert "Nice to meet you." in driver.screen_text
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\n"])
+async def test_enter_does_not_send_nothing(open_app: OpenApp, text: str) -> None:
+    async with open_app() as driver:
+        driver.prompt.text = text
+        await driver.press("enter")
+        assert driver.chat.conversation.order is None
+        assert driver.prompt.text == text
+
+
+@pytest.mark.parametrize("key", ["ctrl+j", "shift+enter", "alt+enter"])
+async def test_a_new_line_does_not_send(open_app: OpenApp, key: str) -> None:
+    async with open_app() as driver:
+        await driver.press("a", key, "b")
+        assert driver.prompt.text == "a\nb"
+        assert driver.chat.conversation.order is None
+
+
+async def test_keys_typed_at_once_take_effect_in_order(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Yes."])) as driver:
+        for key in ["o", "n", "x", "backspace", "e", "ctrl+j", "t", "w", "o", "enter", "l"]:
+            driver.app.simulate_key(key)
+        await driver.until(lambda: driver.texts)
+        await driver.idle()
+        assert driver.texts == ["one\ntwo", "Yes."]
+        assert driver.prompt.text == "l"
+
+
+async def test_the_prompt_grows_to_eight_rows(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        frame = 2
+        assert driver.prompt.region.height == 1 + frame
+        await driver.press("a", "ctrl+j", "b", "ctrl+j", "c")
+        assert driver.prompt.region.height == 3 + frame
+        driver.prompt.text = "\n" * 50
+        await driver.settle()
+        assert driver.prompt.region.height == 8
+
+
+async def test_escape_stops_and_keeps_what_there_is(open_app: OpenApp, store: Store) -> None:
+    model = ScriptedModel([" ".join(str(number) for number in range(500))], delay=0.005)
+    async with open_app(model) as driver:
+        await driver.press(*"Count", "enter")
+        await driver.until(lambda: " 5 " in driver.screen_text)
+        await driver.press("escape")
+        await driver.idle()
+        assert driver.status.state == "stopped"
+        assert driver.notes[-1].startswith("stopped")
+        assert driver.texts[-1].startswith("0 1 2 3 4 5")
+        assert len(driver.texts[-1]) < 1000
+        stored = store.path(1)[-1]
+        assert (stored.status, stored.text) == ("stopped", driver.texts[-1])
+        assert stored.text.split()[-1] in driver.screen_text
+
+
+async def test_escape_takes_a_waiting_message_back(open_app: OpenApp) -> None:
+    opened = threading.Event()
+
+    def load() -> ScriptedModel:
+        opened.wait(20)
+        return ScriptedModel(["No."])
+
+    async with open_app(load=load) as driver:
+        await driver.press(*"Hi", "enter")
+        await driver.until(lambda: "waiting for the model" in driver.screen_text)
+        await driver.press("escape")
+        assert driver.prompt.text == "Hi"
+        assert "waiting for the model" not in driver.screen_text
+        opened.set()
+        await driver.ready()
+        assert driver.texts == []
+
+
+async def test_ctrl_n_starts_a_new_chat(open_app: OpenApp, store: Store) -> None:
+    async with open_app() as driver:
+        await driver.say("First chat")
+        await driver.press("ctrl+n")
+        assert driver.texts == []
+        assert driver.chat.query_one(Welcome).display
+        await driver.say("Second chat")
+        assert [chat.title for chat in store.chats()] == ["Second chat", "First chat"]
+
+
+async def test_ctrl_n_leaves_a_running_reply_behind(open_app: OpenApp, store: Store) -> None:
+    model = ScriptedModel(["word " * 500, "The second reply."], delay=0.01)
+    async with open_app(model) as driver:
+        await driver.press(*"One", "enter")
+        await driver.until(lambda: driver.texts)
+        await driver.press("ctrl+n")
+        model.delay = 0
+        await driver.say("Two")
+        assert driver.texts == ["Two", "The second reply."]
+        assert [message.status for message in store.path(1)] == ["complete", "stopped"]
+
+
+async def test_f1_lists_every_key(open_app: OpenApp) -> None:
+    async with open_app(size=(100, 120)) as driver:
+        await driver.press("f1")
+        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        shown = driver.screen_text
+        places = (ChatScreen, Prompt, MessageView, HistoryScreen, ChatList, ParametersScreen)
+        for place in places:
+            for binding in Binding.make_bindings(place.BINDINGS):
+                assert (binding.tooltip or binding.description) in shown
+                assert driver.app.get_key_display(binding) in shown
+        assert "Leave the program" in shown
+        await driver.press("escape")
+        assert driver.app.screen is driver.chat
+
+
+async def test_f2_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
+    model = ScriptedModel(["Yes."])
+    async with open_app(model, settings=Settings(sampling=Sampling(seed=7))) as driver:
+        await driver.press("f2")
+        screen = driver.app.screen
+        assert isinstance(screen, ParametersScreen)
+        assert {field.id for field in screen.query(Field)} == set(HINTS)
+        assert set(HINTS) == set(Sampling.__dataclass_fields__)
+        assert "plain" in driver.screen_text
+        screen.query_one("#temperature", Field).value = "0.25"
+        screen.query_one("#seed", Field).value = ""
+        screen.query_one("#max_tokens", Field).value = "12"
+        await driver.press("enter")
+        await driver.until(lambda: driver.app.screen is driver.chat)
+        assert driver.chat.conversation.sampling == Sampling(
+            temperature=0.25, seed=None, max_tokens=12
+        )
+        await driver.say("Go")
+        assert model.samplings[-1].temperature == 0.25
+        assert model.samplings[-1].max_tokens == 12
+
+
+async def test_f2_before_the_model_is_loaded(open_app: OpenApp) -> None:
+    opened = threading.Event()
+    model = ScriptedModel(["Yes."])
+
+    def load() -> ScriptedModel:
+        opened.wait(20)
+        return model
+
+    async with open_app(load=load) as driver:
+        await driver.press("f2")
+        driver.app.screen.query_one("#top_k", Field).value = "5"
+        await driver.press("enter")
+        opened.set()
+        await driver.ready()
+        await driver.say("Go")
+        assert model.samplings[-1].top_k == 5
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("temperature", "hot", "temperature is 'hot'; expected a number"),
+        ("temperature", "-1", "temperature is -1.0; expected from 0 to 100"),
+        ("temperature", "nan", "temperature is nan"),
+        ("top_k", "1.5", "top_k is '1.5'; expected a whole number"),
+        ("top_p", "0", "top_p is 0.0; expected above 0"),
+        ("max_tokens", "", "max_tokens is ''; expected a whole number"),
+        ("seed", "x", "seed is 'x'; expected a whole number"),
+    ],
+)
+async def test_f2_says_what_is_wrong(open_app: OpenApp, field: str, value: str, words: str) -> None:
+    async with open_app() as driver:
+        await driver.press("f2")
+        screen = driver.app.screen
+        screen.query_one(f"#{field}", Field).value = value
+        await driver.press("enter")
+        assert words in str(screen.query_one("#field-problem", Static).content)
+        assert screen.focused is screen.query_one(f"#{field}")
+        await driver.press("escape")
+        assert driver.app.screen is driver.chat
+        assert driver.chat.conversation.sampling == Sampling()
+
+
+async def test_ctrl_q_quits_from_anywhere(open_app: OpenApp) -> None:
+    for keys in ([], ["f1"], ["f2"], ["ctrl+o"]):
+        async with open_app() as driver:
+            await driver.press(*keys, "ctrl+q")
+            assert driver.app._exit
+            assert driver.app.return_value == 0
+
+
+async def test_ctrl_q_stores_the_running_reply(open_app: OpenApp, store: Store) -> None:
+    model = ScriptedModel(["word " * 500], delay=0.005)
+    async with open_app(model) as driver:
+        await driver.press(*"Go", "enter")
+        await driver.until(lambda: "word word" in driver.screen_text)
+        await driver.press("ctrl+q")
+        reply = store.path(1)[-1]
+        assert reply.status == "stopped"
+        assert reply.text.startswith("word word")
+
+
+async def test_ctrl_c_neither_quits_nor_loses_text(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press(*"Hello", "ctrl+c")
+        assert driver.prompt.text == "Hello"
+        assert not driver.app._exit
+        await driver.press("f7", "ctrl+c")
+        assert driver.app.clipboard == "Hello"
+
+
+async def test_up_and_down_recall_earlier_inputs(open_app: OpenApp, store: Store) -> None:
+    fill(store, ["older", "reply", "newer\nof two lines", "reply"])
+    async with open_app() as driver:
+        await driver.press(*"draft", "up")
+        assert driver.prompt.text == "newer\nof two lines"
+        await driver.press("up", "up")  # the first goes to its first line
+        assert driver.prompt.text == "older"
+        await driver.press("up")
+        assert driver.prompt.text == "older"
+        await driver.press("down", "down", "down")
+        assert driver.prompt.text == "draft"
+        await driver.say("the newest")
+        await driver.press("up")
+        assert driver.prompt.text == "the newest"
+
+
+async def test_page_keys_let_go_of_the_end_and_take_hold_again(open_app: OpenApp) -> None:
+    model = ScriptedModel(["line\n" * 60, "more\n" * 40])
+    async with open_app(model) as driver:
+        await driver.say("Go")
+        transcript = driver.transcript
+        assert transcript.scroll_y == transcript.max_scroll_y > 0
+        await driver.press("pageup")
+        above = transcript.scroll_y
+        assert above < transcript.max_scroll_y
+        gate = model.gate = threading.Event()
+        model.delay = 0.002
+        await driver.press(*"On", "enter")
+        await driver.until(lambda: len(driver.texts) == 4)
+        assert transcript.scroll_y == transcript.max_scroll_y  # a new turn takes hold
+        await driver.press("pageup", "pageup")
+        above = transcript.scroll_y
+        gate.set()
+        await driver.idle()
+        assert transcript.scroll_y == above
+        assert transcript.max_scroll_y > above
+        for _ in range(20):
+            await driver.press("pagedown")
+        assert transcript.scroll_y == transcript.max_scroll_y
+
+
+async def test_messages_are_reached_by_keyboard(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.say("Hello")
+        await driver.press("ctrl+up")
+        assert driver.app.focused is driver.transcript.views[1]
+        await driver.press("up")
+        assert driver.app.focused is driver.transcript.views[0]
+        await driver.press("up")
+        assert driver.app.focused is driver.transcript.views[0]
+        await driver.press("down", "down")
+        assert driver.app.focused is driver.prompt
+        await driver.press("shift+tab")
+        assert driver.app.focused is driver.transcript.views[1]
+        await driver.press("escape")
+        assert driver.app.focused is driver.prompt
+
+
+async def test_r_regenerates_and_arrows_move_between_versions(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["First.", "Second.", "Third."])) as driver:
+        await driver.say("Hello")
+        for _ in range(2):
+            await driver.press("ctrl+up", "r")
+            await driver.idle()
+        assert driver.texts == ["Hello", "Third."]
+        assert "‹ 3/3 ›" in driver.screen_text
+        await driver.press("ctrl+up", "left")
+        await driver.until(lambda: driver.texts == ["Hello", "Second."])
+        assert "‹ 2/3 ›" in driver.screen_text
+        await driver.press("left")
+        await driver.until(lambda: driver.texts == ["Hello", "First."])
+        await driver.press("left")
+        assert driver.texts == ["Hello", "First."]
+        await driver.press("right")
+        await driver.until(lambda: driver.texts == ["Hello", "Second."])
+
+
+async def test_r_on_a_users_message_answers_it_anew(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["First.", "Second."])) as driver:
+        await driver.say("Hello")
+        await driver.press("ctrl+up", "up", "r")
+        await driver.until(lambda: driver.texts == ["Hello", "Second."])
+
+
+async def test_c_continues_a_stopped_reply(open_app: OpenApp) -> None:
+    model = ScriptedModel(["one two three four", " five six"], delay=0.0)
+    settings = Settings(sampling=Sampling(max_tokens=2))
+    async with open_app(model, settings=settings) as driver:
+        await driver.say("Count")
+        assert driver.texts[-1] == "one two"
+        assert driver.notes[-1] == "reached the reply limit · c continues"
+        assert "reached the reply limit" in driver.screen_text
+        await driver.press("ctrl+up", "c")
+        await driver.until(lambda: driver.texts[-1] == "one two five six")
+        await driver.idle()
+        assert "one two five six" in driver.screen_text
+
+
+async def test_c_in_the_middle_is_refused_in_words(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.say("One")
+        await driver.say("Two")
+        await driver.press("ctrl+up", "up", "up", "c")
+        await driver.until(lambda: driver.problem)
+        assert driver.problem == "only the last reply of a chat can be continued"
+        assert len(driver.texts) == 4
+
+
+async def test_e_edits_and_sends_again(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel(["Blue.", "Fine.", "Green."])) as driver:
+        await driver.say("Your colour?")
+        await driver.say("How are you?")
+        await driver.press("ctrl+up", "up", "up", "up", "e")
+        assert driver.prompt.text == "Your colour?"
+        assert "Writing anew" in driver.screen_text
+        await driver.press("end", *" Really?", "enter")
+        await driver.until(lambda: driver.texts[-1:] == ["Green."])
+        await driver.idle()
+        assert driver.texts == ["Your colour? Really?", "Green."]
+        assert "‹ 2/2 ›" in driver.screen_text
+        assert "Writing anew" not in driver.screen_text
+        assert len(store.path(1)) == 2
+
+
+async def test_e_on_a_reply_edits_its_question_and_escape_gives_up(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.say("Hello")
+        await driver.press("ctrl+up", "e")
+        assert driver.prompt.text == "Hello"
+        await driver.press("escape")
+        assert driver.prompt.text == ""
+        assert driver.prompt.editing is None
+        await driver.say("Next")
+        assert driver.texts[0::2] == ["Hello", "Next"]
+
+
+async def test_y_copies(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Copy \x1b[31m me."])) as driver:
+        await driver.say("Hello")
+        await driver.press("ctrl+up", "y")
+        await driver.settle()
+        assert driver.app.clipboard == "Copy \x1b[31m me."
+
+
+async def test_the_mouse_selects_text_and_ctrl_c_copies_it(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["The sea is wide."])) as driver:
+        await driver.say("Hello")
+        body = driver.transcript.views[1].query_one(TextBody)
+        await driver.pilot.mouse_down(body, offset=(4, 0))
+        await driver.pilot.hover(body, offset=(7, 0))
+        await driver.pilot.mouse_up(body, offset=(7, 0))
+        await driver.press("ctrl+c")
+        assert driver.app.clipboard == "sea"
+
+
+async def test_a_paste_goes_into_the_prompt_wherever_the_focus_is(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.say("Hello")
+        await driver.press("ctrl+up")
+        driver.app.focused.post_message(Paste("two\nlines"))
+        await driver.settle()
+        assert driver.prompt.text == "two\nlines"
+        assert driver.app.focused is driver.prompt
+        driver.prompt.post_message(Paste(" more"))
+        await driver.settle()
+        assert driver.prompt.text == "two\nlines more"
+
+
+async def test_a_suggestion_goes_into_the_prompt(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press("shift+tab", "down", "enter")
+        assert driver.prompt.text == SUGGESTIONS[1]
+        assert driver.app.focused is driver.prompt
+
+
+async def listed(driver: Driver) -> list[str]:
+    """The titles in the list of chats."""
+    await driver.settle()
+    await driver.app.workers.wait_for_complete(
+        worker for worker in driver.app.workers if worker.node is driver.app.screen
+    )
+    await driver.settle()
+    chats = driver.app.screen.query_one(ChatList)
+    return [str(option.prompt).split("\n")[0] for option in chats.options]
+
+
+async def test_ctrl_o_filters_by_title_and_text(open_app: OpenApp, store: Store) -> None:
+    fill(store, ["Dogs", "They bark at walruses."])
+    cats = fill(store, ["Cats", "They sleep."])
+    async with open_app() as driver:
+        await driver.press("ctrl+o")
+        assert await listed(driver) == ["Cats", "Dogs"]
+        await driver.press(*"walr")
+        assert await listed(driver) == ["Dogs"]
+        assert "They bark at walruses." in driver.screen_text
+        await driver.press("ctrl+u", *"nothing here")
+        assert await listed(driver) == []
+        assert "No chat has these words." in driver.screen_text
+        await driver.press("ctrl+u", *"cats")
+        assert await listed(driver) == ["Cats"]
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts == ["Cats", "They sleep."])
+        assert driver.chat.conversation.chat_id == cats
+        await driver.say("More")
+        assert len(store.path(cats)) == 4
+
+
+async def test_ctrl_o_deletes_after_asking(open_app: OpenApp, store: Store) -> None:
+    fill(store, ["Dogs", "They bark."])
+    fill(store, ["Cats", "They sleep."])
+    async with open_app() as driver:
+        await driver.press("ctrl+o")
+        assert await listed(driver) == ["Cats", "Dogs"]
+        await driver.press("down", "down", "d")
+        await driver.until(lambda: isinstance(driver.app.screen, ConfirmScreen))
+        assert "Delete the chat “Dogs”?" in driver.screen_text
+        await driver.press("enter")  # the safe answer has the focus
+        assert await listed(driver) == ["Cats", "Dogs"]
+        await driver.press("delete")
+        await driver.until(lambda: isinstance(driver.app.screen, ConfirmScreen))
+        await driver.press("y")
+        assert await listed(driver) == ["Cats"]
+        assert [chat.title for chat in store.chats()] == ["Cats"]
+        await driver.press("up")
+        assert isinstance(driver.app.focused, Field)
+
+
+async def test_deleting_the_chat_on_the_screen_starts_a_new_one(
+    open_app: OpenApp, store: Store
+) -> None:
+    async with open_app() as driver:
+        await driver.say("Hello")
+        await driver.press("ctrl+o")
+        assert await listed(driver) == ["Hello"]
+        await driver.press("down", "d")
+        await driver.until(lambda: isinstance(driver.app.screen, ConfirmScreen))
+        await driver.press("y")
+        assert await listed(driver) == []
+        await driver.press("escape")
+        await driver.until(lambda: driver.texts == [])
+        await driver.say("Again")
+        assert [chat.title for chat in store.chats()] == ["Again"]

@@ -1,0 +1,174 @@
+"""Leaving the program in a real terminal: while it loads, while it generates, by force.
+
+Nothing here measures time: a program that waited for its threads would never end.
+"""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from chatapp.dialogue.store import Store
+from chatapp.paths import database_path
+
+HERE = Path(__file__).parent
+PROGRAM = f"""
+import sys, threading
+sys.path.insert(0, {str(HERE.parent)!r})
+from fakes import ScriptedModel
+import chatapp.engine.load
+from chatapp.settings import Settings
+from chatapp.tui.app import run
+
+class Stubborn(ScriptedModel):
+    "Says three words and then neither goes on nor stops."
+    def generate(self, *arguments, **options):
+        for count, event in enumerate(super().generate(*arguments, **options)):
+            if count == 3:
+                threading.Event().wait()
+            yield event
+
+def load_model(name):
+    if sys.argv[1] == "loading":
+        threading.Event().wait()
+    if sys.argv[1] == "failing":
+        raise ValueError("no such model")
+    if sys.argv[1] == "stubborn":
+        return Stubborn(["one two three four"])
+    return ScriptedModel(["word " * 10_000], delay=0.01)
+
+chatapp.engine.load.load_model = load_model
+code = run(Settings(), chat_id=int(sys.argv[2]) if sys.argv[2:] else None)
+print("LEFT", code)
+sys.exit(code)
+"""
+
+
+class Terminal:
+    """A program in a pseudo-terminal."""
+
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+        self.process = process
+        self._descriptor = descriptor
+        self.output = ""
+
+    def send(self, keys: str) -> None:
+        os.write(self._descriptor, keys.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Read until the program has written `text`."""
+        deadline = time.monotonic() + 60
+        while text not in self.output:
+            assert time.monotonic() < deadline, self.output[-2000:]
+            self.output += self._read()
+
+    def wait(self) -> int:
+        """Read until the program has ended; returns its exit status."""
+        while chunk := self._read():
+            self.output += chunk
+        return self.process.wait(60)
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._descriptor, 65536).decode(errors="replace")
+        except OSError:  # what Linux says at the end
+            return ""
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": "100", "LINES": "30"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(process, ours)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+@pytest.fixture
+def reply(terminal: None) -> Iterator[object]:
+    """A function that gives the last message of the first chat."""
+    stores = []
+
+    def last() -> object:
+        stores.append(Store(database_path()))
+        return stores[-1].path(1)[-1]
+
+    yield last
+    for store in stores:
+        store.close()
+
+
+def test_while_the_model_loads(terminal: None) -> None:
+    with started("loading") as program:
+        program.wait_for("loading")
+        program.send("Hello\r")
+        program.wait_for("waiting for the model")
+        program.send("\x11")
+        assert program.wait() == 0
+        assert "Traceback" not in program.output
+
+
+def test_while_a_reply_is_generated(reply) -> None:
+    with started("endless") as program:
+        program.wait_for("ready")
+        program.send("Hello\r")
+        program.wait_for("word")
+        program.send("\x11")
+        assert program.wait() == 0
+        assert "LEFT 0" in program.output
+    assert reply().status == "stopped"
+    assert reply().text.startswith("word")
+
+
+def test_while_a_model_does_not_listen(reply) -> None:
+    with started("stubborn") as program:
+        program.wait_for("ready")
+        program.send("Hello\r")
+        program.wait_for("three")
+        program.send("\x11")
+        assert program.wait() == 0
+        assert "Traceback" not in program.output
+    assert (reply().status, reply().text) == ("stopped", "one two three")
+
+
+def test_killed_in_the_middle_of_a_reply(reply) -> None:
+    with started("endless") as program:
+        program.wait_for("ready")
+        program.send("Hello\r")
+        program.wait_for("word")
+        while not reply().text:
+            time.sleep(0.05)
+        program.process.send_signal(signal.SIGKILL)
+        assert program.wait() == -signal.SIGKILL
+    assert reply().status == "partial"
+    assert reply().text.startswith("word")
+    with started("endless", "1") as program:
+        program.wait_for("interrupted")
+        program.wait_for("ready")
+        program.send("\x11")
+        assert program.wait() == 0
+
+
+def test_a_model_that_cannot_be_loaded(terminal: None) -> None:
+    with started("failing") as program:
+        program.wait_for("no such model")
+        program.send("\x11")
+        assert program.wait() == 0

@@ -1,0 +1,180 @@
+"""Pictures of the screens, compared with those that somebody has looked at.
+
+`pytest tests/tui/test_snapshots.py --snapshot-update` takes them anew.
+"""
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from conftest import Driver
+from fakes import ScriptedModel
+from textual.pilot import Pilot
+from textual.widgets import Input, TextArea
+
+from chatapp.dialogue.store import Store
+from chatapp.engine.events import Finished
+from chatapp.settings import Settings
+from chatapp.tui import history
+from chatapp.tui.app import ChatApp
+from chatapp.tui.field import Field
+from chatapp.tui.history import ChatList
+from chatapp.tui.turn import Turn
+
+SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
+REPLY = (
+    "The sea is a large body of salt water that covers most of the planet. It moves in waves "
+    "and tides, and it is home to countless living things.\n\nPeople have always sailed on it."
+)
+
+Scene = Callable[[Driver], Awaitable[None]]
+Compare = Callable[..., bool]
+
+
+@pytest.fixture(autouse=True)
+def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No blinking, no clock, no measured speed, no animation."""
+    for widget in (Input, TextArea):
+        monkeypatch.setattr(widget.cursor_blink, "_default", False)
+    monkeypatch.setattr(Turn, "tokens_per_second", property(lambda turn: 20.0))
+    monkeypatch.setattr(Finished, "tokens_per_second", property(lambda finished: 20.0))
+    monkeypatch.setattr(history, "ago", lambda then, now: "3 days ago")
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def take(snap_compare: Compare, store: Store) -> Callable[..., bool]:
+    """Plays a scene in an app of some size, and compares its picture."""
+
+    def taken(size: str, model: ScriptedModel, scene: Scene, theme: str = "chatapp") -> bool:
+        app = ChatApp(Settings(theme=theme), load=lambda: model, store=store)
+
+        async def play(pilot: Pilot[int]) -> None:
+            driver = Driver(app, pilot)
+            await driver.ready()
+            await scene(driver)
+            await driver.settle()
+
+        return snap_compare(app, terminal_size=SIZES[size], run_before=play)
+
+    return taken
+
+
+def pausing(gate: threading.Event) -> ScriptedModel:
+    """A model whose second reply pauses after twenty tokens, until the gate opens."""
+
+    class Pausing(ScriptedModel):
+        said = 0
+
+        def _wait(self, cancel: threading.Event | None) -> bool:
+            self.said += len(self.prompts) == 2
+            if self.said > 20:
+                self.gate = gate
+            return super()._wait(cancel)
+
+    return Pausing([REPLY, REPLY])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_empty(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await driver.until(lambda: driver.status.limit)
+
+    assert take(size, ScriptedModel([REPLY]), scene)
+
+
+async def stream(driver: Driver) -> None:
+    """One finished turn, and one that pauses in the middle."""
+    await driver.say("Tell me about the sea.")
+    driver.prompt.text = "More, please."
+    await driver.press("enter")
+    await driver.until(lambda: driver.chat.conversation.turn.tokens == 20)
+    await driver.until(lambda: "waves and tides" in driver.screen_text.split("More, please.")[-1])
+    driver.chat._flush()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_streaming(take: Callable[..., bool], gate: threading.Event, size: str) -> None:
+    assert take(size, pausing(gate), stream)
+
+
+@pytest.mark.parametrize("size", ["60x20", "100x30"])
+def test_stopped(take: Callable[..., bool], gate: threading.Event, size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await stream(driver)
+        await driver.press("escape")
+        await driver.idle()
+
+    assert take(size, pausing(gate), scene)
+
+
+@pytest.mark.parametrize("size", ["60x20", "100x30"])
+def test_error(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await driver.say("Tell me about the sea.")
+        await driver.say("And now?")
+
+    assert take(size, ScriptedModel([REPLY, RuntimeError("out of memory")]), scene)
+
+
+@pytest.mark.parametrize("size", ["60x20", "100x30"])
+def test_focused_message(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await driver.say("Tell me about the sea.")
+        await driver.press("ctrl+up", "r")
+        await driver.idle()
+        await driver.press("ctrl+up")
+
+    assert take(size, ScriptedModel([REPLY, "It is [b]wide[/b]."]), scene)
+
+
+@pytest.mark.parametrize("size", ["60x20", "100x30"])
+def test_help(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await driver.press("f1")
+
+    assert take(size, ScriptedModel([REPLY]), scene)
+
+
+@pytest.mark.parametrize("size", ["60x20", "100x30"])
+def test_parameters(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await driver.press("f2")
+        driver.app.screen.query_one("#temperature", Field).value = "hot"
+        await driver.press("enter")
+
+    assert take(size, ScriptedModel([REPLY]), scene)
+
+
+@pytest.mark.parametrize("size", ["60x20", "100x30"])
+def test_history(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        for text in ("Tell me about the sea.", "What does [/b] mean?", "Do you like tea?"):
+            await driver.say(text)
+            await driver.press("ctrl+n")
+        await driver.press("ctrl+o", *"sea")
+        await driver.until(lambda: driver.app.screen.query_one(ChatList).option_count == 3)
+
+    assert take(size, ScriptedModel([REPLY]), scene)
+
+
+@pytest.mark.parametrize("theme", ["few colours", "no colour"])
+def test_plain_terminals(
+    take: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, theme: str
+) -> None:
+    monkeypatch.delenv("COLORTERM")
+    monkeypatch.setenv("TERM", "xterm")
+    if theme == "no colour":
+        monkeypatch.setenv("NO_COLOR", "1")
+
+    async def scene(driver: Driver) -> None:
+        await driver.say("Tell me about the sea.")
+        await driver.press("ctrl+up")
+
+    assert take("100x30", ScriptedModel([REPLY]), scene)

@@ -1,0 +1,106 @@
+"""A long chat: only some messages are mounted, and scrolling never jumps."""
+
+import pytest
+from conftest import Driver, OpenApp, fill
+from fakes import ScriptedModel
+
+from chatapp.dialogue.store import Store
+from chatapp.tui.transcript import AT_FIRST, AT_MOST, STEP
+
+
+@pytest.fixture
+def long_chat(store: Store) -> int:
+    return fill(store, [f"<{number}> " + "some words " * (number % 30) for number in range(300)])
+
+
+def mounted(driver: Driver) -> list[int]:
+    """The numbers of the mounted messages."""
+    return [int(text[1 : text.index(">")]) for text in driver.texts]
+
+
+def top_row(driver: Driver) -> str:
+    """The first row of the transcript."""
+    return driver.screen_text.split("\n")[driver.transcript.region.y]
+
+
+async def test_only_the_last_messages_are_mounted(open_app: OpenApp, long_chat: int) -> None:
+    async with open_app(chat_id=long_chat) as driver:
+        assert mounted(driver) == list(range(300 - AT_FIRST, 300))
+        assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
+        assert "<299>" in driver.screen_text
+
+
+async def test_scrolling_up_and_down_reaches_every_message_once(
+    open_app: OpenApp, long_chat: int
+) -> None:
+    async with open_app(chat_id=long_chat) as driver:
+        for rounds, key, end in ((600, "pageup", 0), (600, "pagedown", 299)):
+            for _ in range(rounds):
+                await driver.press(key)
+                numbers = mounted(driver)
+                assert numbers == list(range(numbers[0], numbers[-1] + 1))
+                assert len(numbers) <= AT_MOST + STEP
+                if end in numbers and f"<{end}>" in driver.screen_text:
+                    break
+            assert end in mounted(driver)
+        assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
+
+
+async def test_nothing_moves_when_earlier_messages_are_mounted(
+    open_app: OpenApp, long_chat: int
+) -> None:
+    async with open_app(chat_id=long_chat) as driver:
+        transcript = driver.transcript
+        before = mounted(driver)[0]
+        transcript.scroll_to(y=0, animate=False)
+        await driver.until(lambda: mounted(driver)[0] < before)
+        assert f"<{before}>" in "\n".join(driver.screen_text.split("\n")[1:6])
+        assert mounted(driver)[0] == before - STEP
+        assert transcript.scroll_y > 0
+
+
+async def test_a_new_turn_goes_back_to_the_end(open_app: OpenApp, long_chat: int) -> None:
+    model = ScriptedModel(["<301> The newest."], context=100_000)
+    async with open_app(model, chat_id=long_chat) as driver:
+        for _ in range(60):
+            await driver.press("pageup")
+        assert 299 not in mounted(driver)
+        await driver.say("<300> Hello")
+        assert mounted(driver)[-2:] == [300, 301]
+        assert "The newest." in driver.screen_text
+        assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
+
+
+async def test_many_turns_keep_the_number_of_widgets_flat(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(lambda prompt: "Yes."), size=(60, 20)) as driver:
+        for number in range(AT_MOST):
+            await driver.say(f"{number}")
+            assert len(driver.transcript.views) <= AT_MOST + 2
+        assert len(driver.transcript.path) == 2 * AT_MOST
+
+
+async def test_focus_walks_beyond_what_is_mounted(open_app: OpenApp, long_chat: int) -> None:
+    async with open_app(chat_id=long_chat) as driver:
+        await driver.press("ctrl+up")
+        for _ in range(2 * AT_FIRST):
+            await driver.press("up")
+        focused = driver.app.focused
+        assert focused in driver.transcript.views
+        assert focused.message.text.startswith(f"<{299 - 2 * AT_FIRST}>")
+        assert f"<{299 - 2 * AT_FIRST}>" in driver.screen_text
+
+
+async def test_a_tall_terminal_is_filled(open_app: OpenApp, store: Store) -> None:
+    chat_id = fill(store, [f"<{number}>" for number in range(100)])
+    async with open_app(chat_id=chat_id, size=(100, 150)) as driver:
+        await driver.until(lambda: len(driver.texts) > AT_FIRST)
+        assert driver.transcript.max_scroll_y > 0
+        assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
+
+
+async def test_resizing_keeps_hold_of_the_end(open_app: OpenApp, long_chat: int) -> None:
+    async with open_app(chat_id=long_chat) as driver:
+        for size in ((60, 20), (200, 60), (30, 10), (100, 30)):
+            await driver.pilot.resize_terminal(*size)
+            await driver.settle()
+            assert driver.transcript.scroll_y == driver.transcript.max_scroll_y

@@ -1,0 +1,263 @@
+"""What happens around a turn: waiting for the model, refusals, failures, what is left behind."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from conftest import OpenApp, fill
+from fakes import ScriptedModel
+
+from chatapp.dialogue.store import Store
+from chatapp.engine.events import Event
+from chatapp.settings import Settings
+
+
+async def test_the_first_message_waits_for_the_model(open_app: OpenApp, store: Store) -> None:
+    opened = threading.Event()
+
+    def load() -> ScriptedModel:
+        opened.wait(20)
+        return ScriptedModel(["Good morning."])
+
+    async with open_app(load=load) as driver:
+        assert driver.status.state == "loading"
+        await driver.press(*"Hello", "enter")
+        await driver.until(lambda: "waiting for the model to be loaded" in driver.screen_text)
+        assert driver.prompt.text == ""
+        assert store.chats() == []
+        await driver.press(*"typed meanwhile")
+        opened.set()
+        await driver.until(lambda: driver.texts == ["Hello", "Good morning."])
+        await driver.idle()
+        assert driver.prompt.text == "typed meanwhile"
+        assert "waiting for the model" not in driver.screen_text
+
+
+async def test_a_failed_load_gives_the_text_back_and_can_be_tried_again(
+    open_app: OpenApp,
+) -> None:
+    attempts = []
+
+    def load() -> ScriptedModel:
+        attempts.append(True)
+        if len(attempts) == 1:
+            raise RuntimeError("there is no folder [b]x[/b]")
+        return ScriptedModel(["There I am."])
+
+    async with open_app(load=load) as driver:
+        await driver.until(lambda: driver.problem)
+        expected = "The model could not be loaded: there is no folder [b]x[/b]"
+        assert driver.problem == expected
+        assert expected in driver.screen_text
+        assert driver.status.state == "no model"
+        await driver.press(*"Hi", "enter")
+        await driver.until(lambda: driver.texts == ["Hi", "There I am."])
+        assert driver.problem == ""
+
+
+async def test_a_load_that_fails_while_a_message_waits_gives_it_back(open_app: OpenApp) -> None:
+    opened = threading.Event()
+
+    def load() -> ScriptedModel:
+        opened.wait(20)
+        raise RuntimeError("no such model")
+
+    async with open_app(load=load) as driver:
+        await driver.press(*"Hello", "enter")
+        await driver.until(lambda: "waiting for the model" in driver.screen_text)
+        opened.set()
+        await driver.until(lambda: driver.problem)
+        assert driver.prompt.text == "Hello"
+
+
+async def test_a_template_that_does_not_exist_is_told_in_words(open_app: OpenApp) -> None:
+    settings = Settings(template="nonsense")
+    async with open_app(load=lambda: ScriptedModel(["Hi."]), settings=settings) as driver:
+        await driver.until(lambda: driver.problem)
+        assert "there is no template 'nonsense'" in driver.problem
+
+
+async def test_a_second_message_stays_in_the_prompt(open_app: OpenApp) -> None:
+    model = ScriptedModel(["One.", "Two."])
+    model.gate = threading.Event()
+    async with open_app(model) as driver:
+        await driver.press(*"First", "enter")
+        await driver.until(lambda: driver.texts)
+        await driver.press(*"Second", "enter")
+        assert driver.prompt.text == "Second"
+        await driver.until(lambda: "A reply is being written." in driver.screen_text)
+        model.gate.set()
+        await driver.idle()
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts == ["First", "One.", "Second", "Two."])
+
+
+async def test_a_message_that_is_too_long_comes_back(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel(["Yes."], context=64)) as driver:
+        text = "word " * 100
+        await driver.say(text)
+        assert driver.prompt.text == text
+        assert "tokens long" in driver.problem
+        assert "64" in driver.problem
+        assert driver.texts == []
+        assert store.chats() == []
+        await driver.say("short")
+        assert driver.problem == ""
+        assert driver.texts == ["short", "Yes."]
+
+
+async def test_an_edit_that_is_too_long_stays_an_edit(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Yes.", "No."], context=64)) as driver:
+        await driver.say("Hello")
+        await driver.press("ctrl+up", "e")
+        await driver.say("word " * 100)
+        assert driver.prompt.editing is not None
+        assert driver.prompt.editing.text == "Hello"
+        assert driver.texts == ["Hello", "Yes."]
+
+
+async def test_text_written_meanwhile_is_kept_when_a_message_comes_back(
+    open_app: OpenApp,
+) -> None:
+    async with open_app(ScriptedModel(["Yes."], context=64)) as driver:
+        driver.prompt.text = "word " * 100
+        driver.app.simulate_key("enter")
+        driver.app.simulate_key("x")
+        await driver.until(lambda: driver.problem)
+        assert driver.prompt.text == "word " * 100 + "\nx"
+
+
+async def test_a_waiting_message_is_kept_when_another_chat_is_opened(
+    open_app: OpenApp, store: Store
+) -> None:
+    opened = threading.Event()
+
+    def load() -> ScriptedModel:
+        opened.wait(20)
+        return ScriptedModel(["Good morning."])
+
+    chat_id = fill(store, ["Old", "chat"])
+    async with open_app(load=load, chat_id=chat_id) as driver:
+        await driver.press(*"Hello", "enter")
+        await driver.press("ctrl+n")
+        assert driver.prompt.text == "Hello"
+        assert driver.texts == []
+        opened.set()
+        await driver.ready()
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts == ["Hello", "Good morning."])
+        assert len(store.chats()) == 2
+
+
+async def test_a_message_refused_after_its_chat_was_left_comes_back(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Yes."], context=64)) as driver:
+        driver.prompt.text = "word " * 100
+        driver.app.simulate_key("enter")
+        driver.app.simulate_key("ctrl+n")
+        await driver.until(lambda: driver.problem or driver.prompt.text)
+        assert driver.prompt.text.strip() == ("word " * 100).strip()
+
+
+async def test_a_failing_model_is_told_and_can_be_tried_again(
+    open_app: OpenApp, store: Store
+) -> None:
+    model = ScriptedModel([RuntimeError("out of [i]memory[/i]"), "Better."])
+    async with open_app(model) as driver:
+        await driver.say("Hello")
+        assert driver.problem == "The model failed: out of [i]memory[/i]"
+        assert driver.status.state == "error"
+        assert driver.notes[-1] == "the model failed here · r tries again"
+        assert [message.status for message in store.path(1)] == ["complete", "error"]
+        await driver.press("ctrl+up", "r")
+        await driver.idle()
+        assert driver.texts == ["Hello", "Better."]
+        assert driver.problem == ""
+        assert driver.status.state == "ready"
+
+
+class BrokenModel(ScriptedModel):
+    """Breaks a promise: it raises in the middle of a reply."""
+
+    def generate(self, *arguments: object, **options: object) -> Iterator[Event]:
+        for count, event in enumerate(super().generate(*arguments, **options)):  # type: ignore[arg-type]
+            if count == 2:
+                raise ZeroDivisionError("a bug")
+            yield event
+
+
+async def test_a_bug_in_a_model_does_not_bring_the_screen_down(open_app: OpenApp) -> None:
+    async with open_app(BrokenModel(["one two three"])) as driver:
+        await driver.say("Hello")
+        assert driver.problem == "a bug"
+        assert driver.texts[-1] == "one two"
+        assert driver.status.state == "error"
+        await driver.press("ctrl+n")
+        assert driver.problem == ""
+
+
+async def test_a_reply_of_a_process_that_died_is_shown_as_interrupted(
+    open_app: OpenApp, store: Store
+) -> None:
+    chat_id = fill(store, ["Hello"])
+    message = store.add_message(chat_id, 1, "assistant", "I was going to", status="partial")
+    async with open_app(ScriptedModel([" say this."]), chat_id=chat_id) as driver:
+        assert driver.texts == ["Hello", "I was going to"]
+        assert driver.notes == ["", "interrupted · c continues, r regenerates"]
+        assert store.message(message.id).status == "partial"
+        await driver.press("ctrl+up", "c")
+        await driver.until(lambda: driver.texts[-1] == "I was going to say this.")
+        assert driver.notes == ["", ""]
+
+
+async def test_why_a_reply_ended_is_known_after_reopening(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel(["word " * 30], context=32)) as driver:
+        await driver.say("Hello")
+        assert driver.notes[-1] == "the context window is full"
+    async with open_app(chat_id=1) as driver:
+        assert driver.notes[-1] == "the context window is full"
+
+
+async def test_a_chat_that_does_not_exist_is_told_in_words(open_app: OpenApp) -> None:
+    async with open_app(chat_id=7) as driver:
+        assert driver.problem == "there is no chat 7"
+        await driver.say("Hello")
+        assert driver.texts[0] == "Hello"
+
+
+async def test_the_status_line_counts_tokens_and_what_is_left_out(open_app: OpenApp) -> None:
+    model = ScriptedModel(["five words are enough here"] * 20, context=64)
+    async with open_app(model) as driver:
+        await driver.until(lambda: driver.status.limit == 64)
+        for number in range(6):
+            await driver.say(f"message number {number}")
+        await driver.until(lambda: not driver.chat.conversation.has_running_threads)
+        assert 0 < driver.status.used <= 64
+        assert driver.status.dropped > 0
+        assert f"{driver.status.used}/64 tokens" in driver.screen_text
+        assert f"{driver.status.dropped} messages out of context" in driver.screen_text
+        assert driver.status.template == "plain"
+        assert "scripted" in driver.screen_text
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 100, 200])
+async def test_the_status_line_always_fits(open_app: OpenApp, width: int) -> None:
+    async with open_app(size=(width, 20)) as driver:
+        status = driver.status
+        status.model = "organisation/" + "x" * 50
+        status.used, status.limit, status.speed, status.dropped = 12_345, 100_000, 123.4, 12
+        line = status.render()
+        assert line.cell_length <= status.content_size.width
+        assert "\n" not in line.plain
+        assert line.plain.startswith("● ready")
+
+
+async def test_a_store_that_goes_away_is_told_in_words(open_app: OpenApp, store: Store) -> None:
+    async with open_app() as driver:
+        await driver.say("Hello")
+        store.close()
+        await driver.press("ctrl+up", "left", "e", "escape")
+        await driver.say("More")
+        assert "cannot be used" in driver.problem
+        assert driver.prompt.text == "More"
+        await driver.press("ctrl+o")
+        await driver.until(lambda: "cannot be used" in driver.screen_text)
