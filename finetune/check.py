@@ -98,45 +98,16 @@ def show(found: Examination, console: Console) -> None:
 def _rows(found: Examination) -> Iterator[RenderableType]:
     """What was read, and what became of it."""
     data = found.material.data
-    report = data.report
-    if report:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("file", "detected", "not used", "rows", "kept"):
-            table.add_column(name, justify="right" if name in ("rows", "kept") else "left")
-        for each in report.tables:
-            detected = f"{each.layout} ({', '.join(each.fields)})" if each.fields else each.layout
-            cells = (
-                each.name,
-                detected,
-                ", ".join(each.ignored),
-                f"{each.rows:,}",
-                f"{each.kept:,}",
-            )
-            table.add_row(*(Text(printable(cell)) for cell in cells))
-        yield table
-    for reason, count in data.dropped.items():
-        yield Text(f"{count:,} dropped: {printable(reason)}", "yellow")
-    if report:
-        for how, count in report.truncated.items():
-            yield Text(f"{count:,} {_TRUNCATED[how]}", "yellow")
-        if report.turns_left_out:
-            yield Text(f"{report.turns_left_out:,} turns left out with them", "yellow")
-        if report.repeated:
-            yield Text(f"{report.repeated:,} training rows occurred before")
-        for name, count in report.clusters.items():
-            yield Text(f"{count:,} of the cluster {printable(name)}")
+    if data.report:
+        lines = data.report.lines()
+    else:
+        lines = [f"{count:,} rows dropped: {reason}" for reason, count in data.dropped.items()]
+    yield from (Text(printable(line)) for line in lines)
     measured = ", ".join(f"{printable(name)} {len(rows):,}" for name, rows in data.held_out.items())
     yield Text(
         f"{data.examples:,} examples in {len(data.train):,} rows to learn from; "
         f"to measure: {measured or 'none'}"
     )
-
-
-_TRUNCATED = {
-    "prompt": "cut in their prompts",
-    "history": "cut by their oldest turns",
-    "windows": "plain texts split into windows",
-}
 
 
 def _tokens(found: Examination, examples: Sequence[Encoded]) -> Iterator[RenderableType]:

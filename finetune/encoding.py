@@ -88,7 +88,7 @@ class ExampleEncoder:
         if not example.messages:
             return self._windows(example)
         pieces = self.pieces(example.messages)
-        if count(pieces) > self.length:
+        if _count(pieces) > self.length:
             pieces = self._shorten(example, pieces)
         ids = np.fromiter((id for _, ids in pieces for id in ids), np.int32)
         spans = np.array([span for span, _ in pieces], np.uint8)
@@ -133,9 +133,9 @@ class ExampleEncoder:
             shorter = self._cut_history(example.messages)
             how = "history"
         if shorter is None:
+            response = [piece for piece in pieces if piece[0] == Span.RESPONSE]
             raise ExampleTooLong(
-                f"{example.place}: {count(pieces):,} tokens"
-                f" with {sum(len(ids) for span, ids in pieces if span == Span.RESPONSE):,} of "
+                f"{example.place}: {_count(pieces):,} tokens with {_count(response):,} of "
                 f"response; a row may have {self.length:,}"
             )
         self.truncated[how] += 1
@@ -150,7 +150,7 @@ class ExampleEncoder:
             return self.pieces([*system, *turns[dropped:]])
 
         starts = range(2, len(turns), 2)
-        found = bisect_left(starts, -self.length, key=lambda dropped: -count(left(dropped)))
+        found = bisect_left(starts, -self.length, key=lambda dropped: -_count(left(dropped)))
         if found == len(starts):
             return None
         self.turns_left_out += starts[found]
@@ -168,7 +168,7 @@ def _span(segment: Segment, own_instruction: bool) -> Span:
     return Span.TEMPLATE
 
 
-def count(pieces: Sequence[Piece]) -> int:
+def _count(pieces: Sequence[Piece]) -> int:
     """Tokens of an example."""
     return sum(len(ids) for _, ids in pieces)
 
@@ -180,7 +180,7 @@ def _cut_prompts(pieces: Sequence[Piece], length: int) -> list[Piece] | None:
     # The first piece is an instruction or a marker.
     users = [index for index, (span, _) in enumerate(pieces) if span == Span.PROMPT and index]
     lengths = [len(pieces[index][1]) for index in users]
-    room = length - count(pieces) + sum(lengths)
+    room = length - _count(pieces) + sum(lengths)
     caps = range(max(lengths) + 1)
     cap = bisect_right(caps, room, key=lambda cap: sum(min(each, cap) for each in lengths)) - 1
     if cap < _SHORTEST_PROMPT:

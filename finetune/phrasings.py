@@ -59,13 +59,7 @@ class Pattern:
         return "".join(text + (self._value(row, name) if name else "") for text, name in self.parts)
 
     def _value(self, row: Row, name: str) -> str:
-        if name not in row.fields:
-            raise BadRow(
-                f"no {name}",
-                f"{self.place} names the field {quoted(name)}, which is missing at {row.place}"
-                f"{nearest(name, row.fields)}; there are {names(row.fields)}",
-            )
-        value = row.fields[name]
+        value = _field(row, name, self.place)
         if isinstance(value, str) or _is_number(value):
             return str(value)
         raise BadRow(
@@ -73,6 +67,17 @@ class Pattern:
             f"{self.place}: at {row.place} the field {quoted(name)} is {shown(value)}, "
             "expected text or a number",
         )
+
+
+def _field(row: Row, name: str, place: str) -> Any:
+    """A field that a file of templates names, at `place`. Raises BadRow."""
+    if name not in row.fields:
+        raise BadRow(
+            f"no {name}",
+            f"{place} names the field {quoted(name)}, which is missing at {row.place}"
+            f"{nearest(name, row.fields)}; there are {names(row.fields)}",
+        )
+    return row.fields[name]
 
 
 def _is_number(value: object) -> bool:
@@ -137,7 +142,7 @@ class Phrasings:
     def _options(self, row: Row) -> tuple[str, ...]:
         if not isinstance(self.options, str):
             return self.options
-        listed: Any = row.fields.get(self.options)
+        listed = _field(row, self.options, str(self.path))
         if (
             isinstance(listed, list)
             and len(listed) > 1
@@ -152,7 +157,7 @@ class Phrasings:
 
     def _answer(self, row: Row, options: tuple[str, ...]) -> str:
         """The option that the answer's field names, by its text or by its number from 0."""
-        answer = row.fields.get(self.answer)
+        answer = _field(row, self.answer, str(self.path))
         if isinstance(answer, str):
             answer = answer.strip()
             if answer in options:

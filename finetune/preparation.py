@@ -70,6 +70,33 @@ class Report:
             digests[table.name] = digests.get(table.name, "") + table.digest
         return digests
 
+    def lines(self) -> list[str]:
+        """The report in words: what was detected, dropped and shortened. Foreign text inside."""
+        lines = []
+        for each in self.tables:
+            fields = [", ".join(each.fields)]
+            if each.ignored:
+                fields.append(f"not used: {', '.join(each.ignored)}")
+            lines.append(
+                f"{each.name}: {each.layout} ({'; '.join(fields)}), "
+                f"{each.rows:,} rows, {each.kept:,} kept"
+            )
+        lines += [f"{count:,} rows dropped: {reason}" for reason, count in self.dropped.items()]
+        lines += [f"{count:,} {_TRUNCATED[how]}" for how, count in self.truncated.items()]
+        if self.turns_left_out:
+            lines.append(f"{self.turns_left_out:,} turns left out with them")
+        if self.repeated:
+            lines.append(f"{self.repeated:,} training rows occurred before")
+        lines += [f"{count:,} rows of the cluster {name}" for name, count in self.clusters.items()]
+        return lines
+
+
+_TRUNCATED = {
+    "prompt": "rows cut in their prompts",
+    "history": "rows cut by their oldest turns",
+    "windows": "plain texts split into windows",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

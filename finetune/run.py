@@ -246,7 +246,10 @@ def header(material: Material) -> list[str]:
         f"{data.examples:,} examples{packed}, {sum(data.train.lengths):,} tokens; measured on "
         f"{held_out or 'nothing'}",
     ]
-    lines += [f"{count:,} rows dropped: {reason}" for reason, count in data.dropped.items()]
+    if data.report:
+        lines += data.report.lines()
+    else:
+        lines += [f"{count:,} rows dropped: {reason}" for reason, count in data.dropped.items()]
     if objective.aux_weight:
         lines.append(
             f"L3 = L2 + {objective.aux_weight:g} · L1; L1 over {data.aux_labels:,} tokens, L2 over "

@@ -83,8 +83,11 @@ def test_options_of_the_row(tmp_path: Path) -> None:
         Message("user", "Which?\n\nOPTIONS:\n- a\n- b"),
         Message("assistant", "b"),
     )
-    with pytest.raises(BadRow, match="'choices' is null, expected a list of two or more"):
-        phrasings.phrase(Row("a.jsonl, line 1", {"question": "Which?", "goal": 1}), 0)
+    for choices in (None, "a", ["a"], ["a", 2]):
+        with pytest.raises(BadRow, match=r"'choices' is .*, expected a list of two or more"):
+            phrasings.phrase(Row("line 1", {"question": "Q", "choices": choices, "goal": 1}), 0)
+    with pytest.raises(BadRow, match="names the field 'choices', which is missing at line 1"):
+        phrasings.phrase(Row("line 1", {"question": "Q", "goal": 1}), 0)
 
 
 def test_the_draw_is_by_seed_and_content(tmp_path: Path) -> None:
@@ -124,6 +127,7 @@ def test_a_missing_field_names_template_field_and_fields(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "reason", "words"),
     [
+        ({"label": None}, "label is no option", "'label' is null"),
         ({"label": "neutral"}, "label is no option", "'label' is the string 'neutral'"),
         ({"label": 2}, "label is no option", "expected one of the options"),
         ({"label": True}, "label is no option", "'label' is true"),

@@ -1,0 +1,78 @@
+"""Write addition and subtraction problems for `arithmetic.toml`.
+
+    python -m finetune.recipes.arithmetic OUT [--digits N] [--train N] [--test N] [--seed N]
+
+OUT receives arithmetic_train.jsonl and arithmetic_test.jsonl, a prompt and its completion a
+line. No problem is in both, in whatever wording. The same options give the same files.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from finetune.recipes import run
+
+WORDINGS = {
+    "+": ("What is {a} + {b}?", "{a} + {b} =", "Add {a} and {b}.", "How much is {a} plus {b}?"),
+    "-": (
+        "What is {a} - {b}?",
+        "{a} - {b} =",
+        "Subtract {b} from {a}.",
+        "How much is {a} minus {b}?",
+    ),
+}
+
+
+def problem(sign: str, a: int, b: int, wording: str) -> dict[str, str]:
+    """One row; a difference is never negative."""
+    if sign == "-" and a < b:
+        a, b = b, a
+    result = a + b if sign == "+" else a - b
+    return {"prompt": wording.format(a=a, b=b), "completion": str(result)}
+
+
+def problems(digits: int, count: int, seed: int) -> list[dict[str, str]]:
+    """`count` different problems with numbers of up to `digits` digits, each length as likely."""
+    draw = random.Random(seed)
+    seen: set[tuple[str, int, int]] = set()
+    rows: list[dict[str, str]] = []
+    while len(rows) < count:
+        sign = draw.choice("+-")
+        a, b = (draw.randrange(10 ** draw.randint(1, digits)) for _ in range(2))
+        known = (sign, min(a, b), max(a, b))
+        if known not in seen:
+            seen.add(known)
+            rows.append(problem(sign, a, b, draw.choice(WORDINGS[sign])))
+    return rows
+
+
+def build(
+    out: Annotated[Path, typer.Argument(help="folder to write to")],
+    digits: Annotated[int, typer.Option(min=1, max=9, help="of the largest number")] = 2,
+    train: Annotated[int, typer.Option(min=1, help="problems to learn from")] = 4000,
+    test: Annotated[int, typer.Option(min=1, help="problems to measure on")] = 200,
+    seed: int = 0,
+) -> None:
+    """Write problems to learn from and others to measure on."""
+    # As many as there are pairs of numbers, of which there are a sum and a difference: up to
+    # half of all problems are drawn quickly.
+    numbers = 10**digits
+    most = numbers * (numbers + 1) // 2
+    if train + test > most:
+        raise typer.BadParameter(
+            f"numbers of {digits} digits make too few problems for {train + test:,}; "
+            f"ask for {most:,} or fewer"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    rows = problems(digits, train + test, seed)
+    for name, part in (("train", rows[test:]), ("test", rows[:test])):
+        path = out / f"arithmetic_{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
+        print(f"{path}: {len(part):,} problems")
+
+
+if __name__ == "__main__":
+    run(build)

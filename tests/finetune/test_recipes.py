@@ -1,0 +1,210 @@
+"""Recipes: every configuration is valid, and builders write what the configurations read."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from fakes import WordTokenizer
+from typer.testing import CliRunner
+
+from chatapp.prompting.template import TEMPLATES
+from finetune.cli import app
+from finetune.config import ConfigError, Data, FinetuneConfig, load_config
+from finetune.formats import Labelled, read_labelled
+from finetune.phrasings import load_phrasings
+from finetune.preparation import Prepared, prepare
+from finetune.recipes import arithmetic, flan, run, sentiment
+
+RECIPES = Path(__file__).parents[2] / "finetune" / "recipes"
+RUNS = ["instructions", "persona", "arithmetic", "sentiment", "flan"]
+
+# The example of the documentation, which must stay valid as it stands.
+EXAMPLE = """
+model  = "bundled"                 # folder, hub id, adapter
+output = "runs/instructions"
+seed   = 0
+[data]
+train    = "instructions.json"     # or a list of {path, weight, template, columns}
+held_out = 0.05                    # or a file
+template = "alpaca"
+too_long = "raise"                 # raise | drop | truncate-prompt | truncate-history
+packing  = true
+[objective]
+aux_weight = 0.25                  # λ
+aux_span   = "prompt"              # prompt | prompt-without-template | full
+[train]
+method = "full"                    # full | lora | embeddings-and-head | last-blocks
+epochs = 2
+batch_size = 8
+accumulate = 1
+learning_rate = 5e-5
+"""
+
+
+def config(name: str) -> FinetuneConfig:
+    return load_config(FinetuneConfig, RECIPES / f"{name}.toml", [])
+
+
+def prepared(data: Data, **changes: Any) -> Prepared:
+    data = data.model_copy(update=changes)
+    return prepare(data, TEMPLATES[data.template or "chat"], WordTokenizer(), 1024, 0)
+
+
+def test_the_example_is_valid(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(EXAMPLE)
+    data = load_config(FinetuneConfig, path, []).data
+    assert [source.path for source in data.train] == ["instructions.json"]
+    assert (data.held_out, data.template, data.packing) == (0.05, "alpaca", True)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_recipe_is_valid_and_of_no_machine(name: str) -> None:
+    settings = config(name)
+    assert settings.output == f"runs/{name}"
+    for source in settings.data.train:
+        assert source.path.startswith("data/")
+        if source.template:
+            assert load_phrasings(RECIPES / Path(source.template).name).templates
+    text = (RECIPES / f"{name}.toml").read_text(encoding="utf-8")
+    assert not re.search(r'"(/|~|[A-Z]:)', text)
+
+
+def test_a_recipe_without_its_data_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tiny import write_tiny_gpt2
+
+    write_tiny_gpt2(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["check", str(RECIPES / "instructions.toml"), "model=model"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "data/instructions.json: cannot be read: No such file or directory\n"
+
+
+def test_persona_reads_the_published_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f'Who "are" you {n}?\tNobody "special".\tScenario:Bot_{n}\r\n' for n in range(40)]
+    path = tmp_path / "data" / "Queries_Responses_Humorous_QnAMaker.tsv"
+    path.parent.mkdir()
+    path.write_text("Question\tAnswer\tMetadata\r\n" + "".join(rows), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    made = prepared(config("persona").data)
+    assert made.report.kept == 40
+    assert made.report.tables[0].ignored == ("Metadata",)
+
+
+def test_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arithmetic.build(Path("data"), digits=3, train=300, test=50, seed=0)
+    made = prepared(config("arithmetic").data)
+    assert (len(made.train), len(made.held_out["held_out"])) == (300, 50)
+    assert made.report.dropped == {}
+    asked = set()
+    for name in ("train", "test"):
+        for line in Path(f"data/arithmetic_{name}.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            a, b = map(int, re.findall(r"\d+", row["prompt"]))
+            minus = re.search(r"-|minus|Subtract", row["prompt"])
+            if "from" in row["prompt"]:
+                a, b = b, a
+            assert int(row["completion"]) == (a - b if minus else a + b) >= 0
+            problem = (bool(minus), *sorted((a, b)))
+            assert problem not in asked
+            asked.add(problem)
+    first = Path("data/arithmetic_train.jsonl").read_text()
+    arithmetic.build(Path("data"), digits=3, train=300, test=50, seed=0)
+    assert Path("data/arithmetic_train.jsonl").read_text() == first
+
+
+def test_all_problems_there_are_can_be_had(tmp_path: Path) -> None:
+    arithmetic.build(tmp_path, digits=1, train=50, test=5, seed=0)
+    with pytest.raises(typer.BadParameter, match="ask for 55 or fewer"):
+        arithmetic.build(tmp_path, digits=1, train=51, test=5, seed=0)
+
+
+def write_reviews(folder: Path) -> None:
+    praise = "".join(f"good film {n} caf\xe9\n" for n in range(30))
+    blame = "".join(f"bad film {n}\n" for n in range(30))
+    (folder / "pos.txt").write_bytes((praise + "both\n").encode("latin-1"))
+    (folder / "neg.txt").write_bytes((blame + "both\nbad film 0").encode("latin-1"))
+    sentiment.build(
+        folder / "pos.txt", folder / "neg.txt", folder / "data" / "reviews.jsonl", "latin-1"
+    )
+
+
+def test_sentiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_reviews(tmp_path)
+    (source,) = config("sentiment").data.train
+    rows = [row for row in read_labelled(source, ("text", "label")) if isinstance(row, Labelled)]
+    assert len(rows) == 60
+    assert {row.fields["label"] for row in rows} == {"positive", "negative"}
+    assert rows[0].fields["text"] == "good film 0 café"
+
+
+def test_flan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    templates = [name.split()[0] + "_some_words" for name in flan.CLUSTERS.values()]
+    rows = [
+        {"template": template, "prompt": f"{template} {n}", "completion": "it" if n else " "}
+        for template in templates
+        for n in range(5)
+    ]
+    packed = gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode())
+    (tmp_path / "p3.jsonl.gz").write_bytes(packed)
+    asked = "".join(
+        f"LOC:city Where is caf\xe9 {n} ?\nNUM:count How many {n} ?\n" for n in range(20)
+    )
+    (tmp_path / "trec.txt").write_bytes(asked.strip().encode("latin-1"))
+    flan.build(tmp_path / "p3.jsonl.gz", tmp_path / "trec.txt", tmp_path / "data")
+    write_reviews(tmp_path)
+    data = config("flan").data
+    sources = [
+        source.model_copy(
+            update={"template": source.template and str(RECIPES / Path(source.template).name)}
+        )
+        for source in data.train
+    ]
+    made = prepared(data, train=sources)
+    assert made.report.dropped == {}
+    assert made.report.clusters["sentiment"] == len(made.held_out["sentiment"]) == 4 + 60
+    assert made.report.clusters["topic classification"] == 4 + 40
+    assert len(made.report.clusters) == 8
+
+
+def test_a_builder_says_what_is_wrong_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"template": "imdb_x", "prompt": 3, "completion": "a"}')
+    (tmp_path / "trec.txt").write_text("LOC:city Where ?\nWhere ?\n")
+    for rows, words in (
+        ("rows.jsonl", "'prompt' is the number 3"),
+        ("trec.txt", "'template' is missing"),
+    ):
+        arguments = [str(tmp_path / rows), str(tmp_path / "trec.txt"), str(tmp_path / "out")]
+        monkeypatch.setattr("sys.argv", ["flan", *arguments])
+        with pytest.raises(SystemExit) as left:
+            run(flan.build)
+        error = capsys.readouterr().err
+        assert (left.value.code, error.count("\n")) == (2, 1)
+        assert words in error
+    with pytest.raises(ConfigError, match=r"line 2: begins with 'Where', expected one of ABBR"):
+        list(flan.questions(tmp_path / "trec.txt"))
+
+
+def test_every_published_data_set_has_one_cluster() -> None:
+    assert flan.cluster_of("wiki_qa_Jeopardy_style") == "closed-book question answering"
+    assert flan.cluster_of("wiki_hop_original_explain_relation") == (
+        "multiple-choice question answering"
+    )
+    assert flan.cluster_of("trec_trec1") == "topic classification"
+    names = [name for names in flan.CLUSTERS.values() for name in names.split()]
+    assert not any(a != b and a.startswith(f"{b}_") for a in names for b in names)
+    with pytest.raises(ConfigError, match="is of no data set"):
+        flan.cluster_of("unknown_set_phrased")
