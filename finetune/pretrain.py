@@ -213,6 +213,7 @@ def _finish(
 ) -> None:
     """Write the complete model: weights in float16, tokenizer, and what was measured."""
     loss = trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
+    trainer.model.config.use_cache = True  # off while training
     trainer.model.half().save_pretrained(output)
     end = END_OF_TEXT.text
     tokenizer_config: dict[str, Any] = {

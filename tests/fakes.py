@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Sampling
 
@@ -170,6 +173,13 @@ class ScriptedModel:
             if len(context) + len(continuation) > self.context:
                 raise ContextOverflow("a pair is longer than the window")
         return [[-1.0] * len(continuation) for _, continuation in pairs]
+
+    def embed(self, ids: Sequence[int], layer: int = -1) -> NDArray[np.float32]:
+        """How often each of 64 groups of tokens occurs."""
+        counts = np.zeros(64, dtype=np.float32)
+        for id in ids:
+            counts[id % 64] += 1
+        return counts / max(1, len(ids))
 
     def _reply(self, prompt: str) -> str | Exception:
         if callable(self._replies):

@@ -13,7 +13,7 @@ from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.budget import fit
-from chatapp.prompting.segments import Segment, text_of
+from chatapp.prompting.segments import END_OF_TEXT, Segment, text_of
 from chatapp.prompting.template import DialogueTemplate
 
 
@@ -79,13 +79,15 @@ class PromptWriter:
         *history, newest = exchanges
         instructions = self._template.render_instruction(system)
         turns = [self._closed(exchange) for exchange in history]
-        last = self._template.render_user(newest.user)
+        last = self._template.render_user(newest.user, after=END_OF_TEXT)
+        # Whichever turn comes to stand first follows the instructions, not a reply.
+        first = self._template.render_user("", after=next(iter(instructions), None))[0]
         if newest.reply:
             last += self._template.render_reply(newest.reply, closed=False)
         window = self._model.context
         budget = fit(
             window=window,
-            instructions=self._count(instructions),
+            instructions=self._count([*instructions, first]) - self._count(last[:1]),
             history=[self._count(turn) for turn in turns],
             newest=self._count(last),
             reserve=min(max_tokens, window // 4),
@@ -97,8 +99,8 @@ class PromptWriter:
         if budget.room < 1:
             tokens = sum(self._count([part]) for part in last if part.kind == "user")
             raise MessageTooLong(tokens, tokens + budget.room - 1, window)
-        kept = turns[budget.dropped :]
-        segments = (*instructions, *(part for turn in kept for part in turn), *last)
+        _, *kept = (part for turn in [*turns[budget.dropped :], last] for part in turn)
+        segments = (*instructions, first, *kept)
         ids = tuple(id for part in segments for id in self._ids(part))
         if len(ids) >= window:
             # Drawn tokens can be more than their text needs. Counting the latter makes the
@@ -134,10 +136,10 @@ class PromptWriter:
     def _closed(self, exchange: Exchange) -> list[Segment]:
         """A past exchange. A message nobody answered is followed by no reply at all, because
         an empty one would teach the model to say nothing."""
-        segments = self._template.render_user(exchange.user)
+        segments = self._template.render_user(exchange.user, after=END_OF_TEXT)
         if exchange.reply:
             return segments + self._template.render_reply(exchange.reply)
-        return [*segments[:-1], Segment("marker", self._template.after_user)]
+        return segments[:-1]
 
     def _count(self, segments: Iterable[Segment]) -> int:
         return sum(len(self._encode(part)) for part in segments)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from chatapp.engine.checkpoint import first_line
@@ -57,12 +59,14 @@ class LocalGenerator(ABC):
         folder: Path | None,
         context: int,
         vocabulary: int,
+        layers: int,
         tokenizer: PieceTokenizer,
     ) -> None:
         self.name = name
         self.folder = folder
         self.context = context
         self.vocabulary = vocabulary
+        self.layers = layers
         self.tokenizer: Tokenizer = tokenizer
         self.end_ids = {tokenizer.end_id}
         self._piece = tokenizer.piece
@@ -85,6 +89,10 @@ class LocalGenerator(ABC):
 
         Takes the lock for one pass of the model at a time.
         """
+
+    @abstractmethod
+    def states(self, ids: Sequence[int], layer: int) -> Tensor:
+        """Hidden states (tokens, hidden size) after `layer` blocks, after all with the final norm."""
 
     def generate(
         self,
@@ -119,6 +127,23 @@ class LocalGenerator(ABC):
                     f"the model's window has {self.context}"
                 )
         return self.score_rows(rows, firsts)
+
+    def embed(self, ids: Sequence[int], layer: int = -1) -> NDArray[np.float32]:
+        """See `LanguageModel.embed`."""
+        self.check_ids(ids)
+        if len(ids) > self.context:
+            raise ContextOverflow(
+                f"the text has {len(ids)} tokens; the model's window has {self.context}"
+            )
+        if not -1 <= layer <= self.layers:
+            raise ValueError(
+                f"layer {layer} does not exist; the model has 0 (the embeddings) to "
+                f"{self.layers}, and -1 for the last"
+            )
+        with self._lock, torch.inference_mode():
+            states = self.states(ids, self.layers if layer == -1 else layer)
+            found: NDArray[np.float32] = states.mean(0, dtype=torch.float32).numpy()
+        return found
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raises ValueError when there are no ids or one is not in the vocabulary."""

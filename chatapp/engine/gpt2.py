@@ -284,15 +284,18 @@ class GPT2:
         *,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
+        layer: int | None = None,
         check: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm.
+        """Hidden states after the final norm, or after fewer blocks.
 
         ids: (batch, new), padded at the end by length if at all: causal attention keeps what
             follows a sequence from reaching it. With a cache, the batch is one and the ids
             come after those the cache holds.
         positions: (new,) of the ids, where they are not simply the next ones.
         mask: (new, all), added to the attention's scores, where it is not simply causal.
+        layer: how many blocks to go through, without the final norm; all of them, and the
+            norm, by default. Not with a cache, which every block has to fill.
         check: called before each block; what it raises abandons the pass, and the cache
             stays as it was.
         Returns (batch, new, n_embd).
@@ -303,13 +306,13 @@ class GPT2:
             mask = torch.full((new, start + new), -torch.inf).triu_(start + 1)
         at = slice(start, start + new) if positions is None else positions
         x = F.embedding(ids, self.token_embedding) + self.position_embedding[at]
-        for block in self.blocks:
+        for block in self.blocks[:layer]:
             if check is not None:
                 check()
             x = block(x, cache, mask)
         if cache is not None:
             cache.commit(ids[0].tolist())
-        return self.norm(x)
+        return self.norm(x) if layer is None else x
 
     @torch.inference_mode()
     def forward(

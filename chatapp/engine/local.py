@@ -34,6 +34,7 @@ class LocalModel(LocalGenerator):
             folder=folder,
             context=gpt2.config.n_positions,
             vocabulary=gpt2.head.weight.shape[0],
+            layers=gpt2.config.n_layer,
             tokenizer=tokenizer,
         )
         self.gpt2 = gpt2
@@ -59,6 +60,10 @@ class LocalModel(LocalGenerator):
 
     def forget(self) -> None:
         self._cache.clear()
+
+    def states(self, ids: Sequence[int], layer: int) -> Tensor:
+        last = self.gpt2.config.n_layer
+        return self.gpt2.hidden(torch.tensor([ids]), layer=layer if layer < last else None)[0]
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in rows]

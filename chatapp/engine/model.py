@@ -7,9 +7,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from chatapp.engine.events import Event
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,5 +121,14 @@ class LanguageModel(Protocol):
         pairs: (context ids, continuation ids), neither empty. Returns one list a pair,
         as long as its continuation, in nats. Raises ContextOverflow when a pair together
         exceeds `context`.
+        """
+        ...
+
+    def embed(self, ids: Sequence[int], layer: int = -1) -> "NDArray[np.float32]":
+        """The mean hidden state of `ids`: (hidden size,).
+
+        layer: 0 is the embeddings, n the output of block n, and the last one, also -1, that
+            of the final norm: the numbering of transformers' `hidden_states`.
+        Raises ContextOverflow when `ids` exceed `context`, ValueError for another layer.
         """
         ...

@@ -114,6 +114,7 @@ class TransformersModel(LocalGenerator):
             folder=folder,
             context=context_of(model.config) - len(start),
             vocabulary=vocabulary,
+            layers=model.config.num_hidden_layers,
             tokenizer=tokenizer,
         )
         ends = getattr(model.generation_config, "eos_token_id", None)
@@ -174,6 +175,11 @@ class TransformersModel(LocalGenerator):
     def forget(self) -> None:
         self._past = None
         self._past_ids = []
+
+    def states(self, ids: Sequence[int], layer: int) -> Tensor:
+        tokens = torch.tensor([[*self._start, *ids]])
+        output = self._model(input_ids=tokens, output_hidden_states=True)
+        return torch.as_tensor(output.hidden_states[layer][0, len(self._start) :])
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in rows]

@@ -2,8 +2,9 @@
 
 The one invariant: the same template renders a chat for generation and a training example
 for the loss mask, and rendering a chat up to an open reply gives a prefix of rendering it
-with that reply. A prompt never ends in a space, because GPT-2's vocabulary holds the space
-with the word that follows it.
+with that reply. White space belongs to the segment after it, as GPT-2's tokenizer has it, so
+that segments encoded one by one are the tokens of the whole string, and a prompt never ends
+in a space.
 """
 
 import hashlib
@@ -22,10 +23,10 @@ class DialogueTemplate:
     """The pattern a model continues.
 
     instruction: text that opens the prompt unless a chat brings its own; may be empty.
-    after_instruction: what stands between the instruction and the first turn.
+    after_instruction: what stands between the instruction and the first user marker.
     user_marker, assistant_marker: what announces a turn. Neither ends in a space.
     lead: what stands between a marker and its text, counted to the text (" " or "").
-    after_user, after_reply: what stands between a turn and the next marker.
+    after_user, after_reply: what stands between a message and the marker of the next.
     stop: the strings at which a reply is cut off.
     end_of_reply: whether a finished reply is followed by the end-of-text token.
     """
@@ -92,14 +93,19 @@ class DialogueTemplate:
     def render_instruction(self, system: str | None = None) -> list[Segment]:
         """The opening of the prompt: `system` if given, else the template's own text."""
         text = (self.instruction if system is None else system).strip()
-        if not text:
-            return []
-        return [Segment("instruction", text), Segment("marker", self.after_instruction)]
+        return [Segment("instruction", text)] if text else []
 
-    def render_user(self, text: str) -> list[Segment]:
-        """A user's turn, closed, so that an assistant marker can follow."""
+    def render_user(self, text: str, *, after: Segment | None) -> list[Segment]:
+        """A user's turn, closed by the marker of the reply to it.
+
+        after: the segment before it; None at the very beginning.
+        """
+        if after is None:
+            between = ""
+        else:
+            between = self.after_instruction if after.kind == "instruction" else self.after_reply
         return [
-            Segment("marker", self.user_marker),
+            Segment("marker", between + self.user_marker),
             Segment("user", self.lead + text.strip()),
             Segment("marker", self.after_user + self.assistant_marker),
         ]
@@ -110,8 +116,6 @@ class DialogueTemplate:
         segments = [Segment("assistant", self.lead + text)] if text else []
         if closed and self.end_of_reply:
             segments.append(END_OF_TEXT)
-        if closed and self.after_reply:
-            segments.append(Segment("marker", self.after_reply))
         return segments
 
     def render(self, messages: Sequence[Message], *, open_reply: bool = False) -> list[Segment]:
@@ -133,7 +137,9 @@ class DialogueTemplate:
                     f"expected {expected!r}"
                 )
             if message.role == "user":
-                segments += self.render_user(message.text)
+                segments += self.render_user(
+                    message.text, after=segments[-1] if segments else None
+                )
             else:
                 last = index == len(turns) - 1
                 segments += self.render_reply(message.text, closed=not (open_reply and last))

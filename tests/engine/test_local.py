@@ -328,3 +328,24 @@ def test_pairs_that_cannot_be_scored(
 ) -> None:
     with pytest.raises(error):
         local.score([([1], [2]), pair])
+
+
+@pytest.mark.parametrize("layer", [-1, 0, 1])
+def test_embeddings_are_the_mean_hidden_states_of_transformers(
+    local: LocalModel, gpt2: tuple[Path, Any], layer: int
+) -> None:
+    with torch.inference_mode():
+        states = gpt2[1](torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
+    expected = states[layer][0].mean(0)
+    assert local.embed(PROMPT, layer) == pytest.approx(expected.numpy(), abs=1e-5)
+    assert local.embed(PROMPT, local.layers) == pytest.approx(local.embed(PROMPT), abs=0)
+
+
+def test_embeddings_of_too_much_or_of_no_layer_are_refused(local: LocalModel) -> None:
+    with pytest.raises(ContextOverflow, match=f"window has {local.context}"):
+        local.embed([1] * (local.context + 1))
+    for layer in (-2, local.layers + 1):
+        with pytest.raises(ValueError, match=f"layer {layer} does not exist"):
+            local.embed(PROMPT, layer)
+    with pytest.raises(ValueError, match="at least one"):
+        local.embed([])

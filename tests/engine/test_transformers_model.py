@@ -187,6 +187,16 @@ def test_scores(kind: str, model: LanguageModel, reference: Any) -> None:
         assert found == pytest.approx(expected, abs=1e-4)
 
 
+def test_embeddings(kind: str, model: LanguageModel, reference: Any) -> None:
+    ids, start = [280, 290, 300, 281], start_of(kind)
+    with torch.no_grad():
+        tokens = torch.tensor([start + ids])
+        states = reference(input_ids=tokens, output_hidden_states=True).hidden_states
+    for layer in (0, 1, -1):
+        expected = states[layer][0, len(start) :].mean(0).numpy()
+        assert model.embed(ids, layer) == pytest.approx(expected, abs=1e-5)
+
+
 def test_the_window(kind: str, model: LanguageModel) -> None:
     limits = {"xlnet": 1024, "mamba": 1024, "opt": 95}
     assert model.context == limits.get(kind, 96)
