@@ -5,10 +5,12 @@ checkpoint and the count of trained parameters agree on what is learned.
 """
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from chatapp.engine.checkpoint import ADAPTER_CONFIG, CONFIG
@@ -41,9 +43,10 @@ def choose_trained(model: Any, train: Train, adapter: Adapter, *, base: str) -> 
     """
     if train.method in LOW_RANK:
         return _with_adapter(model, train, adapter, base)
+    # All of it: the base of a merged adapter comes frozen.
+    model.requires_grad_(train.method == "full")
     if train.method == "full":
         return model
-    model.requires_grad_(False)
     if train.method == "embeddings-and-head":
         parts = [model.get_input_embeddings(), model.get_output_embeddings()]
     else:
@@ -56,6 +59,14 @@ def choose_trained(model: Any, train: Train, adapter: Adapter, *, base: str) -> 
     for part in parts:
         part.requires_grad_(True)
     return model
+
+
+def fuse_activations(model: nn.Module) -> None:
+    """Compute GPT-2's GELU in one kernel: the same function, and one tensor kept, not eight."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation):
+                setattr(module, name, nn.GELU(approximate="tanh"))
 
 
 def trained_parameters(model: nn.Module) -> int:
@@ -83,7 +94,10 @@ def _with_adapter(model: Any, train: Train, adapter: Adapter, base: str) -> Any:
         use_dora=train.method == "dora",
         use_rslora=train.method == "rslora",
     )
-    wrapped = peft.get_peft_model(model, settings)
+    with warnings.catch_warnings():
+        # peft asks transformers by names that are about to go.
+        warnings.simplefilter("ignore", FutureWarning)
+        wrapped = peft.get_peft_model(model, settings)
     # While it is saved, peft would ask a hub about any other name.
     wrapped.peft_config["default"].base_model_name_or_path = str(folder.absolute())
     return wrapped

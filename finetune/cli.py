@@ -79,6 +79,37 @@ def resume(run: Run, overrides: Overrides = None) -> None:
         _answer(str(folder))
 
 
+@app.command(name="eval")
+def evaluate(
+    run: Annotated[str, typer.Argument(help="a run, or another model with --data")],
+    other: Annotated[str, typer.Argument(help="a second one, measured on the same rows")] = "",
+    data: Annotated[str, typer.Option(help="rows to measure on; the run's held-out ones")] = "",
+    replies: Annotated[int, typer.Option(min=0, help="greedy replies to make a set")] = 100,
+    max_tokens: Annotated[int, typer.Option(min=1, help="the longest reply")] = 128,
+    shown: Annotated[int, typer.Option(min=0, help="replies to print")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Held-out loss, perplexity, accuracy, and greedy replies against those of the rows."""
+    with _told() as console:
+        from rich.console import Console
+        from rich.text import Text
+
+        from finetune.evaluate import evaluate, show
+
+        found = []
+        with console.status("reading") as status:
+
+            def progress(what: str, done: int, total: int) -> None:
+                status.update(Text(f"{name}: {what}, {done:,} of {total:,}"))
+
+            for name in filter(None, (run, other)):
+                found.append(evaluate(name, run, data, replies, max_tokens, progress))
+        if as_json:
+            _answer(json.dumps({"runs": [each.document() for each in found]}))
+        else:
+            Console(highlight=False).print(show(found, shown))
+
+
 @app.command()
 def merge(
     run: Annotated[str, typer.Argument(help="the folder of a run with an adapter")],

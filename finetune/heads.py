@@ -216,7 +216,13 @@ def prepare_head(
     def encoded(rows: Iterable[Labelled]) -> list[HeadExample]:
         examples = []
         for row in rows:
-            example = encode_row(row, spec, tokenizer, start, length, data.too_long)
+            try:
+                example = encode_row(row, spec, tokenizer, start, length, data.too_long)
+            except BadRow as error:
+                if data.bad_rows == "raise":
+                    raise
+                dropped[error.reason] += 1
+                continue
             if example is None:
                 dropped["too long"] += 1
             else:
@@ -366,6 +372,14 @@ def save_head(model: Any, spec: HeadSpec, folder: Path) -> None:
     spec.save(folder)
 
 
+def load_head(model: Any, folder: Path) -> HeadSpec:
+    """Put the head saved in a folder on a model. Raises ModelError."""
+    spec = HeadSpec.load(folder)
+    add_head(model, spec, seed=0)
+    load_head_weights(model, folder)
+    return spec
+
+
 def load_head_weights(model: Any, folder: Path) -> None:
     """Raises ModelError when the file is broken or of another head."""
     path = folder / HEAD_WEIGHTS
@@ -385,17 +399,21 @@ class Classifier:
         self.model, self.spec = model.eval(), spec
         self.tokenizer, self.start, self.length = tokenizer, start, length
 
-    @torch.inference_mode()
     def predict(self, row: Labelled) -> list[float]:
         """Probabilities in the order of the spec's labels, or of the row's choices.
 
-        A text too long for the model is cut at its end. Of multiple choice the row's own
-        label is read but not used.
+        A text too long for the model is cut at its end. The row's own label is read but not
+        used.
         """
         example = encode_row(
             row, self.spec, self.tokenizer, self.start, self.length, "truncate-prompt"
         )
         assert example is not None
+        return self.probabilities(example)
+
+    @torch.inference_mode()
+    def probabilities(self, example: HeadExample) -> list[float]:
+        """The same of an encoded row."""
         batch = collate([HeadRows([example], self.tokenizer.end_id)[0]], self.tokenizer.end_id)
         found: list[Tensor] = []
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
+from transformers import set_seed
 
 import chatapp
 from chatapp.engine.checkpoint import CONFIG, read_json, weight_files
@@ -25,7 +26,7 @@ from chatapp.engine.load import base_folder, model_folder
 from chatapp.engine.tokenizer import NotByteLevel, load_tokenizer
 from chatapp.engine.transformers_model import TOKENIZER_CONFIG, context_of, open_tokenizer
 from chatapp.prompting.template import DialogueTemplate
-from finetune.adapters import choose_trained, is_adapter, load_causal
+from finetune.adapters import choose_trained, fuse_activations, is_adapter, load_causal
 from finetune.config import ConfigError, FinetuneConfig
 from finetune.encoding import Encoded, Span
 from finetune.heads import HeadSpec, add_head, prepare_head
@@ -92,6 +93,7 @@ def gather(config: FinetuneConfig) -> Material:
     model = load_causal(folder)
     _check_vocabulary(config.model, model, tokenizer)
     check_head(model)
+    fuse_activations(model)
     window = context_of(model.config) - len(start)
     head = None
     if template is None:
@@ -110,6 +112,7 @@ def gather(config: FinetuneConfig) -> Material:
         if config.data.packing:
             check_packing(model)
         data = _chat_rows(config, template, tokenizer, window, start)
+    set_seed(config.seed)  # an adapter's first weights are drawn
     model = choose_trained(model, config.train, config.adapter, base=config.model)
     if head:
         add_head(model, head, config.seed)

@@ -140,11 +140,19 @@ class MicroBatches(Sampler[list[int]]):
         self.order.set_epoch(epoch)
 
 
-class _Loader(DataLoader[Row]):
+class Loader(DataLoader[Row]):
     """A DataLoader whose epoch Trainer can set."""
 
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+
+
+def loader(
+    rows: Any, order: Order, size: int, collate: Collate, process: int = 0, processes: int = 1
+) -> Loader:
+    """The micro-batches of one process as a DataLoader."""
+    batches = MicroBatches(order, len(rows), size, process, processes)
+    return Loader(rows, batch_sampler=batches, collate_fn=collate)
 
 
 class _Rows(Dataset[Row]):
@@ -207,7 +215,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
         done: float = self.state.global_step / self.state.max_steps
         return self.objective_weight * (1 - done)
 
-    def get_train_dataloader(self) -> _Loader:
+    def get_train_dataloader(self) -> Loader:
         return self._loader(self.train_dataset, self.order, self.args.per_device_train_batch_size)
 
     def get_batch_samples(
@@ -238,27 +246,11 @@ class ObjectiveTrainer(CheckpointingTrainer):
         return losses.l3 * float(self.accelerator.num_processes)
 
     def losses(self, model: nn.Module, batch: Row, counts: Tensor) -> Losses:
-        """The objective, computed inside the model's own forward pass.
-
-        There DDP, FSDP, autocast and adapters have every parameter where it belongs.
-        """
+        """The share of a micro-batch in the losses of a step with these counts."""
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
-
-        def compute(hidden: Tensor) -> Tensor:
-            return torch.stack(
-                objective(
-                    hidden,
-                    head.weight,
-                    batch,
-                    counts,
-                    aux_weight=self.aux_weight,
-                    aux_norm=self.aux_norm,
-                    bias=head.bias,
-                )
-            )
-
-        with in_place_of(head, compute):
-            return Losses(*model(**model_inputs(batch)).logits.unbind())
+        return model_losses(
+            model, head, batch, counts, aux_weight=self.aux_weight, aux_norm=self.aux_norm
+        )
 
     def training_step(
         self, model: nn.Module, inputs: Row, num_items_in_batch: Tensor | None = None
@@ -323,12 +315,12 @@ class ObjectiveTrainer(CheckpointingTrainer):
         """Mean losses of a row set and the accuracy on its response tokens."""
         model = self.model_wrapped if self.is_fsdp_enabled else self.model
         model.eval()
-        loader = self._loader(
+        batches = self._loader(
             _Rows(rows), ByLength(rows.lengths), self.args.per_device_eval_batch_size
         )
-        counts = self.summed(torch.stack([self.count([batch]) for batch in loader]).sum(0))
+        counts = self.summed(torch.stack([self.count([batch]) for batch in batches]).sum(0))
         total = torch.zeros(4, dtype=torch.float64)
-        for batch in loader:
+        for batch in batches:
             losses = self.losses(model, self._prepare_inputs(batch), counts)
             total += torch.stack(losses).double().cpu()
         _, l2, l1, accuracy = self.summed(total).tolist()
@@ -344,11 +336,9 @@ class ObjectiveTrainer(CheckpointingTrainer):
         total: Tensor = self.accelerator.reduce(values.to(self.args.device), "sum")
         return total.cpu()
 
-    def _loader(self, rows: Any, order: Order, size: int) -> _Loader:
-        batches = MicroBatches(
-            order, len(rows), size, self.args.process_index, self.args.world_size
-        )
-        return _Loader(rows, batch_sampler=batches, collate_fn=self.collate)
+    def _loader(self, rows: Any, order: Order, size: int) -> Loader:
+        process, processes = self.args.process_index, self.args.world_size
+        return loader(rows, order, size, self.collate, process, processes)
 
 
 class _StopOnRequest(TrainerCallback):  # type: ignore[misc]
@@ -375,6 +365,37 @@ def model_inputs(batch: Row) -> dict[str, Any]:
     if int(batch["example_ids"].max()) > 1:
         inputs["position_ids"] = batch["position_ids"]
     return inputs
+
+
+def model_losses(
+    model: nn.Module,
+    head: Any,
+    batch: Row,
+    counts: Tensor,
+    *,
+    aux_weight: float,
+    aux_norm: AuxNorm = "token",
+) -> Losses:
+    """The objective, computed inside the model's own forward pass.
+
+    There DDP, FSDP, autocast and adapters have every parameter where it belongs.
+    head: the model's language-model head.
+    """
+
+    def compute(hidden: Tensor) -> Tensor:
+        found = objective(
+            hidden,
+            head.weight,
+            batch,
+            counts,
+            aux_weight=aux_weight,
+            aux_norm=aux_norm,
+            bias=head.bias,
+        )
+        return torch.stack(found)
+
+    with in_place_of(head, compute):
+        return Losses(*model(**model_inputs(batch)).logits.unbind())
 
 
 @contextmanager

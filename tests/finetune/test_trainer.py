@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -219,19 +220,27 @@ def test_two_processes_take_the_step_of_one(tmp_path: Path) -> None:
     script = tmp_path / "process.py"
     script.write_text(PROCESS)
     tests = Path(__file__).parent
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parents[1])]),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
-         str(script), str(tmp_path), json.dumps(lengths)],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    started = []
+    for rank in range(2):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parents[1])]),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": "2",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+        }
+        command = [sys.executable, str(script), str(tmp_path), json.dumps(lengths)]
+        started.append(
+            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        )
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors
     logs, gradients = torch.load(tmp_path / "step.pt", weights_only=True)
     rows = Rows(tiny.examples(lengths), "prompt")
     made = tiny.trainer(

@@ -80,7 +80,7 @@ def examples(lengths: Sequence[int], seed: int = 0) -> list[Encoded]:
 def trainer(
     output: Path,
     model: Any,
-    rows: Rows,
+    rows: Any,
     *,
     kind: type[ObjectiveTrainer] = ObjectiveTrainer,
     held_out: dict[str, Rows] | None = None,
@@ -88,6 +88,7 @@ def trainer(
     accumulate: int = 1,
     processes: int = 1,
     objective: dict[str, Any] | None = None,
+    collate: Any = partial(collate, pad_id=0),  # noqa: B008
     **arguments: Any,
 ) -> ObjectiveTrainer:
     """A trainer on the processor that logs every step, in float32."""
@@ -113,7 +114,7 @@ def trainer(
         rows=rows,
         order=BucketSampler(rows.lengths, batch_size * accumulate * processes, 0),
         held_out=held_out or {},
-        collate=partial(collate, pad_id=0),
+        collate=collate,
         **({"aux_weight": 0.5} | (objective or {})),
     )
     made.remove_callback(PrinterCallback)
@@ -144,7 +145,8 @@ def base(folder: Path, seed: int = 0, template: DialogueTemplate | None = CHAT) 
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT.text}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
-    gpt2(seed, vocab_size=300, n_positions=192, initializer_range=0.1).save_pretrained(folder)
+    size = tokenizer.get_vocab_size()
+    gpt2(seed, vocab_size=size, n_positions=192, initializer_range=0.1).save_pretrained(folder)
     if template:
         save_template(template, folder)
     return folder
@@ -176,6 +178,18 @@ def config(folder: Path, **sections: dict[str, Any] | str) -> FinetuneConfig:
     for name, section in sections.items():
         made[name] = made.get(name, {}) | section if isinstance(section, dict) else section
     return FinetuneConfig.model_validate(made)
+
+
+def written(config: FinetuneConfig, path: Path) -> Path:
+    """The configuration as a TOML file."""
+    plain = config.model_dump(mode="json", exclude_defaults=True)
+    plain["data"]["train"] = [source["path"] for source in plain["data"]["train"]]
+    sections = {key: value for key, value in plain.items() if isinstance(value, dict)}
+    lines = [f"{key} = {json.dumps(plain[key])}" for key in plain.keys() - sections.keys()]
+    for name, section in sections.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+    path.write_text("\n".join(lines))
+    return path
 
 
 def trace(run: Path) -> dict[int, float]:

@@ -1,0 +1,273 @@
+"""`finetune eval`: what a model makes of rows it was not trained on, one model or two.
+
+The one invariant: a model is measured in its own template with its own tokenizer, and replies
+are made by the code that chats.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import exp
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.load import load_model, model_folder
+from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.transformers_model import context_of
+from chatapp.evaluation.metrics import exact_match, macro_f1, rouge_l
+from chatapp.prompting.template import DialogueTemplate, load_template
+from finetune.adapters import load_causal
+from finetune.config import ConfigError, Data, FinetuneConfig, validated
+from finetune.display import one_line
+from finetune.encoding import Encoded, Span
+from finetune.heads import HEAD_FILE, Classifier, HeadRows, load_head, prepare_head
+from finetune.material import open_chat_tokenizer, with_start
+from finetune.objective import count_labels
+from finetune.packing import Rows, collate
+from finetune.preparation import HELD_OUT, choose_template, prepare
+from finetune.run import RECORD_FILE, read_record
+from finetune.trainer import ByLength, loader, model_losses
+
+BATCH = 8
+Progress = Callable[[str, int, int], None]
+"""Told what is done, how many of it, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A greedy reply beside what the row has."""
+
+    prompt: str
+    reference: str
+    reply: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A model on one set of rows. figures: by name; losses in nats a token."""
+
+    examples: int
+    figures: dict[str, float]
+    replies: list[Reply] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A model on every set."""
+
+    model: str
+    template: str
+    sets: dict[str, Measured]
+
+    def document(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        return {
+            "model": self.model,
+            "template": self.template,
+            "sets": {
+                name: {
+                    "examples": each.examples,
+                    **each.figures,
+                    "replies": [
+                        {"prompt": r.prompt, "reference": r.reference, "reply": r.reply}
+                        for r in each.replies
+                    ],
+                }
+                for name, each in self.sets.items()
+            },
+        }
+
+
+def evaluate(
+    model: str, source: str, data_file: str, replies: int, max_tokens: int, progress: Progress
+) -> Evaluation:
+    """Measure a model in its own template; one that has none, in that of the run.
+
+    source: the run whose held-out rows are used when there is no `data_file`.
+    replies: how many greedy replies a set, of at most `max_tokens` tokens.
+    Raises ConfigError and ModelError.
+    """
+    folder = model_folder(model)
+    config = _configuration(source, data_file)
+    if (folder / HEAD_FILE).is_file():
+        return _evaluate_head(model, folder, config, bool(data_file), progress)
+    if config.head:
+        raise ConfigError(f"{model} has no head; {source} has one for {config.head.task}")
+    template = load_template(folder) or choose_template(config.data, folder)
+    tokenizer, start = open_chat_tokenizer(folder)
+    network = load_causal(folder)
+    window = context_of(network.config) - len(start)
+    data = config.data.model_copy(update={"max_length": None})
+    prepared = prepare(data, template, tokenizer, window, config.seed)
+    sets: Mapping[str, list[Encoded]] = prepared.held_out
+    if data_file:
+        sets = {Path(data_file).name: prepared.train}
+    if not sets:
+        raise ConfigError(f"{source}: the run held no rows out; name rows with --data")
+    speaker = load_model(model) if replies else None
+    found = {}
+    for name, examples in sets.items():
+        figures = _losses(network, with_start(examples, start), tokenizer.end_id, name, progress)
+        said = []
+        if speaker is not None:
+            limit = partial(progress, f"replies, {name}")
+            said = _replies(speaker, template, tokenizer, examples, replies, max_tokens, limit)
+        if said:
+            answers, golds = [r.reply for r in said], [r.reference for r in said]
+            figures |= {
+                "exact_match": exact_match(answers, golds),
+                "rouge_l": rouge_l(answers, golds),
+            }
+        found[name] = Measured(len(examples), figures, said)
+    return Evaluation(model, template.name, found)
+
+
+def _configuration(source: str, data_file: str) -> FinetuneConfig:
+    """The run's own configuration; with a data file, its rows in place of the run's."""
+    folder = model_folder(source)
+    if (folder / RECORD_FILE).is_file():
+        config = validated(FinetuneConfig, read_record(folder)["config"], str(folder / RECORD_FILE))
+    elif data_file:
+        config = validated(FinetuneConfig, {"output": "-", "data": {"train": data_file}}, source)
+    else:
+        raise ConfigError(f"{source} is no run of finetune; name rows with --data")
+    if not data_file:
+        return config
+    kept = {key: getattr(config.data, key) for key in ("too_long", "template")}
+    data = Data.model_validate({"train": data_file, "held_out": 0.0, **kept})
+    return config.model_copy(update={"data": data})
+
+
+@torch.inference_mode()
+def _losses(
+    model: Any, examples: list[Encoded], pad_id: int, name: str, progress: Progress
+) -> dict[str, float]:
+    """Loss, perplexity and accuracy over all response tokens."""
+    rows = Rows(examples, "prompt")
+    batches = loader(rows, ByLength(rows.lengths), BATCH, partial(collate, pad_id=pad_id))
+    counts = count_labels(batches, "token")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device).eval()
+    total = torch.zeros(4, dtype=torch.float64)
+    for number, batch in enumerate(batches):
+        progress(f"loss, {name}", number * BATCH, len(rows))
+        here = {key: value.to(device) for key, value in batch.items()}
+        losses = model_losses(model, model.get_output_embeddings(), here, counts, aux_weight=0.0)
+        total += torch.stack(losses).double().cpu()
+    loss, accuracy = float(total[1]), float(total[3])
+    return {"loss": loss, "perplexity": exp(loss), "token_accuracy": accuracy}
+
+
+def _replies(
+    model: LanguageModel,
+    template: DialogueTemplate,
+    tokenizer: PieceTokenizer,
+    examples: Sequence[Encoded],
+    count: int,
+    max_tokens: int,
+    progress: Callable[[int, int], None],
+) -> list[Reply]:
+    """Greedy replies to the prompts before the last response of the first examples.
+
+    A plain text has no prompt and is left out.
+    """
+    greedy = Sampling(temperature=0.0, max_tokens=max_tokens)
+    found: list[Reply] = []
+    for example in examples:
+        if len(found) == count:
+            break
+        before = np.flatnonzero(example.spans != Span.RESPONSE)
+        # After the last reply the template may go on; the reply is the last run of response.
+        responses = np.flatnonzero(example.spans == Span.RESPONSE)
+        if not len(before) or not len(responses):
+            continue
+        end = int(responses[-1]) + 1
+        first = int(before[before < end][-1]) + 1 if (before < end).any() else 0
+        if not first or first >= model.context:
+            continue
+        progress(len(found), min(count, len(examples)))
+        prompt = example.ids[:first].tolist()
+        events = model.generate(prompt, greedy, stop=template.stop)
+        reply = "".join(event.text for event in events).strip()
+        reference = tokenizer.decode(example.ids[first:end].tolist()).strip()
+        asked = example.ids[:first][example.spans[:first] == Span.PROMPT]
+        found.append(Reply(tokenizer.decode(asked.tolist()).strip(), reference, reply))
+    return found
+
+
+def _evaluate_head(
+    model: str, folder: Path, config: FinetuneConfig, all_rows: bool, progress: Progress
+) -> Evaluation:
+    """Accuracy, macro-F1 and loss of a head, beside the share of the most frequent label."""
+    if config.head is None:
+        raise ConfigError(f"{model} has a head; compare it with another head's run")
+    tokenizer, start = open_chat_tokenizer(folder)
+    network = load_causal(folder)
+    spec = load_head(network, folder)
+    window = context_of(network.config) - len(start)
+    head = config.head.model_copy(update={"labels": list(spec.labels)})
+    _, prepared = prepare_head(config.model_copy(update={"head": head}), tokenizer, window, start)
+    sets = {HELD_OUT: prepared.train} if all_rows else prepared.held_out
+    if not sets:
+        raise ConfigError(f"{model}: the run held no rows out; name rows with --data")
+    classifier = Classifier(network, spec, tokenizer, start, window + len(start))
+    return Evaluation(
+        model,
+        f"head: {spec.task}",
+        {name: _measure_head(classifier, rows, name, progress) for name, rows in sets.items()},
+    )
+
+
+def _measure_head(
+    classifier: Classifier, rows: HeadRows, name: str, progress: Progress
+) -> Measured:
+    losses, answers, golds = [], [], []
+    for number, example in enumerate(rows.examples):
+        progress(f"labels, {name}", number, len(rows))
+        probabilities = classifier.probabilities(example)
+        losses.append(-float(np.log(max(probabilities[example.label], 1e-30))))
+        answers.append(str(int(np.argmax(probabilities))))
+        golds.append(str(example.label))
+    figures = {
+        "loss": fmean(losses),
+        "accuracy": fmean(a == g for a, g in zip(answers, golds, strict=True)),
+        "majority": max(map(golds.count, set(golds))) / len(golds),
+    }
+    if classifier.spec.labels:  # the choices of multiple choice have no names in common
+        figures["macro_f1"] = macro_f1(answers, golds)
+    return Measured(len(rows), figures)
+
+
+def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
+    """Tables of one model, or of two side by side, with some of their replies."""
+    parts: list[RenderableType] = []
+    for name in evaluations[0].sets:
+        measured = [each.sets[name] for each in evaluations if name in each.sets]
+        table = Table(title=Text(one_line(f"{name}: {measured[0].examples:,} rows")))
+        table.add_column("")
+        for each in evaluations:
+            label = Text(one_line(f"{each.model} ({each.template})"))
+            table.add_column(label, justify="right")
+        for figure in measured[0].figures:
+            cells = [f"{each.figures[figure]:.4f}" for each in measured if figure in each.figures]
+            table.add_row(figure.replace("_", " "), *cells)
+        parts.append(table)
+        shown = min(replies, *(len(each.replies) for each in measured))
+        for number in range(shown):
+            first = measured[0].replies[number]
+            block = Table.grid(padding=(0, 1))
+            block.add_row(Text("prompt", "dim"), Text(one_line(first.prompt), "bold"))
+            block.add_row(Text("row", "dim"), Text(one_line(first.reference), "green"))
+            for each, one in zip(evaluations, measured, strict=False):
+                reply = Text(one_line(one.replies[number].reply))
+                block.add_row(Text(one_line(each.model), "dim"), reply)
+            parts += [block, Text("")]
+    return Group(*parts)

@@ -1,0 +1,201 @@
+"""Tokens per second and peak memory of fine-tuning, beside TRL's SFTTrainer.
+
+The same random GPT-2 weights, the same 1,100 instructions as the same tokens with the same
+labels, the same rows a step, float32, no gradient checkpointing, on the processor. Each
+measurement is a process of its own. Needs trl, and the folder of the shared data in
+CHATAPP_TEST_DATA. Run with `pytest -m benchmark -s tests/benchmarks/test_finetune_trl.py`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = Path(os.environ.get("CHATAPP_TEST_DATA", "nowhere"))
+WARM, STEPS, ROWS, LENGTH = 2, 8, 8, 512
+SMALL = {"n_layer": 4, "n_embd": 256, "n_head": 4}
+GPT2 = {"n_layer": 12, "n_embd": 768, "n_head": 12}
+
+
+def make_model(folder: Path, shape: dict[str, int]) -> None:
+    """A random GPT-2 with the published vocabulary, without dropout."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from chatapp.prompting.template import ALPACA, save_template
+
+    torch.manual_seed(0)
+    config = GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    save_template(ALPACA, folder)
+    for source, name in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
+        (folder / name).write_bytes((DATA / "gpt2_bpe" / source).read_bytes())
+
+
+def configuration(folder: Path, packing: bool, aux_weight: float) -> Any:
+    from finetune.config import FinetuneConfig
+
+    return FinetuneConfig.model_validate(
+        {
+            "model": str(folder),
+            "output": str(folder / "run"),
+            "data": {
+                "train": str(DATA / "instruct" / "raschka_1100.json"),
+                "held_out": 0.0,
+                "max_length": LENGTH,
+                "packing": packing,
+            },
+            "objective": {"aux_weight": aux_weight},
+            "train": {"batch_size": ROWS, "precision": "float32", "epochs": 1},
+        }
+    )
+
+
+def clock(tokens: Any, steps: int) -> Any:
+    """A callback that notes (seconds, tokens so far) after each step and stops after the last."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        marks: list[tuple[float, int]] = []  # noqa: RUF012
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.marks.append((time.perf_counter(), tokens()))
+            control.should_training_stop = len(self.marks) == steps
+
+    return Clock()
+
+
+def run_ours(folder: Path, packing: bool, aux_weight: float, steps: int) -> Any:
+    from finetune.material import gather
+    from finetune.run import build_trainer
+
+    trainer = build_trainer(gather(configuration(folder, packing, aux_weight)), folder / "run")
+    trainer.args.save_strategy = "no"
+    told = clock(lambda: trainer.tokens_seen, steps)
+    trainer.add_callback(told)
+    trainer.train()
+    return told
+
+
+def run_trl(folder: Path, packing: bool, steps: int) -> Any:
+    import datasets
+    import numpy as np
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    from finetune.material import gather
+    from finetune.packing import response_labels
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer.eos_token
+    examples = gather(configuration(folder, False, 0.0)).data.train.examples
+    dataset = datasets.Dataset.from_list(
+        [
+            {
+                "input_ids": each.ids.tolist(),
+                "labels": np.where(response_labels(each), each.ids, -100).tolist(),
+            }
+            for each in examples
+        ]
+    )
+    trainer = SFTTrainer(
+        model=AutoModelForCausalLM.from_pretrained(folder),
+        args=SFTConfig(
+            output_dir=str(folder / "trl"), use_cpu=True, bf16=False,
+            per_device_train_batch_size=ROWS, max_length=LENGTH, packing=packing,
+            completion_only_loss=True, num_train_epochs=1, gradient_checkpointing=False,
+            report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True,
+        ),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+    )  # fmt: skip
+    seen = 0
+    original = trainer.training_step
+
+    def counted(model: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
+        nonlocal seen
+        mask = inputs.get("attention_mask")
+        seen += int(inputs["input_ids"].numel() if mask is None else mask.sum())
+        return original(model, inputs, *rest, **more)
+
+    trainer.training_step = counted
+    told = clock(lambda: seen, steps)
+    trainer.add_callback(told)
+    trainer.train()
+    return told
+
+
+def measure(who: str, folder: str, packing: str, aux_weight: str, steps: str) -> None:
+    """In a process of its own: prints tokens per second and peak memory."""
+    from finetune.callbacks import peak_memory
+
+    wide = packing == "packing"
+    if who == "trl":
+        told = run_trl(Path(folder), wide, int(steps))
+    else:
+        told = run_ours(Path(folder), wide, float(aux_weight), int(steps))
+    (begun, before), (ended, after) = told.marks[WARM - 1], told.marks[-1]
+    found = {"tokens_per_second": (after - before) / (ended - begun), "peak": peak_memory()}
+    print(json.dumps(found))
+
+
+def measured(
+    who: str, folder: Path, packing: bool, aux_weight: float = 0.0, steps: int = WARM + STEPS
+) -> dict[str, float]:
+    mode = "packing" if packing else "padding"
+    command = [sys.executable, __file__, who, str(folder), mode, str(aux_weight), str(steps)]
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    print(
+        f"\n{who} {mode} λ={aux_weight:g}: {found['tokens_per_second']:,.0f} tokens/s, "
+        f"peak {found['peak'] / 2**30:.2f} GiB",
+        end="",
+    )
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data() -> None:
+    if not DATA.is_dir():
+        pytest.skip("the shared data is not there; name its folder in CHATAPP_TEST_DATA")
+
+
+@pytest.mark.benchmark
+def test_as_fast_as_trl_padded_and_half_as_fast_again_packed(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    make_model(tmp_path, SMALL)
+    rates: dict[tuple[str, bool], list[float]] = {}
+    # Taken in turn, twice, so that a change of the machine's speed hits all alike.
+    for _ in range(2):
+        for packing in (False, True):
+            for who in ("trl", "ours"):
+                found = measured(who, tmp_path, packing)
+                rates.setdefault((who, packing), []).append(found["tokens_per_second"])
+    measured("ours", tmp_path, True, 0.25)
+    best = {key: max(values) for key, values in rates.items()}
+    padded = best["ours", False] / best["trl", False]
+    packed = best["ours", True] / best["trl", True]
+    across = best["ours", True] / best["trl", False]
+    print(f"\nagainst TRL: padding {padded:.2f}, packing {packed:.2f}, packing against "
+          f"TRL's padding {across:.2f}")  # fmt: skip
+    assert padded >= 1.0
+    assert packed >= 1.5
+
+
+@pytest.mark.benchmark
+def test_gpt2_fits_eight_rows_of_512_tokens_in_8_gib(tmp_path: Path) -> None:
+    make_model(tmp_path, GPT2)
+    assert measured("ours", tmp_path, True, 0.25, WARM + 1)["peak"] < 8 * 2**30
+
+
+if __name__ == "__main__":
+    measure(*sys.argv[1:])

@@ -1,0 +1,146 @@
+"""What is trained and what stays; adapters are merged and chatted with as trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_finetune as tiny
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from chatapp.engine.load import load_model
+from chatapp.engine.model import Sampling
+from chatapp.prompting.template import CHAT, load_template
+from finetune.adapters import (
+    choose_trained,
+    fuse_activations,
+    load_causal,
+    merge,
+    trained_parameters,
+)
+from finetune.config import Adapter, ConfigError, Train
+from finetune.run import train
+
+QUIET = Console(stderr=True, quiet=True)
+IDS = torch.arange(12)[None] % tiny.VOCABULARY
+
+
+def chosen(model: Any, base: Path, **settings: Any) -> Any:
+    adapter = Adapter.model_validate({"rank": 2})
+    return choose_trained(model, Train.model_validate(settings), adapter, base=str(base))
+
+
+def names(model: Any) -> set[str]:
+    return {name for name, each in model.named_parameters() if each.requires_grad}
+
+
+def test_full_embeddings_and_last_blocks(tmp_path: Path) -> None:
+    model = tiny.gpt2()
+    everything = names(model)
+    assert names(chosen(model, tmp_path, method="full")) == everything
+    assert names(chosen(tiny.gpt2(), tmp_path, method="embeddings-and-head")) == {
+        "transformer.wte.weight"
+    }
+    last = names(chosen(tiny.gpt2(), tmp_path, method="last-blocks", last_blocks=1))
+    assert last == {
+        name for name in everything if name.startswith(("transformer.h.1.", "transformer.ln_f"))
+    }
+    both = chosen(tiny.llama(), tmp_path, method="embeddings-and-head")
+    assert names(both) == {"model.embed_tokens.weight", "lm_head.weight"}
+    blocks = names(chosen(tiny.llama(), tmp_path, method="last-blocks", last_blocks=1))
+    assert {name.split(".")[1] for name in blocks} == {"layers", "norm"}
+    assert trained_parameters(both) == 2 * tiny.VOCABULARY * 16
+    with pytest.raises(ConfigError, match="last_blocks is 3; the model has 2 blocks"):
+        chosen(tiny.gpt2(), tmp_path, method="last-blocks", last_blocks=3)
+
+
+@pytest.mark.parametrize("make", [tiny.gpt2, tiny.llama])
+@pytest.mark.parametrize("method", ["lora", "dora", "rslora"])
+def test_adapters_sit_on_every_linear_layer_and_start_as_nothing(
+    tmp_path: Path, make: Any, method: str
+) -> None:
+    model = make().eval()
+    before = model(input_ids=IDS).logits
+    linear = (
+        sum(type(module).__name__ in ("Linear", "Conv1D") for module in model.modules()) - 1
+    )  # the head
+    wrapped = chosen(model, tmp_path, method=method).eval()
+    torch.testing.assert_close(wrapped(input_ids=IDS).logits, before)
+    assert sum(name.endswith("lora_A.default.weight") for name in names(wrapped)) == linear
+    assert all("lora_" in name for name in names(wrapped))
+    settings = wrapped.peft_config["default"]
+    assert settings.fan_in_fan_out is (make is tiny.gpt2)
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "rslora"])
+def test_a_trained_adapter_is_chatted_with_and_merged(tmp_path: Path, method: str) -> None:
+    config = tiny.config(tmp_path, train={"method": method, "learning_rate": 0.05})
+    run = train(config, QUIET)
+    assert not (run / "config.json").exists()
+    settings = json.loads((run / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(tmp_path / "base")
+    assert load_template(run) == CHAT
+    size = (run / "adapter_model.safetensors").stat().st_size
+    assert size < (tmp_path / "base" / "model.safetensors").stat().st_size
+
+    merge(str(run), tmp_path / "merged")
+    assert load_template(tmp_path / "merged") == CHAT
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    logits, before = (each(input_ids=IDS).logits for each in (whole, base))
+    assert (logits - before).abs().max() > 0.1
+    torch.testing.assert_close(load_causal(run)(input_ids=IDS).logits, logits)
+    # The engine's own decoder on the merged model, transformers on the adapter.
+    greedy = Sampling(temperature=0.0, max_tokens=12)
+    adapter, merged = load_model(str(run)), load_model(str(tmp_path / "merged"))
+    prompt = adapter.tokenizer.encode("User: What comes after 7?\nAssistant:")
+    replies = [[event.text for event in m.generate(prompt, greedy)] for m in (adapter, merged)]
+    assert replies[0] == replies[1]
+    scores = [m.score([(prompt, prompt)])[0] for m in (adapter, merged)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+def test_an_adapter_is_trained_on_as_a_whole_model_only(tmp_path: Path) -> None:
+    first = train(tiny.config(tmp_path, train={"method": "lora", "epochs": 0.3}), QUIET)
+    with pytest.raises(ConfigError, match="is an adapter already: merge it first"):
+        train(
+            tiny.config(tmp_path, model=str(first), output=str(tmp_path / "second"),
+                        train={"method": "lora"}),
+            QUIET,
+        )  # fmt: skip
+    second = train(
+        tiny.config(tmp_path, model=str(first), output=str(tmp_path / "third"),
+                    train={"epochs": 0.3}),
+        QUIET,
+    )  # fmt: skip
+    assert (second / "config.json").exists()
+    assert (second / "tokenizer.json").exists()
+
+
+def test_merge_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    run = train(tiny.config(tmp_path, train={"method": "lora", "epochs": 0.3}), QUIET)
+    with pytest.raises(ConfigError, match="whole model already"):
+        merge(str(tmp_path / "base"), tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("x")
+    with pytest.raises(ConfigError, match="exists already"):
+        merge(str(run), tmp_path / "out")
+
+
+def test_frozen_weights_stay_as_they_were(tmp_path: Path) -> None:
+    run = train(tiny.config(tmp_path, train={"method": "embeddings-and-head"}), QUIET)
+    before = load_file(tmp_path / "base" / "model.safetensors")
+    after = load_file(run / "model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"transformer.wte.weight"}
+
+
+def test_the_fused_activation_is_the_same_function() -> None:
+    model = tiny.gpt2().eval()
+    before = model(input_ids=IDS).logits
+    fuse_activations(model)
+    assert isinstance(model.transformer.h[0].mlp.act, torch.nn.GELU)
+    torch.testing.assert_close(model(input_ids=IDS).logits, before, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,120 @@
+"""finetune eval: figures that agree with other ways to compute them, in the model's template."""
+
+import json
+from math import exp
+from pathlib import Path
+
+import pytest
+import tiny_finetune as tiny
+from rich.console import Console
+from typer.testing import CliRunner
+
+from chatapp.engine.load import load_model
+from chatapp.evaluation.metrics import rouge_l
+from chatapp.prompting.template import ALPACA, CHAT
+from finetune.cli import app
+from finetune.config import ConfigError
+from finetune.encoding import Span
+from finetune.evaluate import evaluate, show
+from finetune.material import gather
+from finetune.run import train
+
+QUIET = Console(stderr=True, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs on the same rows in different templates, the second with an adapter."""
+    folder = tmp_path_factory.mktemp("runs")
+    train(tiny.config(folder, output=str(folder / "first"), train={"epochs": 8}), QUIET)
+    train(
+        tiny.config(
+            folder,
+            output=str(folder / "second"),
+            data={"template": "alpaca"},
+            train={"epochs": 1, "method": "lora"},
+        ),
+        QUIET,
+    )
+    return folder
+
+
+def test_the_figures_of_a_run(runs: Path) -> None:
+    first = str(runs / "first")
+    found = evaluate(first, first, "", 4, 12, lambda *_: None)
+    assert found.template == "chat"
+    (measured,) = found.sets.values()
+    result = json.loads((runs / "first" / "result.json").read_text())
+    for ours, theirs in (
+        ("loss", "eval_loss"),
+        ("perplexity", "eval_perplexity"),
+        ("token_accuracy", "eval_accuracy"),
+    ):
+        assert measured.figures[ours] == pytest.approx(result[theirs], rel=1e-5)
+
+    # The same loss from the engine's own scores.
+    model = load_model(first)
+    config = tiny.config(runs, output=str(runs / "other"))
+    examples = gather(config).data.held_out["held_out"].examples
+    assert measured.examples == len(examples)
+    pairs = []
+    for example in examples:
+        places = (example.spans == Span.RESPONSE).nonzero()[0].tolist()
+        start, end = places[0], places[-1] + 1
+        assert places == list(range(start, end))
+        pairs.append((example.ids[:start].tolist(), example.ids[start:end].tolist()))
+    scores = [value for each in model.score(pairs) for value in each]
+    loss = -sum(scores) / len(scores)
+    assert measured.figures["loss"] == pytest.approx(loss, abs=1e-4)
+    assert measured.figures["perplexity"] == pytest.approx(exp(loss), rel=1e-3)
+
+    assert len(measured.replies) == 4
+    for reply in measured.replies:
+        assert reply.prompt.startswith("What comes after")
+        assert reply.reference.endswith("comes after.")
+    assert measured.figures["rouge_l"] == pytest.approx(
+        rouge_l([r.reply for r in measured.replies], [r.reference for r in measured.replies])
+    )
+    assert "exact_match" in measured.figures
+
+
+def test_two_runs_side_by_side_on_the_same_rows(runs: Path) -> None:
+    first, second = str(runs / "first"), str(runs / "second")
+    ours, theirs = (evaluate(each, first, "", 2, 8, lambda *_: None) for each in (first, second))
+    assert (ours.template, theirs.template) == (CHAT.name, ALPACA.name)
+    assert [r.reference for r in ours.sets["held_out"].replies] == [
+        r.reference for r in theirs.sets["held_out"].replies
+    ]
+    console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(show([ours, theirs], 1))
+    text = console.export_text()
+    for measured in (ours, theirs):
+        assert f"{measured.sets['held_out'].figures['loss']:.4f}" in text
+    assert "What comes after" in text
+
+
+def test_a_file_in_place_of_the_held_out_rows(runs: Path) -> None:
+    path = tiny.pairs(runs / "others.json", 7)
+    base = str(runs / "base")
+    found = evaluate(base, base, str(path), 0, 8, lambda *_: None)
+    assert found.sets["others.json"].examples == 7
+    assert "rouge_l" not in found.sets["others.json"].figures
+    with pytest.raises(ConfigError, match="no run of finetune; name rows with --data"):
+        evaluate(base, base, "", 0, 8, lambda *_: None)
+
+
+def test_the_command(runs: Path) -> None:
+    first, second = str(runs / "first"), str(runs / "second")
+    done = CliRunner().invoke(app, ["eval", first, second, "--replies", "2", "--json"])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert [each["template"] for each in document["runs"]] == ["chat", "alpaca"]
+    for each in document["runs"]:
+        held_out = each["sets"]["held_out"]
+        assert {"loss", "perplexity", "token_accuracy", "exact_match", "rouge_l"} < held_out.keys()
+        assert len(held_out["replies"]) == 2
+    done = CliRunner().invoke(app, ["eval", str(runs / "nowhere")])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,359 @@
+"""A run from rows to a model one chats with, broken off in every way and gone on with."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_finetune as tiny
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from typer.testing import CliRunner
+
+from chatapp.dialogue.oneshot import ask
+from chatapp.engine.load import load_model
+from chatapp.engine.model import Sampling
+from chatapp.prompting.template import ALPACA, CHAT, TEMPLATES, load_template
+from finetune.cli import app
+from finetune.config import ConfigError
+from finetune.material import gather
+from finetune.run import Interrupted, check_unchanged, resume, timed_steps, train
+from finetune.trainer import NotFinite, ObjectiveTrainer, SaveError, last_checkpoint
+
+QUIET = Console(stderr=True, quiet=True)
+METHODS = [{}, {"method": "lora", "save_every": 4}]
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing after it runs."""
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Any) -> None:
+    """Let `action()` run at the end of a step of every trainer."""
+
+    class Act(TrainerCallback):
+        def on_step_end(self, args: object, state: Any, control: object, **_: object) -> None:
+            if state.global_step == step:
+                action()
+
+    original = ObjectiveTrainer.train
+
+    def changed(self: ObjectiveTrainer, **arguments: Any) -> Any:
+        self.callback_handler.callbacks.insert(0, Act())
+        return original(self, **arguments)
+
+    monkeypatch.setattr(ObjectiveTrainer, "train", changed)
+
+
+def raise_(error: BaseException) -> Any:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def test_a_run_is_a_model_that_chats_in_its_template(tmp_path: Path) -> None:
+    prompts = ["What comes after [red]3?", "x" * 500]
+    config = tiny.config(
+        tmp_path,
+        data={"template": "alpaca", "packing": True},
+        train={"epochs": 6},
+        samples={"prompts": prompts, "max_tokens": 8},
+    )
+    console = Console(file=open(tmp_path / "told", "w"), width=200)  # noqa: SIM115
+    run = train(config, console)
+    assert load_template(run) == ALPACA
+    trained, expected = load_model(str(run)), load_file(run / "model.safetensors")
+    assert any(
+        not torch.equal(expected[k], v)
+        for k, v in load_file(tmp_path / "base" / "model.safetensors").items()
+    )
+    events = list(ask(trained, ALPACA, "What comes after 3?", sampling=Sampling(max_tokens=9)))
+    assert events[-1].reason in ("stop", "length")
+    AutoModelForCausalLM.from_pretrained(run)
+    AutoTokenizer.from_pretrained(run)
+
+    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "l3" in row]
+    measured = [row for row in rows if "eval_loss" in row]
+    result = json.loads((run / "result.json").read_text())
+    assert [row["step"] for row in steps] == list(range(1, result["steps"] + 1))
+    for row in steps:
+        assert row["l3"] == pytest.approx(row["l2"] + 0.25 * row["l1"], rel=1e-5)
+        assert row["tokens_per_second"] > 0 < row["memory_bytes"]
+    assert measured[-1]["eval_loss"] < measured[0]["eval_loss"]
+    assert [r["step"] for r in rows if "samples" in r] == [row["step"] for row in measured]
+    (sample, refused) = next(row["samples"] for row in rows if "samples" in row)
+    assert sample["prompt"] == prompts[0]
+    assert "fit" in refused["reply"]
+
+    told = (tmp_path / "told").read_text()
+    assert "template alpaca" in told
+    record = json.loads((run / "run.json").read_text())
+    assert record["template"]["name"] == "alpaca"
+    assert len(record["data"][str(tmp_path / "rows.json")]) == 64
+    assert {"torch", "transformers", "chatapp"} <= record["versions"].keys()
+    report = (run / "report.md").read_text()
+    assert f"{result['eval_loss']:.4f}" in report
+    assert r"after \[red\]3?" in report
+    assert not list(run.glob("unfinished*"))
+    assert not (run / "training_args.bin").exists()
+
+
+def test_the_header_tells_the_effective_prompt_weight(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path, objective={"aux_weight": 0.5}, train={"epochs": 0.2})
+    console = Console(file=open(tmp_path / "told", "w"), width=200)  # noqa: SIM115
+    run = train(config, console)
+    told = (tmp_path / "told").read_text()
+    found = re.search(r"L1 over ([\d,]+) tokens, L2 over ([\d,]+):", told)
+    aux, response = (int(each.replace(",", "")) for each in found.groups())
+    assert f"counts {0.5 * response / aux:.3g} times as much" in told
+    assert run.is_dir()
+
+
+def test_the_best_checkpoint_is_kept_and_early_stop_ends_the_run(tmp_path: Path) -> None:
+    # A rate this high soon makes the model worse.
+    config = tiny.config(
+        tmp_path,
+        data={"held_out": 0.4},
+        train={"epochs": 30, "learning_rate": 0.3, "save_every": 2, "early_stop": 2,
+               "schedule": "constant", "warmup": 0.0},
+    )  # fmt: skip
+    run = train(config, QUIET)
+    result = json.loads((run / "result.json").read_text())
+    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
+    best = min(losses, key=lambda step: losses[step])
+    assert result["best_step"] == best
+    assert result["steps"] == best + 4 < 30
+    assert result["eval_loss"] == pytest.approx(losses[best], rel=1e-6)
+    kept = load_file(run / f"checkpoint-{best}" / "model.safetensors")
+    published = load_file(run / "model.safetensors")
+    assert all(torch.equal(published[name], value) for name, value in kept.items())
+
+
+@pytest.mark.parametrize("changes", METHODS, ids=["full", "lora"])
+def test_broken_off_and_gone_on_gives_the_unbroken_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    # Dropout, so that the random state counts too.
+    tiny.config(tmp_path)
+    tiny.gpt2(vocab_size=300, n_positions=192, resid_pdrop=0.2).save_pretrained(tmp_path / "base")
+    changes = {"accumulate": 2, "batch_size": 3, "epochs": 2.5, **changes}
+    whole = train(tiny.config(tmp_path, train=changes, output=str(tmp_path / "whole")), QUIET)
+    broken = tiny.config(tmp_path, train=changes)
+    with monkeypatch.context() as patch:
+        at_step(patch, 10, raise_(Killed()))
+        with pytest.raises(Killed):
+            train(broken, QUIET)
+    run = Path(broken.output)
+    (checkpoint,) = {last_checkpoint(run)} - {None}
+    assert checkpoint.name in ("checkpoint-9", "checkpoint-8")
+    resume(run, [], QUIET)
+    expected = tiny.trace(whole)
+    found = tiny.trace(run)
+    assert found.keys() == expected.keys()
+    assert len(found) > 12
+    assert found == pytest.approx(expected, abs=1e-6)
+    ours, theirs = (json.loads((each / "result.json").read_text()) for each in (run, whole))
+    assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], abs=1e-6)
+
+
+def environment() -> dict[str, str]:
+    """For a command in a process of its own; several talk over the loopback alone."""
+    own = {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    return {**os.environ, **own}
+
+
+def test_killed_with_a_signal_and_gone_on(tmp_path: Path) -> None:
+    changes = {"epochs": 8}
+    whole = train(tiny.config(tmp_path, output=str(tmp_path / "whole"), train=changes), QUIET)
+    path = tiny.written(tiny.config(tmp_path, train=changes), tmp_path / "config.toml")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", "train", str(path)],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=(tmp_path / "told").open("w"),
+    )
+    while process.poll() is None:
+        if (tmp_path / "run" / "checkpoint-6").exists():
+            process.kill()
+        time.sleep(0.005)
+    assert process.returncode == -signal.SIGKILL, (tmp_path / "told").read_text()
+    assert not (tmp_path / "run" / "config.json").exists()
+    resume(tmp_path / "run", [], QUIET)
+    assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)
+
+
+def test_an_interrupt_saves_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(tiny.config(tmp_path, output=str(tmp_path / "whole")), QUIET)
+    config = tiny.config(tmp_path)
+    handlers = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(Interrupted, match=r"step 5; checkpoint-5 is whole: `finetune resume"):
+            train(config, QUIET)
+    assert signal.getsignal(signal.SIGINT) is handlers
+    assert not (tmp_path / "run" / "config.json").exists()
+    resume(tmp_path / "run", [], QUIET)
+    assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)
+    with pytest.raises(ConfigError, match="finished"):
+        resume(tmp_path / "run", [], QUIET)
+    resume(tmp_path / "run", ["train.epochs=3"], QUIET)
+    assert len(tiny.trace(tmp_path / "run")) > len(tiny.trace(whole))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ObjectiveTrainer._save_rng_state
+
+    def full(self: ObjectiveTrainer, folder: str) -> None:
+        original(self, folder)
+        if "checkpoint-6" in folder:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectiveTrainer, "_save_rng_state", full)
+        with pytest.raises(SaveError, match=r"step 6 .* No space left .* checkpoint-3 is whole"):
+            train(tiny.config(tmp_path), QUIET)
+    whole = train(tiny.config(tmp_path, output=str(tmp_path / "whole")), QUIET)
+    resume(tmp_path / "run", [], QUIET)
+    assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)
+
+
+def test_another_run_is_refused_and_what_differs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.config(tmp_path)
+    at_step(monkeypatch, 4, raise_(Killed()))
+    with pytest.raises(Killed):
+        train(config, QUIET)
+    run = Path(config.output)
+    with pytest.raises(ConfigError, match=r"holds a run already; `finetune resume"):
+        train(config, QUIET)
+    for override, words in (
+        ("objective.aux_weight=0.5", r"objective\.aux_weight = 0\.25, not 0\.5"),
+        ("train.learning_rate=0.1", r"train\.learning_rate = 0\.01, not 0\.1"),
+        ("data.template=alpaca", r"data\.template = '', not 'alpaca'"),
+        ("nonsense=1", "unknown key 'nonsense'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            resume(run, [override], QUIET)
+    with pytest.raises(ConfigError, match=r"no run\.json"):
+        resume(tmp_path, [], QUIET)
+
+    rows = (tmp_path / "rows.json").read_text()
+    (tmp_path / "rows.json").write_text(rows.replace("31 comes", "32 comes"))
+    with pytest.raises(ConfigError, match=r"the data changed .*rows\.json"):
+        resume(run, [], QUIET)
+    (tmp_path / "rows.json").write_text(rows)
+
+    edited = dataclasses.replace(CHAT, user_marker="Human:")
+    (tmp_path / "base" / "chatapp_template.json").write_text(json.dumps(edited.to_dict()))
+    with pytest.raises(ConfigError, match=r"the template changed: .* chat \("):
+        resume(run, [], QUIET)
+    (tmp_path / "base" / "chatapp_template.json").write_text(json.dumps(CHAT.to_dict()))
+
+    weights = tmp_path / "base" / "model.safetensors"
+    other = {name: value + 1 for name, value in load_file(weights).items()}
+    save_file(other, weights, {"format": "pt"})
+    with pytest.raises(ConfigError, match="other weights"):
+        resume(run, [], QUIET)
+    record = json.loads((run / "run.json").read_text())
+    with pytest.raises(ConfigError, match="1 processes, now there are 2"):
+        check_unchanged(run, record, record | {"processes": 2})
+    assert TEMPLATES["chat"] == CHAT
+
+
+def test_weights_that_are_no_numbers_stop_the_run_and_name_the_batch(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path)
+    path = tmp_path / "base" / "model.safetensors"
+    weights = load_file(path)
+    weights["transformer.wpe.weight"][11] = torch.nan
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(NotFinite, match=r"loss is nan at step 1; .*bad_batch\.jsonl; there is no"):
+        train(config, QUIET)
+    bad = (tmp_path / "run" / "bad_batch.jsonl").read_text().splitlines()
+    assert len(bad) == 8
+    assert "What comes after" in json.loads(bad[0])["text"]
+
+
+def test_timed_steps(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path, train={"method": "last-blocks", "last_blocks": 1})
+    parameters, seconds, memory = timed_steps(gather(config))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    expected = [*model.transformer.h[1].parameters(), *model.transformer.ln_f.parameters()]
+    assert parameters == sum(each.numel() for each in expected)
+    assert seconds > 0
+    assert memory > 10**7
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_under_two_processes(tmp_path: Path) -> None:
+    one = train(tiny.config(tmp_path, output=str(tmp_path / "one"), train={"batch_size": 4}), QUIET)
+    path = tiny.written(
+        tiny.config(
+            tmp_path,
+            output=str(tmp_path / "two"),
+            train={"batch_size": 2},
+            samples={"prompts": ["What comes after 3?"], "max_tokens": 4},
+        ),
+        tmp_path / "config.toml",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
+         "-m", "finetune", "train", str(path)],
+        env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'two'}\n"
+    assert "processes 2" in done.stderr
+    assert tiny.trace(tmp_path / "two") == pytest.approx(tiny.trace(one), rel=1e-4)
+    assert load_template(tmp_path / "two") == CHAT
+
+
+def test_the_commands_and_their_exit_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny.written(tiny.config(tmp_path, train={"method": "lora"}), tmp_path / "config.toml")
+    run, runner = str(tmp_path / "run"), CliRunner()
+    with monkeypatch.context() as patch:
+        at_step(patch, 4, lambda: os.kill(os.getpid(), signal.SIGINT))
+        done = runner.invoke(app, ["train", str(path)])
+    assert (done.exit_code, done.stdout) == (130, "")
+    assert "`finetune resume" in done.stderr
+    done = runner.invoke(app, ["train", str(path)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "holds a run already" in done.stderr
+    done = runner.invoke(app, ["resume", run])
+    assert (done.exit_code, done.stdout) == (0, f"{run}\n"), done.stderr
+    done = runner.invoke(app, ["merge", run, str(tmp_path / "merged")])
+    assert (done.exit_code, done.stdout) == (0, f"{tmp_path / 'merged'}\n")
+    done = runner.invoke(app, ["merge", run, str(tmp_path / "merged")])
+    assert done.exit_code == 2
+    done = runner.invoke(app, ["train", str(path), f"output={tmp_path / 'a'}", "train.epoch=1"])
+    assert done.exit_code == 2
+    assert "did you mean 'epochs'" in done.stderr
+    done = runner.invoke(
+        app, ["train", str(path), f"output={tmp_path / 'a'}", "train.learning_rate=1e30"]
+    )
+    assert done.exit_code == 1
+    assert "bad_batch.jsonl" in done.stderr
+    assert "Traceback" not in done.stderr
