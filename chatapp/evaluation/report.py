@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+from chatapp import __version__
 from chatapp.evaluation.answers import decided, setting_of
 from chatapp.evaluation.evaluate import Cell, Task
 from chatapp.evaluation.journal import Row
@@ -154,10 +155,11 @@ def _beside(
 
 def document(config: dict[str, Any], found: Iterable[Result]) -> dict[str, Any]:
     """The report as plain data; report.json holds this."""
-    packages = ("chatapp", "torch", "transformers", "tokenizers", "numpy", "bm25s", "sacrebleu")
+    packages = ("torch", "transformers", "tokenizers", "numpy", "bm25s", "sacrebleu")
+    own = {"chatapp": __version__, "python": platform.python_version()}
     return {
         "config": config,
-        "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
+        "versions": own | {package: version(package) for package in packages},
         "results": [asdict(each) for each in found],
     }
 

@@ -1,0 +1,83 @@
+"""A journal survives being cut anywhere, and leaves other files alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chatapp.evaluation.journal import Journal, read_rows
+from chatapp.prompting.examples import PromptError
+
+ROWS = [{"line": n, "text": "é\ud800" * n} for n in range(4)]
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> None:
+    with Journal(path) as journal:
+        journal.append(rows)
+
+
+def test_rows_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "rows.jsonl"
+    write(path, ROWS[:3])
+    write(path, ROWS[3:])
+    assert list(read_rows(path)) == ROWS
+    with Journal(path) as journal:
+        assert list(journal.rows()) == ROWS
+
+
+def test_cut_at_every_byte_it_goes_on_with_the_first_row_that_is_not_whole(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    write(path, ROWS)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with Journal(path) as journal:
+            known = list(journal.rows())
+            assert known == ROWS[: whole[:size].count(b"\n")]
+            assert path.read_bytes() == whole[:size]
+            journal.append(ROWS[len(known) :])
+        assert path.read_bytes() == whole
+
+
+def test_a_long_half_row_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write(path, ROWS[:1])
+    with path.open("ab") as file:
+        file.write(b'{"text": "' + b"x" * 300_000)
+    with Journal(path) as journal:
+        journal.append(ROWS[1:])
+    assert list(read_rows(path)) == ROWS
+
+
+@pytest.mark.parametrize(
+    "content", [b"hello", b"[1]\n", b"\n", b'{"a": 1}\nhello\n', b'{"a": 1}\n7']
+)
+def test_another_file_is_left_as_it_was(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with Journal(path) as journal, pytest.raises(PromptError, match=r"line \d: is no row"):
+        list(journal.rows())
+    assert path.read_bytes() == content
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with Journal(path), pytest.raises(PromptError, match="another process is writing"):
+        Journal(path)
+    write(path, ROWS)
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="cannot be written: Is a directory"):
+        Journal(tmp_path)
+    with pytest.raises(PromptError, match="cannot be read"):
+        list(read_rows(tmp_path / "none"))
+
+
+def test_rows_are_plain_ascii(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write(path, ROWS)
+    assert path.read_text("ascii")
+    assert [json.loads(line) for line in path.read_text().splitlines()] == ROWS
