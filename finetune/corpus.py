@@ -5,7 +5,6 @@ does, so a model sees in training the very tokens it will be prompted with.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -14,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment
 from chatapp.prompting.template import DialogueTemplate
-from finetune.config import ConfigError
+from finetune.config import ConfigError, TrainSource
+from finetune.formats import detect
+from finetune.tables import BadRow, tables
 
 Ids = NDArray[np.int32]
 T = TypeVar("T")
@@ -30,51 +30,23 @@ PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
 
 def read_documents(path: Path, template: DialogueTemplate) -> Iterator[Document]:
-    """The documents of a file: JSONL with `text` or `messages` a line, else one plain text.
+    """The documents of a file: of any layout of `formats`, or one plain text.
 
     Raises ConfigError naming file, line and what was expected.
     """
-    try:
-        if path.suffix == ".jsonl":
-            with path.open(encoding="utf-8-sig") as lines:
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield _document(f"{path}, line {number}", line, template)
-        else:
-            yield [Segment("instruction", path.read_text(encoding="utf-8-sig"))]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"{path}: cannot be read: {reason}") from None
-
-
-def _document(place: str, line: str, template: DialogueTemplate) -> Document:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{place}: not valid JSON: {error}") from None
-    match row:
-        case {"text": str(text)}:
-            return [Segment("instruction", text)]
-        case {"messages": [*turns]}:
-            messages = []
-            for turn in turns:
-                match turn:
-                    case {"role": "system" | "user" | "assistant" as role, "content": str(text)}:
-                        messages.append(Message(role, text))
-                    case _:
-                        raise ConfigError(
-                            f"{place}: a message needs `role` (system, user, assistant) and "
-                            f"`content` (text), found {turn!r}"
-                        )
-            try:
-                document = template.render(messages)
-            except ValueError as error:
-                raise ConfigError(f"{place}: {error}") from None
+    for table in tables(TrainSource.model_validate({"path": str(path)})):
+        for row in table.rows():
+            if isinstance(row, BadRow):
+                raise row
+            example = detect(row).read(row)
+            if not example.messages:
+                yield [Segment("instruction", example.text)]
+                continue
+            document = template.render(example.messages)
             # The end-of-text token that closes every document would stand twice.
-            while document and document[-1].kind in ("end", "marker"):
+            if document[-1].kind == "end":
                 document.pop()
-            return document
-    raise ConfigError(f"{place}: expected an object with `text` or `messages`")
+            yield document
 
 
 def is_held_out(document: Document, share: float) -> bool:

@@ -97,10 +97,9 @@ class ExampleEncoder:
     def pieces(self, messages: Sequence[Message]) -> list[Piece]:
         """A chat segment by segment, the last reply closed by the end-of-text token."""
         segments = self.template.render(messages)
-        # What stands after the last reply is never generated; its end always is.
-        while segments[-1].kind in ("end", "marker"):
-            segments.pop()
-        segments.append(END_OF_TEXT)
+        # Even where replies run on to the next marker, the last one of a chat must end.
+        if segments[-1].kind != "end":
+            segments.append(END_OF_TEXT)
         own_instruction = messages[0].role != "system"
         return [(_span(segment, own_instruction), self._encode(segment)) for segment in segments]
 

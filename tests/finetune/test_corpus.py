@@ -57,10 +57,10 @@ def test_plain_text_and_blank_lines(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ("{", "not valid JSON"),
-        ("[]", "`text` or `messages`"),
-        ('{"text": 3}', "`text` or `messages`"),
-        ('{"messages": [{"role": "user"}]}', "`content`"),
-        ('{"messages": [{"role": "robot", "content": "x"}]}', "`role`"),
+        ("[]", "expected a JSON object"),
+        ('{"text": 3}', "'text' is the number 3"),
+        ('{"messages": [{"role": "user"}]}', "'content' is null"),
+        ('{"messages": [{"role": "robot", "content": "x"}]}', "'role' is the string 'robot'"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "expected 'user'"),
     ],
 )
