@@ -196,13 +196,9 @@ def _no_object(element: object) -> str:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row | BadRow]:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise ConfigError(
-            f"{path}: reading Parquet needs the package pyarrow; install chatapp[data]"
-        ) from None
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
     number = 0
     try:
         with ParquetFile(path) as file:
@@ -217,13 +213,8 @@ def _parquet_rows(path: Path) -> Iterator[Row | BadRow]:
 
 
 def _hub_table(source: TrainSource) -> Table:
-    try:
-        import datasets
-    except ImportError:
-        raise ConfigError(
-            f"{source.path}: there is no such file or folder; a data set of the hub needs the "
-            "package datasets; install chatapp[data]"
-        ) from None
+    import datasets
+
     try:
         rows = datasets.load_dataset(source.path, source.subset or None, split=source.split)
     except Exception as error:  # the library lets many kinds of errors through

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from tiny import write_tiny_gpt2
 from typer.testing import CliRunner
@@ -99,8 +100,6 @@ def test_a_broken_file(
 def test_a_hub_that_is_out_of_reach(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    datasets = pytest.importorskip("datasets")
-
     def load_dataset(*_: Any, **__: Any) -> None:
         raise ConnectionError("the hub is out of reach")
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from finetune.config import ConfigError, TrainSource
 from finetune.tables import BadRow, Row, renamed, tables
@@ -58,11 +60,9 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, name: str) -> No
 
 
 def test_parquet(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    pa = pytest.importorskip("pyarrow")
     path = tmp_path / "rows.parquet"
     rows = [{"prompt": "a", "turns": [{"from": "human", "value": "x"}]}, {"prompt": None}]
-    parquet.write_table(pa.Table.from_pylist(rows), path)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     assert fields(path) == [rows[0], {"prompt": None, "turns": None}]
     assert places(path) == [", row 1", ", row 2"]
 
