@@ -11,6 +11,7 @@ what it would see if the row were alone.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,10 +53,11 @@ class PrefixTree:
         """What each new token sees: (new, start + new), 0 or -inf; None for plain causality."""
         if len(self._branches) < 2:
             return None
-        mask = torch.full((len(self.ids), self.start + len(self.ids)), -torch.inf)
+        shape = (len(self.ids), self.start + len(self.ids))
+        mask = np.full(shape, -np.inf, dtype=np.float32)
         for path, shared in self._branches:
             own = slice(path[shared], path[-1] + 1)
             rows = mask[own.start - self.start : own.stop - self.start]
             rows[:, path[:shared]] = 0
-            rows[:, own].triu_(1)
-        return mask
+            rows[:, own][np.tri(len(rows), dtype=bool)] = 0
+        return torch.from_numpy(mask)

@@ -297,11 +297,11 @@ def _earlier(journal: Journal, head: Row) -> dict[Cell, dict[int, Row]]:
         journal.append([head])
         return {}
     found, rows = read_answers(journal.path)
-    for part, what in (("model", "model"), ("tasks", "prompts or test items")):
+    for part, what in (("model", "another model"), ("tasks", "other prompts or test items")):
         if found[part] != head[part]:
             raise PromptError(
-                f"{journal.path}: holds the answers of another evaluation, whose {what} differ "
-                "from these; name another folder to keep it"
+                f"{journal.path}: holds the answers of an evaluation of {what}; "
+                "name another folder to keep it"
             )
     done: dict[Cell, dict[int, Row]] = {}
     for row in rows:

@@ -5,6 +5,7 @@ understanding: the commonest answer, and the vote of the nearest examples.
 """
 
 import platform
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -249,7 +250,9 @@ def plot(found: Sequence[Result], path: Path) -> None:
         axes.set_xlabel("demonstrations")
         axes.set_ylabel(f"{group[0].metric} (n = {group[0].n}; bars: 95 %)")
         axes.legend(fontsize="small")
-    figure.savefig(path, format="png", dpi=150)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name may be in a script the font has not
+        figure.savefig(path, format="png", dpi=150)
 
 
 def _curves(group: Sequence[Result]) -> dict[str, list[Result]]:

@@ -1,0 +1,244 @@
+"""`chatapp eval`: a table, a report that is kept, tasks of the paper, and LAMBADA."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from fakes import ScriptedModel
+from tiny import write_tiny_gpt2
+
+UseModel = Callable[[ScriptedModel], ScriptedModel]
+
+TASK = """
+labels   = ["animal", "plant"]
+examples = [
+  {input = "the red fox", output = "animal"},
+  {input = "an old oak", output = "plant"},
+  {input = "a grey wolf", output = "animal"},
+]
+[select]
+method  = "knn"
+encoder = "tfidf"
+k       = 2
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    path = tmp_path / "living.toml"
+    path.write_text(TASK)
+    return str(path)
+
+
+@pytest.fixture
+def test_file(tmp_path: Path) -> str:
+    path = tmp_path / "test.jsonl"
+    items = [("a fox", "animal"), ("an oak", "plant"), ("wolf", "animal"), ("grass", "plant")]
+    path.write_text("".join(json.dumps({"text": t, "label": g}) + "\n" for t, g in items))
+    return str(path)
+
+
+@pytest.fixture
+def model(use_model: UseModel) -> ScriptedModel:
+    return use_model(ScriptedModel([" animal"]))
+
+
+def test_a_table_on_standard_output(
+    run: Run, task: str, test_file: str, model: ScriptedModel
+) -> None:
+    result = run("eval", task, "--test", test_file, "--shots", "0,2")
+    assert (result.status, result.err) == (0, "")
+    head, *lines = (line for line in result.out.splitlines() if line.strip())
+    assert head.startswith("task living, scoring direct, ")
+    assert lines[0].split()[:4] == ["measure", "shots", "selection", "order"]
+    assert len([line for line in lines if "accuracy" in line]) == 2
+    assert any("knn:tfidf   nearest-last" in line for line in lines)
+
+
+def test_a_report_is_kept_and_continued(
+    run: Run, task: str, test_file: str, model: ScriptedModel, tmp_path: Path
+) -> None:
+    folder = tmp_path / "report"
+    command = (
+        *("eval", task, "--test", test_file, "--shots", "0,1,2", "--select", "random,knn,vote"),
+        *("--score", "direct,calibrated,channel", "--seeds", "2", "--report", str(folder)),
+    )
+    result = run(*command)
+    assert (result.status, result.err) == (0, "")
+    assert sorted(each.name for each in folder.iterdir()) == [
+        "accuracy.png",
+        "answers.jsonl",
+        "report.json",
+    ]
+    report = json.loads((folder / "report.json").read_text())
+    assert report["config"]["shots"] == [0, 1, 2]
+    assert report["config"]["seeds"] == 2
+    # Three scorings without demonstrations, and for 1 and 2: three each of random and knn,
+    # and the vote; two measures of each.
+    assert len(report["results"]) == 2 * (3 + 2 * (3 + 3 + 1))
+    answers = (folder / "answers.jsonl").read_bytes()
+    # Two layouts: once without demonstrations, twice random, once knn; the vote has one.
+    assert answers.count(b"\n") == 1 + 4 * (2 + 2 * (2 * 2 + 2 + 1))
+    again = run(*command, "--json")
+    assert json.loads(again.out)["results"] == report["results"]
+    assert (folder / "answers.jsonl").read_bytes() == answers
+
+
+def test_a_limit_draws_the_same_items_each_time(
+    run: Run, task: str, test_file: str, model: ScriptedModel, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        run("eval", task, "--test", test_file, "--limit", "2", "--report", str(tmp_path / name))
+    lines = [
+        [
+            json.loads(line)["line"]
+            for line in (tmp_path / name / "answers.jsonl").open()
+            if 'item"' in line
+        ]
+        for name in ("first", "second")
+    ]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) == 2
+
+
+def test_tasks_of_the_paper(run: Run, use_model: UseModel, tmp_path: Path) -> None:
+    def add(prompt: str) -> str:
+        question = prompt[prompt.rindex("What is ") :].split()
+        return f" {int(question[2]) + int(question[4].rstrip('?'))}\n"
+
+    model = use_model(ScriptedModel(add))
+    result = run("eval", "--task", "2D+", "--shots", "0,2", "--limit", "20", "--json")
+    assert result.status == 0
+    report = json.loads(result.out)
+    assert [(each["task"], each["metric"], each["mean"]) for each in report["results"]] == [
+        ("2D+", "exact_match", 1.0),
+        ("2D+", "exact_match", 1.0),
+    ]
+    assert model.stops[0] == ("\n",)
+    assert model.prompts[-1].count("Q: What is") == 3
+
+
+def test_items_of_a_task_are_written_without_a_model(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    words = tmp_path / "words.txt"
+    words.write_text(
+        " ".join(
+            f"{a}{b}cdef" for a in "ghijklmnopqrstuvwxyz" for b in "abcdefghijklmnopqrstuvwxyz"
+        )
+    )
+    result = run(
+        *("eval", "--task", "3D-,RW", "--limit", "7", "--seed", "5"),
+        *("--words", str(words), "--generate", str(folder)),
+    )
+    assert result.status == 0
+    assert result.out == f"{folder}/3D-.jsonl: 7 items\n{folder}/RW.jsonl: 7 items\n"
+    first = json.loads((folder / "RW.jsonl").read_text().splitlines()[0])
+    assert set(first) == {"context", "completion"}
+    assert first["context"].endswith(f"\n{first['completion'].strip()[::-1]} =")
+
+
+def test_generated_items_are_read_as_pool_and_test(
+    run: Run, use_model: UseModel, tmp_path: Path
+) -> None:
+    for seed in ("0", "1"):
+        folder = str(tmp_path / seed)
+        run("eval", "--task", "2D+", "--limit", "9", "--seed", seed, "--generate", folder)
+    model = use_model(ScriptedModel([" 7"]))
+    pool, test = tmp_path / "0" / "2D+.jsonl", tmp_path / "1" / "2D+.jsonl"
+    result = run("eval", str(pool), "--test", str(test), "--shots", "3")
+    assert result.status == 0
+    assert model.prompts[0].count("\n\nA: ") == 3
+    assert model.prompts[0].endswith("?\n\nA:")
+
+
+@pytest.mark.parametrize("name", ["passages.jsonl", "passages.txt"])
+def test_lambada(run: Run, use_model: UseModel, tmp_path: Path, name: str) -> None:
+    use_model(ScriptedModel(lambda prompt: " bat" if prompt.endswith("the") else " no"))
+    texts = ["it was the bat", "it was a bat"]
+    lines = [json.dumps({"text": text}) if name.endswith("l") else text for text in texts]
+    file = tmp_path / name
+    file.write_text("\n".join(lines))
+    made = json.loads(run("eval", "--lambada", str(file), "--json").out)
+    assert made["n"] == 2
+    assert made["last_word"]["accuracy"] == made["last_token"]["accuracy"] == 0.5
+    shown = run("eval", "--lambada", str(file)).out
+    assert shown == (
+        "last_token: accuracy 0.5000, perplexity 2.72\n"
+        "last_word: accuracy 0.5000, perplexity 2.72\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ([], "name prompt files with --test, or --task, or --lambada"),
+        (["TASK"], "name a file of them with --test"),
+        (["TASK", "--task", "2D+", "--test", "TEST"], "name prompt files with --test, or"),
+        (["TASK", "TASK", "--test", "TEST"], "another prompt file is named 'living'"),
+        (["TASK", "--test", "TEST", "--shots", "one"], "--shots holds 'one'"),
+        (["TASK", "--test", "TEST", "--shots", "0,"], "--shots holds ''"),
+        (["TASK", "--test", "TEST", "--shots", "9"], "9 shots are asked for; its pool holds 3"),
+        (["TASK", "--test", "TEST", "--select", "kn"], "did you mean 'knn'?"),
+        (["TASK", "--test", "TEST", "--order", "up"], "--order is 'up'"),
+        (["TASK", "--test", "TEST", "--score", "x"], "--score is 'x'"),
+        (["TASK", "--test", "none.jsonl"], "none.jsonl: cannot be read"),
+        (["--task", "9D"], "there is no task '9D'"),
+        (["--task", "RW", "--limit", "9000"], "name a file of more words"),
+        (["--lambada", "none.txt"], "none.txt: cannot be read"),
+        (["--lambada", "ONE"], "line 1: expected a passage of two words or more"),
+    ],
+)
+def test_what_the_user_can_put_right(
+    run: Run,
+    task: str,
+    test_file: str,
+    model: ScriptedModel,
+    tmp_path: Path,
+    options: list[str],
+    error: str,
+) -> None:
+    (tmp_path / "one.txt").write_text("word\n")
+    names = {"TASK": task, "TEST": test_file, "ONE": str(tmp_path / "one.txt")}
+    result = run("eval", *(names.get(each, each) for each in options))
+    assert result.status == 2
+    assert error in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_killed_it_goes_on(task: str, tmp_path: Path) -> None:
+    model = write_tiny_gpt2(tmp_path / "model")
+    test = tmp_path / "many.jsonl"
+    items = [{"text": f"fox {n}", "label": "animal"} for n in range(400)]
+    test.write_text("".join(json.dumps(item) + "\n" for item in items))
+    folder = tmp_path / "report"
+    command = [
+        *(sys.executable, "-m", "chatapp", "eval", task, "--test", str(test), "--shots", "0,2"),
+        *("--model", str(model), "--report", str(folder), "--json"),
+    ]
+    environment = {
+        **os.environ,
+        "CHATAPP_HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+    }
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    answers = folder / "answers.jsonl"
+    while not answers.exists() or answers.read_bytes().count(b"\n") < 100:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    first = answers.read_bytes()
+    assert first.count(b"\n") < 801
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert len(json.loads(done.stdout)["results"]) == 4
+    assert answers.read_bytes().startswith(first[: first.rfind(b"\n") + 1])
+    rows = [json.loads(line) for line in answers.read_text().splitlines()[1:]]
+    assert [(row["shots"], row["item"]) for row in rows] == [
+        (shots, item) for shots in (0, 2) for item in range(400)
+    ]

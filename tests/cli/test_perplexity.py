@@ -1,0 +1,61 @@
+"""`chatapp perplexity`: figures named by their units, and what is refused."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from fakes import ScriptedModel
+
+UseModel = Callable[[ScriptedModel], ScriptedModel]
+
+
+@pytest.fixture
+def model(use_model: UseModel) -> ScriptedModel:
+    return use_model(ScriptedModel([], context=16))
+
+
+def test_each_figure_is_named(run: Run, model: ScriptedModel, tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_bytes(b"\xef\xbb\xbffour words\r\nand one\n")
+    made = json.loads(run("perplexity", str(file), "--json").out)
+    tokens = len(model.tokenizer.encode("four words\r\nand one\n"))
+    assert (made["tokens"], made["words"], made["bytes"], made["stride"]) == (tokens, 4, 20, 8)
+    assert made["negative_log_likelihood"] == tokens
+    assert made["per_token"] == pytest.approx(math.e)
+    assert made["per_word"] == pytest.approx(math.exp(tokens / 4))
+    assert made["per_byte"] == pytest.approx(math.exp(tokens / 20))
+    shown = run("perplexity", str(file), "--stride", "3")
+    assert shown.status == 0
+    assert "perplexity per token: 2.7183\n" in shown.out
+    assert "stride 3\n" in shown.out
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "error"),
+    [
+        (b" \n", [], "there are no words to predict"),
+        (b"a\xff", [], "is not UTF-8 text"),
+        (b"words", ["--stride", "16"], "the stride is 16; expected 1 to 15"),
+        (None, [], "cannot be read: No such file"),
+    ],
+)
+def test_what_the_user_can_put_right(
+    run: Run,
+    model: ScriptedModel,
+    tmp_path: Path,
+    content: bytes | None,
+    options: list[str],
+    error: str,
+) -> None:
+    file = tmp_path / "text.txt"
+    if content is not None:
+        file.write_bytes(content)
+    result = run("perplexity", str(file), *options)
+    assert result.status == 2
+    assert error in result.err
+    assert result.err.count("\n") == 1
+    assert result.out == ""

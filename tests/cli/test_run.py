@@ -1,0 +1,365 @@
+"""`chatapp run`: one input, many, continued after any end, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from fakes import ScriptedModel
+from tiny import write_tiny_gpt2
+
+UseModel = Callable[[ScriptedModel], ScriptedModel]
+
+SPAM = """
+instruction   = "Classify each email."
+input_prefix  = "Email: "
+output_prefix = "Class:"
+labels        = ["spam", "ham"]
+examples      = [
+  {input = "Win a prize", output = "spam"},
+  {input = "See you at noon", output = "ham"},
+  {input = "A free prize for you", output = "spam"},
+]
+[select]
+method  = "knn"
+encoder = "tfidf"
+k       = 2
+"""
+FRENCH = """
+input_prefix  = "English: "
+output_prefix = "French:"
+stop          = ["\\n"]
+examples      = [{input = "cheese", output = "fromage"}]
+"""
+
+
+@pytest.fixture
+def spam(tmp_path: Path) -> str:
+    path = tmp_path / "spam.toml"
+    path.write_text(SPAM)
+    return str(path)
+
+
+@pytest.fixture
+def french(tmp_path: Path) -> str:
+    path = tmp_path / "french.toml"
+    path.write_text(FRENCH)
+    return str(path)
+
+
+@pytest.fixture
+def model(use_model: UseModel) -> ScriptedModel:
+    """Each token of a label costs it a nat: of these, both are one token."""
+    return use_model(ScriptedModel([" pomme"]))
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_label_on_standard_output_and_probabilities_beside_it(
+    run: Run, spam: str, model: ScriptedModel
+) -> None:
+    result = run("run", spam, "--input", "A free prize")
+    assert (result.status, result.out) == (0, "spam\n")
+    assert "spam  0.5000" in result.err
+    assert "ham   0.5000" in result.err
+
+
+def test_json(run: Run, spam: str, model: ScriptedModel) -> None:
+    result = run("run", spam, "--input", "A free prize", "--json")
+    made = json.loads(result.out)
+    assert result.err == ""
+    assert made["label_probabilities"] == {"spam": 0.5, "ham": 0.5}
+    assert made["log_likelihoods"]["direct"] == {"spam": -1.0, "ham": -1.0}
+    assert [each["index"] for each in made["examples"]] == [2, 0]
+    assert made["examples"][0]["similarity"] > made["examples"][1]["similarity"] > 0
+    assert made["dropped"] == []
+    assert made["prompt"] == (
+        "Classify each email.\n\nEmail: Win a prize\nClass: spam\n\n"
+        "Email: A free prize for you\nClass: spam\n\nEmail: A free prize\nClass:"
+    )
+    assert made["prompt_tokens"] == len(model.tokenizer.encode(made["prompt"]))
+    assert made["seconds"] >= 0
+
+
+def test_options_stand_above_the_file(run: Run, spam: str, model: ScriptedModel) -> None:
+    def examples(*options: str) -> list[int]:
+        result = run("run", spam, "--input", "See you", "--json", *options)
+        return [each["index"] for each in json.loads(result.out)["examples"]]
+
+    assert examples() == [1, 2]
+    assert examples("--shots", "1") == [1]
+    assert examples("--shots", "0") == []
+    assert examples("--select", "fixed", "--shots", "3") == [0, 1, 2]
+    drawn = {
+        tuple(examples("--select", "random", "--seed", str(seed), "--shots", "2"))
+        for seed in range(6)
+    }
+    assert len(drawn) > 2
+    nearest_first = run("run", spam, "--input", "A prize", "--json", "--order", "nearest-first")
+    text = json.loads(nearest_first.out)["prompt"]
+    assert text.index("free prize") > text.index("Win a prize")
+    for scoring, kind in (("calibrated", "content_free"), ("channel", "channel")):
+        made = json.loads(run("run", spam, "--input", "x", "--json", "--score", scoring).out)
+        assert made["log_likelihoods"][kind]
+    voted = json.loads(run("run", spam, "--input", "prize", "--select", "vote", "--json").out)
+    assert voted["output"] == "spam"
+    assert voted["log_likelihoods"] is None
+
+
+def test_show_prompt(run: Run, spam: str, model: ScriptedModel) -> None:
+    result = run("run", spam, "--input", "[red]free\x1b[31m prize", "--show-prompt")
+    assert result.out == "spam\n"
+    assert "Email: A free prize for you\nClass: spam\n" in result.err
+    assert "Email: [red]free␛[31m prize\nClass:" in result.err
+    assert "example 2 shown, similarity 0." in result.err
+
+
+def test_the_prompt_is_coloured_on_a_terminal(
+    run: Run, spam: str, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    result = run("run", spam, "--input", "A prize", "--show-prompt", terminal=True)
+    assert "\x1b[1;35mClassify each email.\x1b[0m" in result.err
+    assert result.out == "spam\n"
+
+
+def test_text_is_generated_where_there_are_no_labels(
+    run: Run, french: str, model: ScriptedModel
+) -> None:
+    result = run("run", french, "--input", "apple")
+    assert (result.status, result.out) == (0, "pomme\n")
+    assert model.prompts == ["English: cheese\nFrench: fromage\n\nEnglish: apple\nFrench:"]
+    assert model.samplings[0].temperature == 0
+    made = json.loads(run("run", french, "--input", "apple", "--json").out)
+    assert (made["output"], made["finish_reason"]) == ("pomme", "stop")
+    assert made["reply_tokens"] == 1
+    assert made["label_probabilities"] == {}
+
+
+def test_a_text_file_is_completed_as_it_stands(
+    run: Run, tmp_path: Path, model: ScriptedModel
+) -> None:
+    file = tmp_path / "story.txt"
+    file.write_text("Once upon\n")
+    result = run("run", str(file), "--seed", "3")
+    assert (result.status, result.out) == (0, " pomme\n")
+    assert model.prompts == ["Once upon"]
+    assert model.samplings[0].seed == 3
+    assert model.samplings[0].temperature == 0.7  # the user's own
+    refused = run("run", str(file), "--input", "x")
+    assert refused.status == 2
+    assert "takes no input" in refused.err
+
+
+def test_a_failing_model(run: Run, french: str, use_model: UseModel) -> None:
+    use_model(ScriptedModel([RuntimeError("out of memory")]))
+    result = run("run", french, "--input", "apple")
+    assert result.status == 1
+    assert "out of memory" in result.err
+
+
+def test_a_prompt_of_the_library_by_its_name(run: Run, model: ScriptedModel) -> None:
+    for name in ("spam", "spam.toml", "prompts/spam.toml"):
+        result = run("run", name, "--input", "You have won", "--select", "fixed")
+        assert result.out in ("spam\n", "ham\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ([], "there is no input"),
+        (["--input", " "], "--input is empty"),
+        (["--input", "x", "--inputs", "y"], "exclude each other"),
+        (["--input", "x", "--output", "y"], "--output is for"),
+        (["--inputs", "y", "--json"], "--json is for one input"),
+        (["--inputs", "none.txt"], "none.txt: cannot be read"),
+        (["--inputs", "none.jsonl"], "none.jsonl: cannot be read"),
+        (["--input", "x", "--select", "nearest"], "--select is 'nearest', which is not known"),
+        (["--input", "x", "--select", "knn:"], "expected an encoder after the colon"),
+        (["--input", "x", "--select", "bm25:lm"], "only knn, mmr, vote take an encoder"),
+        (["--input", "x", "--order", "nearest"], "--order is 'nearest'"),
+        (["--input", "x", "--score", "direkt"], "did you mean 'direct'?"),
+        (["--input", "x", "--select", "knn:nowhere/at/all"], "nowhere/at/all"),
+    ],
+)
+def test_what_the_user_can_put_right(
+    run: Run, spam: str, model: ScriptedModel, options: list[str], error: str
+) -> None:
+    result = run("run", spam, *options)
+    assert result.status == 2
+    assert error in result.err
+    assert result.err.count("\n") == 1
+    assert result.out == ""
+
+
+def test_a_prompt_file_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text("labells = ['a']\n")
+    result = run("run", str(file), "--input", "x")
+    assert result.status == 2
+    assert "line 1" in result.err
+    assert "did you mean 'labels'?" in result.err
+
+
+def test_a_file_of_inputs(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:
+    inputs, output = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    inputs.write_text('text\n"one\nprize"\ntwo\n')
+    result = run("run", spam, "--inputs", str(inputs), "--output", str(output))
+    assert (result.status, result.out, result.err) == (0, "", "")
+    assert [(row["line"], row["input"]) for row in rows(output)] == [(2, "one\nprize"), (4, "two")]
+    assert all(row["output"] == "spam" for row in rows(output))
+    assert set(rows(output)[0]) >= {"label_probabilities", "examples", "dropped", "prompt", "run"}
+
+
+def test_inputs_from_standard_input_and_answers_on_standard_output(
+    run: Run, spam: str, model: ScriptedModel
+) -> None:
+    result = run("run", spam, "--inputs", "-", stdin=b"one\n\ntwo\n")
+    assert [json.loads(line)["input"] for line in result.out.splitlines()] == ["one", "two"]
+    result = run("run", spam, "--inputs", "-", stdin=b'{"input": "one"}\n{"input": "two"}\n')
+    assert [json.loads(line)["input"] for line in result.out.splitlines()] == ["one", "two"]
+
+
+def test_bad_rows_are_named_and_the_rest_goes_on(
+    run: Run, spam: str, model: ScriptedModel, tmp_path: Path
+) -> None:
+    inputs, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    inputs.write_bytes(
+        b'{"input": "one"}\nbroken\n{"input": 2}\n{"input": "four"}\n'
+        + json.dumps({"input": "word " * 2000}).encode()
+        + b'\n{"input": "six"}\n'
+    )
+    command = ("run", spam, "--inputs", str(inputs), "--output", str(output))
+    result = run(*command)
+    assert result.status == 1
+    for line, reason in ((2, "not valid JSON"), (3, "'input' is the number 2"), (5, "alone take")):
+        (sentence,) = (each for each in result.err.splitlines() if f"line {line}:" in each)
+        assert reason in sentence
+    assert "3 of the inputs could not be answered" in result.err
+    assert [row["line"] for row in rows(output)] == [1, 2, 3, 4, 5, 6]
+    assert ["error" in row for row in rows(output)] == [False, True, True, False, True, False]
+    before = output.read_bytes()
+    again = run(*command)
+    assert (again.status, again.err) == (1, result.err)
+    assert output.read_bytes() == before
+
+
+def test_a_model_that_fails_on_one_input(
+    run: Run, french: str, use_model: UseModel, tmp_path: Path
+) -> None:
+    use_model(ScriptedModel([" un", RuntimeError("broken"), " trois"]))
+    output = tmp_path / "out.jsonl"
+    result = run(
+        "run", french, "--inputs", "-", "--output", str(output), stdin=b"one\ntwo\nthree\n"
+    )
+    assert result.status == 1
+    assert "line 2: broken" in result.err
+    assert [row.get("output") for row in rows(output)] == ["un", None, "trois"]
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.3, 0.5, 0.999, 1.0])
+def test_a_cut_output_is_continued(
+    run: Run, spam: str, model: ScriptedModel, tmp_path: Path, cut: float
+) -> None:
+    inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    inputs.write_text("".join(f"mail number {n}\n\n" for n in range(50)))
+    command = ("run", spam, "--inputs", str(inputs), "--output", str(output))
+    run(*command)
+    whole = output.read_bytes()
+    known = whole[: int(cut * len(whole))]
+    output.write_bytes(known)
+    assert run(*command).status == 0
+    assert output.read_bytes().startswith(known[: known.rfind(b"\n") + 1])
+    assert [row["line"] for row in rows(output)] == list(range(1, 100, 2))
+    assert [row["input"] for row in rows(output)] == [f"mail number {n}" for n in range(50)]
+
+
+def test_an_output_of_another_run_is_refused(
+    run: Run, spam: str, model: ScriptedModel, tmp_path: Path
+) -> None:
+    inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    inputs.write_text("one\ntwo\nthree\n")
+    command = ("run", spam, "--inputs", str(inputs), "--output", str(output))
+    run(*command)
+    before = output.read_bytes()
+
+    def refused(*options: str) -> str:
+        result = run(*command, *options)
+        assert result.status == 2
+        assert output.read_bytes() == before
+        return result.err
+
+    assert "another prompt, model or option" in refused("--shots", "1")
+    assert "another prompt, model or option" in refused("--score", "channel")
+    model.name = "another"
+    assert "another prompt, model or option" in refused()
+    model.name = "scripted"
+    inputs.write_text("one\n2\nthree\n")
+    assert "its row for line 2 is not of these inputs" in refused()
+    inputs.write_text("one\n")
+    assert "more rows than there are inputs" in refused()
+    inputs.write_text("one\ntwo\nthree\nfour\n")
+    assert run(*command).status == 0
+    assert [row["input"] for row in rows(output)] == ["one", "two", "three", "four"]
+    notes = tmp_path / "notes.txt"
+    notes.write_text("my notes")
+    result = run("run", spam, "--inputs", str(inputs), "--output", str(notes))
+    assert result.status == 2
+    assert notes.read_text() == "my notes"
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "CHATAPP_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+
+
+def test_killed_after_a_third_no_row_is_lost_and_none_done_twice(spam: str, tmp_path: Path) -> None:
+    model = write_tiny_gpt2(tmp_path / "model")
+    inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    texts = [f"mail {n} has a prize" for n in range(1000)]
+    inputs.write_text("\n".join(texts))
+    command = [
+        *(sys.executable, "-m", "chatapp", "run", spam, "--model", str(model)),
+        *("--inputs", str(inputs), "--output", str(output)),
+    ]
+    process = subprocess.Popen(command, env=environment(tmp_path))
+    while not output.exists() or output.read_bytes().count(b"\n") < 333:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    first = output.read_bytes()
+    assert 333 <= first.count(b"\n") < 1000
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert output.read_bytes().startswith(first[: first.rfind(b"\n") + 1])
+    assert [row["input"] for row in rows(output)] == texts
+    assert [row["line"] for row in rows(output)] == list(range(1, 1001))
+
+
+def test_interrupted_it_says_how_to_go_on(spam: str, tmp_path: Path) -> None:
+    model = write_tiny_gpt2(tmp_path / "model")
+    inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    inputs.write_text("\n".join(f"mail {n}" for n in range(100_000)))
+    command = [
+        *(sys.executable, "-m", "chatapp", "run", spam, "--model", str(model)),
+        *("--inputs", str(inputs), "--output", str(output)),
+    ]
+    process = subprocess.Popen(command, env=environment(tmp_path), stderr=subprocess.PIPE)
+    while not output.exists() or b"\n" not in output.read_bytes():
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate()
+    assert process.returncode == 130
+    assert error.decode() == (
+        f"chatapp: interrupted; the same command goes on where {output} ends\n"
+    )
