@@ -31,7 +31,7 @@ from finetune.config import ConfigError, FinetuneConfig
 from finetune.encoding import Encoded, Span
 from finetune.heads import HeadSpec, add_head, prepare_head
 from finetune.heads import collate as collate_head
-from finetune.packing import Rows, aux_labels, collate, pack, response_labels
+from finetune.packing import Rows, aux_labels, collate, response_labels
 from finetune.preparation import Report, choose_template, prepare
 from finetune.trainer import Collate, Row, TrainingRows, model_inputs
 
@@ -137,13 +137,14 @@ def _chat_rows(
     prepared = prepare(config.data, template, tokenizer, window, config.seed)
     span = config.objective.aux_span
     examples = with_start(prepared.train, start)
-    bins = None
     if config.data.packing:
-        lengths = [len(each.ids) for each in examples]
+        longest = max(len(each.ids) for each in examples)
         limit = min(PACKED_LENGTH, config.data.max_length or window)
-        bins = pack(lengths, max(*lengths, limit), config.seed)
+        train = Rows.packed(examples, span, max(longest, limit), config.seed)
+    else:
+        train = Rows(examples, span)
     return RowSets(
-        train=Rows(examples, span, bins),
+        train=train,
         held_out={
             name: Rows(with_start(kept, start), span) for name, kept in prepared.held_out.items()
         },

@@ -134,7 +134,7 @@ class Phrasings:
             if not text.strip():
                 raise BadRow(f"empty {name}", f"{prompt.place}: the {name} is empty at {row.place}")
         # A template that asks for the text of a given class has no answers to choose from.
-        if options and self.answer in response.fields and self.answer not in prompt.fields:
+        if options and self.answer in response.fields:
             request += "\n\nOPTIONS:" + "".join(f"\n- {option}" for option in options)
         messages = (Message("user", request), Message("assistant", reply))
         return Example(row.place, key, messages)
