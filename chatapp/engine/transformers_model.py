@@ -183,6 +183,16 @@ class TransformersModel(LocalGenerator):
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in rows]
+        if self._can_cache:
+            # In lexicographic order, rows that begin alike follow each other.
+            for i in sorted(range(len(rows)), key=lambda index: list(rows[index])):
+                with self._lock, torch.inference_mode():
+                    try:
+                        scores[i] = self._next_logprobs(rows[i], firsts[i])
+                    except BaseException:
+                        self.forget()
+                        raise
+            return scores
         # Rows of similar length share a batch.
         longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         while longest_first:
@@ -193,6 +203,22 @@ class TransformersModel(LocalGenerator):
             for i, values in zip(batch, found, strict=True):
                 scores[i] = values
         return scores
+
+    def _next_logprobs(self, row: Sequence[int], first: int) -> list[float]:
+        """Log-probabilities of one row; what it shares with the last one is in the cache."""
+        tokens = [*self._start, *row[:-1]]
+        reused = self._rewind(tokens[: len(self._start) + first])
+        kept = len(row) - first
+        output = self._model(
+            input_ids=torch.tensor([tokens[reused:]]),
+            past_key_values=self._past,
+            use_cache=True,
+            **({"logits_to_keep": kept} if self._can_keep_few else {}),
+        )
+        self._past, self._past_ids = output.past_key_values, tokens
+        logits = self._real(output.logits[0, -kept:])
+        values = logits.log_softmax(1).gather(1, torch.tensor(row[first:])[:, None])
+        return [float(value) for value in values]
 
     def _logprobs(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         """Log-probabilities of one padded batch."""

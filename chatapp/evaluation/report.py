@@ -248,6 +248,7 @@ def plot(found: Sequence[Result], path: Path) -> None:
         axes.set_title(_plain(task))
         axes.set_xticks(range(len(shots)), [str(k) for k in shots])
         axes.set_xlabel("demonstrations")
+        axes.set_ylim(-0.02, 1.02)
         axes.set_ylabel(f"{group[0].metric} (n = {group[0].n}; bars: 95 %)")
         axes.legend(fontsize="small")
     with warnings.catch_warnings():
@@ -259,7 +260,8 @@ def _curves(group: Sequence[Result]) -> dict[str, list[Result]]:
     """The points of each curve, by its name."""
     zero = {each.scoring: each for each in group if not each.shots}
     curves: dict[str, list[Result]] = {}
-    several_orders = len({(each.order) for each in group if each.shots}) > 1
+    orders = {(each.selection, each.order) for each in group}
+    several_orders = len(orders) > len({each.selection for each in group})
     for each in group:
         if not each.shots and any(other.shots for other in group):
             continue
@@ -279,7 +281,7 @@ def _votes(group: Sequence[Result]) -> dict[str, dict[int, float]]:
     for selection, votes in by_selection.items():
         if votes not in different.values():
             different[f"vote beside {selection}"] = votes
-    return different
+    return different if len(different) > 1 else {"vote": each for each in different.values()}
 
 
 def _plain(text: str) -> str:
