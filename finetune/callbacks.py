@@ -160,16 +160,22 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         for row in read_log(self.log.path) if self.log.path.exists() else []:
             self._remember(row["step"], row)
         self.first_step, self.begun = state.global_step, time.monotonic()
+        self.stepping = 0.0
         if self.console.is_terminal:
             self.live = Live(console=self.console, auto_refresh=False, transient=False)
             self.live.start()
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.step_begun = time.monotonic()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
+        # Measurements and samples are no steps, but they take their time.
+        self.stepping += time.monotonic() - self.step_begun
         seconds = time.monotonic() - self.begun
         steps = state.global_step - self.first_step
-        self.tokens_per_second = self.tokens_seen() / seconds
+        self.tokens_per_second = self.tokens_seen() / self.stepping
         self.view.step = state.global_step
         self.view.seconds_left = (state.max_steps - state.global_step) * seconds / steps
         if self.sample_every and state.global_step % self.sample_every == 0:

@@ -199,9 +199,10 @@ class Adapter(Section):
 
 
 class Samples(Section):
-    """Replies to fixed prompts, shown while the model learns."""
+    """Greedy replies to fixed prompts, shown while the model learns."""
 
-    prompts: list[str] = []
+    prompts: list[str] = Field([], description="those of held-out rows when empty")
+    held_out: int = Field(2, ge=0, description="of how many held-out rows; 0 with no prompts: none")
     every: int = Field(0, ge=0, description="steps; 0: with each measurement")
     max_tokens: int = Field(48, ge=1)
 

@@ -7,6 +7,7 @@ are made by the code that chats.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from math import exp
 from pathlib import Path
 from statistics import fmean
@@ -18,21 +19,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chatapp.engine.generation import PieceTokenizer
 from chatapp.engine.load import load_model, model_folder
-from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.engine.transformers_model import context_of
 from chatapp.evaluation.metrics import exact_match, macro_f1, rouge_l
-from chatapp.prompting.template import DialogueTemplate, load_template
+from chatapp.prompting.template import load_template
 from finetune.adapters import load_causal
 from finetune.config import ConfigError, Data, FinetuneConfig, validated
 from finetune.display import one_line
-from finetune.encoding import Encoded, Span
+from finetune.encoding import Encoded
 from finetune.heads import HEAD_FILE, Classifier, HeadRows, load_head, prepare_head
 from finetune.material import open_chat_tokenizer, with_start
 from finetune.objective import count_labels
 from finetune.packing import Rows, collate
 from finetune.preparation import HELD_OUT, choose_template, prepare
+from finetune.replies import greedy_reply, questions
 from finetune.run import RECORD_FILE, read_record
 from finetune.trainer import ByLength, loader, model_losses
 
@@ -116,10 +116,13 @@ def evaluate(
     found = {}
     for name, examples in sets.items():
         figures = _losses(network, with_start(examples, start), tokenizer.end_id, name, progress)
-        said = []
-        if speaker is not None:
-            limit = partial(progress, f"replies, {name}")
-            said = _replies(speaker, template, tokenizer, examples, replies, max_tokens, limit)
+        said: list[Reply] = []
+        asked = questions(examples, tokenizer, window) if speaker else iter(())
+        for each in islice(asked, replies):
+            progress(f"replies, {name}", len(said), min(replies, len(examples)))
+            assert speaker is not None
+            reply = greedy_reply(speaker, template, each.ids, max_tokens)
+            said.append(Reply(each.text, each.reference, reply))
         if said:
             answers, golds = [r.reply for r in said], [r.reference for r in said]
             figures |= {
@@ -164,43 +167,6 @@ def _losses(
         total += torch.stack(losses).double().cpu()
     loss, accuracy = float(total[1]), float(total[3])
     return {"loss": loss, "perplexity": exp(loss), "token_accuracy": accuracy}
-
-
-def _replies(
-    model: LanguageModel,
-    template: DialogueTemplate,
-    tokenizer: PieceTokenizer,
-    examples: Sequence[Encoded],
-    count: int,
-    max_tokens: int,
-    progress: Callable[[int, int], None],
-) -> list[Reply]:
-    """Greedy replies to the prompts before the last response of the first examples.
-
-    A plain text has no prompt and is left out.
-    """
-    greedy = Sampling(temperature=0.0, max_tokens=max_tokens)
-    found: list[Reply] = []
-    for example in examples:
-        if len(found) == count:
-            break
-        before = np.flatnonzero(example.spans != Span.RESPONSE)
-        # After the last reply the template may go on; the reply is the last run of response.
-        responses = np.flatnonzero(example.spans == Span.RESPONSE)
-        if not len(before) or not len(responses):
-            continue
-        end = int(responses[-1]) + 1
-        first = int(before[before < end][-1]) + 1 if (before < end).any() else 0
-        if not first or first >= model.context:
-            continue
-        progress(len(found), min(count, len(examples)))
-        prompt = example.ids[:first].tolist()
-        events = model.generate(prompt, greedy, stop=template.stop)
-        reply = "".join(event.text for event in events).strip()
-        reference = tokenizer.decode(example.ids[first:end].tolist()).strip()
-        asked = example.ids[:first][example.spans[:first] == Span.PROMPT]
-        found.append(Reply(tokenizer.decode(asked.tolist()).strip(), reference, reply))
-    return found
 
 
 def _evaluate_head(

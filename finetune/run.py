@@ -10,8 +10,9 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,19 +22,19 @@ from rich.console import Console
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
-from chatapp.dialogue.oneshot import ask
-from chatapp.engine.model import Sampling
+from chatapp.dialogue.prompt import Exchange, PromptWriter
 from chatapp.engine.transformers_model import TransformersModel
 from finetune.adapters import trained_parameters
 from finetune.callbacks import LOG_KEYS, LogCallback, RunCallback, Sample, peak_memory
 from finetune.config import ConfigError, FinetuneConfig, lay_over, validated
-from finetune.display import duration, memory
+from finetune.display import duration, memory, one_line
 from finetune.export import publish
 from finetune.heads import HeadTrainer
 from finetune.material import Material, RowSets, gather, processes
 from finetune.objective import AuxNorm
-from finetune.packing import BucketSampler
+from finetune.packing import BucketSampler, Rows
 from finetune.preparation import HELD_OUT
+from finetune.replies import greedy_reply, questions
 from finetune.report import write_report
 from finetune.trainer import (
     ByLength,
@@ -269,6 +270,7 @@ def _run(material: Material, console: Console) -> Path:
     config = material.config
     output = Path(config.output)
     trainer = build_trainer(material, output)
+    sample = _sampler(material, trainer)
     if is_first_process():
         (output / RESULT_FILE).unlink(missing_ok=True)
         write_json(output / RECORD_FILE, material.record)
@@ -280,7 +282,7 @@ def _run(material: Material, console: Console) -> Path:
         LogCallback(output / LOG_FILE, LOG_KEYS),
         f"{config.model} → {output}",
         lambda: trainer.tokens_seen * processes(),
-        _sampler(material, trainer),
+        sample,
         config.samples.every,
     )
     trainer.add_callback(told)
@@ -326,33 +328,41 @@ def _run(material: Material, console: Console) -> Path:
     return output
 
 
-def _sampler(material: Material, trainer: ObjectiveTrainer) -> Any:
+def _sampler(material: Material, trainer: ObjectiveTrainer) -> Callable[[], list[Sample]] | None:
     """Greedy replies of the model as it is, through the chat's own code; None without prompts.
 
     A sharded model cannot be asked by one process alone.
     """
-    template, samples = material.template, material.config.samples
-    if not samples.prompts or template is None or trainer.is_fsdp_enabled:
+    template, settings = material.template, material.config.samples
+    if template is None or trainer.is_fsdp_enabled:
         return None
-    asked = TransformersModel(
+    model = TransformersModel(
         material.model, material.tokenizer, name=material.config.model, start=material.start
     )
-    greedy = Sampling(temperature=0.0, max_tokens=samples.max_tokens)
+    prompts: list[tuple[str, Sequence[int]]] = []
+    for text in settings.prompts:
+        try:
+            written = PromptWriter(model, template).write(
+                None, [Exchange(text)], max_tokens=settings.max_tokens
+            )
+        except ValueError as error:
+            raise ConfigError(f"samples.prompts: {one_line(text)[:40]!r}: {error}") from None
+        prompts.append((text, written.ids))
+    kept = next(iter(material.data.held_out.values()), None)
+    if not prompts and isinstance(kept, Rows):
+        asked = questions(kept.examples, material.tokenizer, model.context, len(material.start))
+        prompts = [(each.text, each.ids) for each in islice(asked, settings.held_out)]
 
     def take() -> list[Sample]:
         material.model.eval()
-        asked.forget()
-        found = []
-        for prompt in samples.prompts:
-            try:
-                events = ask(asked, template, prompt, sampling=greedy)
-                found.append((prompt, "".join(event.text for event in events)))
-            except ValueError as error:  # the prompt is empty or too long
-                found.append((prompt, f"({error})"))
-        asked.forget()
+        model.forget()
+        found = [
+            (text, greedy_reply(model, template, ids, settings.max_tokens)) for text, ids in prompts
+        ]
+        model.forget()
         return found
 
-    return take
+    return take if prompts else None
 
 
 @contextmanager

@@ -1,0 +1,56 @@
+"""Greedy replies to the prompts of rows: what a run shows while it learns, what eval counts.
+
+Keep: a prompt is the row's own tokens up to its last response, so a reply is asked for exactly
+where the row was trained.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chatapp.engine.model import LanguageModel, Sampling, Tokenizer
+from chatapp.prompting.template import DialogueTemplate
+from finetune.encoding import Encoded, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The prompt of a row's last response. ids: its tokens. text: what the user wrote."""
+
+    ids: list[int]
+    text: str
+    reference: str
+
+
+def questions(
+    examples: Sequence[Encoded], tokenizer: Tokenizer, context: int, skip: int = 0
+) -> Iterator[Question]:
+    """The questions of rows, in their order; of each row the last.
+
+    A plain text asks nothing and is left out, as is a prompt that fills the window.
+    skip: tokens at the start of a row that the model puts there itself.
+    """
+    for example in examples:
+        ids, spans = example.ids[skip:], example.spans[skip:]
+        responses = np.flatnonzero(spans == Span.RESPONSE)
+        if not len(responses):
+            continue
+        end = int(responses[-1]) + 1
+        before = np.flatnonzero(spans[:end] != Span.RESPONSE)
+        first = int(before[-1]) + 1 if len(before) else 0
+        if 0 < first < context:
+            yield Question(
+                ids[:first].tolist(),
+                tokenizer.decode(ids[:first][spans[:first] == Span.PROMPT].tolist()).strip(),
+                tokenizer.decode(ids[first:end].tolist()).strip(),
+            )
+
+
+def greedy_reply(
+    model: LanguageModel, template: DialogueTemplate, ids: Sequence[int], max_tokens: int
+) -> str:
+    """The most probable next token again and again, until the reply ends."""
+    greedy = Sampling(temperature=0.0, max_tokens=max_tokens)
+    events = model.generate(ids, greedy, stop=template.stop)
+    return "".join(event.text for event in events).strip()
