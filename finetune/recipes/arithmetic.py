@@ -26,12 +26,35 @@ WORDINGS = {
 }
 
 
+def worked(sign: str, a: int, b: int) -> str:
+    """A sum or difference as on paper, the last digits first, and the result after a colon.
+
+    27 + 45 is "7+5=12, 2+4+1=7: 72"; 52 - 27 is "12-7=5, 5-2-1=2: 25". A small model learns
+    each of these steps from far fewer examples than the result alone.
+    """
+    steps = []
+    carried = 0
+    width = len(str(max(a, b)))
+    for x, y in zip(f"{a:0{width}}"[::-1], f"{b:0{width}}"[::-1], strict=True):
+        first, second = int(x), int(y)
+        last = f"{sign}1" if carried else ""
+        if sign == "+":
+            result = first + second + carried
+            carried = result // 10
+        else:
+            borrowed = first < second + carried
+            first += 10 * borrowed
+            result = first - second - carried
+            carried = int(borrowed)
+        steps.append(f"{first}{sign}{second}{last}={result}")
+    return f"{', '.join(steps)}: {a + b if sign == '+' else a - b}"
+
+
 def problem(sign: str, a: int, b: int, wording: str) -> dict[str, str]:
     """One row; a difference is never negative."""
     if sign == "-" and a < b:
         a, b = b, a
-    result = a + b if sign == "+" else a - b
-    return {"prompt": wording.format(a=a, b=b), "completion": str(result)}
+    return {"prompt": wording.format(a=a, b=b), "completion": worked(sign, a, b)}
 
 
 def problems(digits: int, count: int, seed: int) -> list[dict[str, str]]:

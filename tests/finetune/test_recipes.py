@@ -113,13 +113,28 @@ def test_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             minus = re.search(r"-|minus|Subtract", row["prompt"])
             if "from" in row["prompt"]:
                 a, b = b, a
-            assert int(row["completion"]) == (a - b if minus else a + b) >= 0
+            result = int(row["completion"].rpartition(": ")[2])
+            assert result == (a - b if minus else a + b) >= 0
             problem = (bool(minus), *sorted((a, b)))
             assert problem not in asked
             asked.add(problem)
     first = Path("data/arithmetic_train.jsonl").read_text()
     arithmetic.build(Path("data"), digits=3, train=300, test=50, seed=0)
     assert Path("data/arithmetic_train.jsonl").read_text() == first
+
+
+@pytest.mark.parametrize(
+    ("sign", "a", "b", "text"),
+    [
+        ("+", 27, 45, "7+5=12, 2+4+1=7: 72"),
+        ("+", 95, 8, "5+8=13, 9+0+1=10: 103"),
+        ("+", 0, 0, "0+0=0: 0"),
+        ("-", 52, 27, "12-7=5, 5-2-1=2: 25"),
+        ("-", 103, 4, "13-4=9, 10-0-1=9, 1-0-1=0: 99"),
+    ],
+)
+def test_problems_are_worked_out(sign: str, a: int, b: int, text: str) -> None:
+    assert arithmetic.worked(sign, a, b) == text
 
 
 def test_all_problems_there_are_can_be_had(tmp_path: Path) -> None:
