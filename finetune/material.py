@@ -121,6 +121,7 @@ def gather(config: FinetuneConfig) -> Material:
         "template": template.to_dict() if template else None,
         "data": data.hashes,
         "weights": _digest(folder),
+        "precision": precision(config),
         "processes": processes(),
         "versions": _versions(),
     }
@@ -156,6 +157,16 @@ def _chat_rows(
         aux_labels=sum(int(aux_labels(each, span).sum()) for each in examples),
         report=prepared.report,
     )
+
+
+def precision(config: FinetuneConfig) -> str:
+    """Of the products of a run: bfloat16 where the hardware multiplies in it."""
+    if config.train.precision != "auto":
+        return config.train.precision
+    if torch.cuda.is_available():
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    able = torch.cpu.get_capabilities()
+    return "bfloat16" if able.get("avx512_bf16") or able.get("amx_bf16") else "float32"
 
 
 def processes() -> int:

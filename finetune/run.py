@@ -30,7 +30,7 @@ from finetune.config import ConfigError, FinetuneConfig, lay_over, validated
 from finetune.display import duration, memory, one_line
 from finetune.export import publish
 from finetune.heads import HeadTrainer
-from finetune.material import Material, RowSets, gather, processes
+from finetune.material import Material, RowSets, gather, precision, processes
 from finetune.objective import AuxNorm
 from finetune.packing import BucketSampler, Rows
 from finetune.preparation import HELD_OUT
@@ -115,6 +115,11 @@ def check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) -
             f"{folder}: the model {now['config']['model']} has other weights than the run was "
             "begun with"
         )
+    if before["precision"] != now["precision"]:
+        raise ConfigError(
+            f"{folder}: the run was begun with products in {before['precision']}, this machine "
+            f"would use {now['precision']}"
+        )
     if before["processes"] != now["processes"]:
         raise ConfigError(
             f"{folder}: the run was begun with {before['processes']} processes, now there are "
@@ -155,9 +160,6 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
     order: Order = _LongestFirst(data.train.lengths, bucketed, step_rows) if probe else bucketed
     measures = bool(data.held_out) and not probe
     save_every = settings.save_every or max(1, steps_per_epoch(config, data) // 2)
-    precision = settings.precision
-    if precision == "auto":
-        precision = "bfloat16" if on_gpu and torch.cuda.is_bf16_supported() else "float32"
     # The run has its own display and its own words.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -174,7 +176,7 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        bf16=precision == "bfloat16",
+        bf16=precision(config) == "bfloat16",
         activation_checkpointing=settings.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False},
         use_cpu=not on_gpu,
@@ -261,7 +263,8 @@ def header(material: Material) -> list[str]:
         lines.append(f"L3 = L2, over {data.response_labels:,} response tokens; λ is 0")
     lines.append(
         f"about {per_step:.0f} examples a step: train.batch_size {settings.batch_size} rows, "
-        f"train.accumulate {settings.accumulate}, processes {processes()}"
+        f"train.accumulate {settings.accumulate}, processes {processes()}; products in "
+        f"{precision(config)}"
     )
     return lines
 
@@ -437,7 +440,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    keys = ("config", "template", "data", "weights", "processes")
+    keys = ("config", "template", "data", "weights", "precision", "processes")
     if not isinstance(record, dict) or any(key not in record for key in keys):
         raise ConfigError(f"{path}: expected a run's record with the keys {', '.join(keys)}")
     return record

@@ -163,7 +163,7 @@ class TransformersModel(LocalGenerator):
             check()
             chunk = tokens[start : start + CHUNK]
             output = self._model(
-                input_ids=torch.tensor([chunk]),
+                input_ids=self._on_device([chunk]),
                 past_key_values=self._past,
                 use_cache=True,
                 **options,
@@ -177,9 +177,9 @@ class TransformersModel(LocalGenerator):
         self._past_ids = []
 
     def states(self, ids: Sequence[int], layer: int) -> Tensor:
-        tokens = torch.tensor([[*self._start, *ids]])
+        tokens = self._on_device([[*self._start, *ids]])
         output = self._model(input_ids=tokens, output_hidden_states=True)
-        return torch.as_tensor(output.hidden_states[layer][0, len(self._start) :])
+        return torch.as_tensor(output.hidden_states[layer][0, len(self._start) :]).cpu()
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in rows]
@@ -210,7 +210,7 @@ class TransformersModel(LocalGenerator):
         reused = self._rewind(tokens[: len(self._start) + first])
         kept = len(row) - first
         output = self._model(
-            input_ids=torch.tensor([tokens[reused:]]),
+            input_ids=self._on_device([tokens[reused:]]),
             past_key_values=self._past,
             use_cache=True,
             **({"logits_to_keep": kept} if self._can_keep_few else {}),
@@ -234,8 +234,10 @@ class TransformersModel(LocalGenerator):
         read = [torch.tensor([*self._start, *row[:-1]]) for row in rows]
         kept = max(map(len, read)) - (len(self._start) + min(firsts) - 1)
         logits = self._model(
-            input_ids=pad_sequence(read, batch_first=True),
-            attention_mask=pad_sequence([torch.ones_like(row) for row in read], batch_first=True),
+            input_ids=pad_sequence(read, batch_first=True).to(self._model.device),
+            attention_mask=pad_sequence(
+                [torch.ones_like(row) for row in read], batch_first=True
+            ).to(self._model.device),
             **({"logits_to_keep": kept} if self._can_keep_few else {}),
         ).logits[:, -kept:]
         found = []
@@ -252,15 +254,19 @@ class TransformersModel(LocalGenerator):
 
     def _last_logits(self, tokens: list[int], options: dict[str, Any]) -> Tensor:
         """Logits after `tokens`, computed from nothing."""
-        ids = torch.tensor([tokens])
+        ids = self._on_device([tokens])
         inputs = {"input_ids": ids}
         if self._is_permuted:
             inputs = self._model.prepare_inputs_for_generation(ids)
         return self._real(self._model(**inputs, **options).logits[0, -1])
 
     def _real(self, logits: Tensor) -> Tensor:
-        """Without the rows that only pad the vocabulary."""
-        return logits[..., : self.vocabulary].float()
+        """Without the rows that only pad the vocabulary, on the processor."""
+        return logits[..., : self.vocabulary].float().cpu()
+
+    def _on_device(self, rows: list[list[int]]) -> Tensor:
+        """Ids where the model is: on a GPU, while it is being trained there."""
+        return torch.tensor(rows, device=self._model.device)
 
     def _rewind(self, tokens: list[int]) -> int:
         """Cut the cache back to what `tokens` can reuse; returns how many tokens that is."""

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from chatapp.dialogue.oneshot import ask
 from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
-from chatapp.prompting.template import ALPACA, CHAT, TEMPLATES, load_template
+from chatapp.prompting.template import ALPACA, CHAT, load_template
 from finetune.cli import app
 from finetune.config import ConfigError
 from finetune.material import gather
@@ -30,7 +30,11 @@ from finetune.run import Interrupted, check_unchanged, resume, timed_steps, trai
 from finetune.trainer import NotFinite, ObjectiveTrainer, SaveError, last_checkpoint
 
 QUIET = Console(stderr=True, quiet=True)
-METHODS = [{}, {"method": "lora", "save_every": 4}]
+METHODS = [
+    {},
+    {"method": "lora", "save_every": 4},
+    {"precision": "bfloat16", "gradient_checkpointing": True},
+]
 
 
 class Killed(BaseException):
@@ -156,7 +160,7 @@ def test_the_best_checkpoint_is_kept_and_early_stop_ends_the_run(tmp_path: Path)
     assert all(torch.equal(published[name], value) for name, value in kept.items())
 
 
-@pytest.mark.parametrize("changes", METHODS, ids=["full", "lora"])
+@pytest.mark.parametrize("changes", METHODS, ids=["full", "lora", "bfloat16"])
 def test_broken_off_and_gone_on_gives_the_unbroken_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -293,7 +297,8 @@ def test_another_run_is_refused_and_what_differs_is_named(
     record = json.loads((run / "run.json").read_text())
     with pytest.raises(ConfigError, match="1 processes, now there are 2"):
         check_unchanged(run, record, record | {"processes": 2})
-    assert TEMPLATES["chat"] == CHAT
+    with pytest.raises(ConfigError, match="float32, this machine would use bfloat16"):
+        check_unchanged(run, record, record | {"precision": "bfloat16"})
 
 
 def test_weights_that_are_no_numbers_stop_the_run_and_name_the_batch(tmp_path: Path) -> None:

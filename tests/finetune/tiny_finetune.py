@@ -168,7 +168,13 @@ def config(folder: Path, **sections: dict[str, Any] | str) -> FinetuneConfig:
         base(folder / "base")
         pairs(folder / "rows.json")
     data = {"train": str(folder / "rows.json"), "held_out": 0.15, "packing": False}
-    train = {"learning_rate": 0.01, "epochs": 2, "batch_size": 8, "save_every": 3}
+    train = {
+        "learning_rate": 0.01,
+        "epochs": 2,
+        "batch_size": 8,
+        "save_every": 3,
+        "precision": "float32",
+    }
     made: dict[str, Any] = {
         "model": str(folder / "base"),
         "output": str(folder / "run"),
