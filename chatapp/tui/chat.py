@@ -16,7 +16,7 @@ from textual.containers import Vertical
 from textual.dom import DOMNode
 from textual.events import Paste
 from textual.screen import Screen
-from textual.widgets import Footer, OptionList, Static, TextArea
+from textual.widgets import OptionList, Static, TextArea
 
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
@@ -24,6 +24,7 @@ from chatapp.tui import events, timings
 from chatapp.tui.conversation import Conversation, Order, in_words
 from chatapp.tui.help import HelpScreen
 from chatapp.tui.history import ChatList, HistoryScreen
+from chatapp.tui.keybar import KeyBar
 from chatapp.tui.message import MessageView
 from chatapp.tui.parameters import ParametersScreen
 from chatapp.tui.prompt import Prompt
@@ -75,7 +76,7 @@ class ChatScreen(Screen[None]):
             yield Static(id="problem", markup=False)
             yield Prompt(self._earlier_inputs)
             yield StatusLine()
-            yield Footer(compact=True, show_command_palette=False)
+            yield KeyBar(compact=True, show_command_palette=False)
 
     async def on_mount(self) -> None:
         self._transcript = self.query_one(Transcript)
@@ -149,7 +150,6 @@ class ChatScreen(Screen[None]):
             self._timer.resume()
         elif not self.conversation.loading:
             self._load()
-        self.refresh_bindings()
 
     @on(events.TurnStarted)
     async def _turn_started(self, event: events.TurnStarted) -> None:
@@ -219,7 +219,6 @@ class ChatScreen(Screen[None]):
             if live is not None:
                 self._transcript.refresh_message(self._store.message(live), reason)
         self.conversation.measure()
-        self.refresh_bindings()
 
     async def _refuse(self, reason: str) -> None:
         """Say why an order cannot be carried out, and give its text back."""
@@ -230,7 +229,6 @@ class ChatScreen(Screen[None]):
         if order is not None and order.submitted is not None:
             self._prompt.give_back(order.submitted.text, order.submitted.editing)
         self._tell(reason)
-        self.refresh_bindings()
 
     @on(events.Measured)
     def _measured(self, event: events.Measured) -> None:
@@ -250,6 +248,7 @@ class ChatScreen(Screen[None]):
     def on_paste(self, event: Paste) -> None:
         # What is pasted while a message has the focus is meant for the prompt as well.
         if self.focused is not self._prompt:
+            event.stop()
             self.set_focus(self._prompt)
             self._prompt.post_message(Paste(event.text))
 
@@ -273,7 +272,6 @@ class ChatScreen(Screen[None]):
             self.conversation.measure()
             self._prompt.focus()
             self._show_title()
-            self.refresh_bindings()
 
     def _show_title(self) -> None:
         with self._store_errors():
@@ -385,13 +383,13 @@ class ChatScreen(Screen[None]):
             self.notify("The next message uses the new parameters.", markup=False)
 
     def action_help(self) -> None:
-        classes: tuple[type[DOMNode], ...] = (
+        own: tuple[type[DOMNode], ...] = (
             *(type(self.app), ChatScreen, Prompt, MessageView),
             *(HistoryScreen, ChatList, ParametersScreen),
         )
-        places = [(place.BINDING_GROUP_TITLE or "", place) for place in classes]
-        textual = [("Moving and copying", Screen), ("Editing text", TextArea)]
-        self.app.push_screen(HelpScreen([*places, *textual]))
+        places = [(place.BINDING_GROUP_TITLE or "", place) for place in own]
+        places += [("Moving and copying", Screen), ("Editing text", TextArea)]
+        self.app.push_screen(HelpScreen(places))
 
     def action_focus_last_message(self) -> None:
         if views := self._transcript.views:

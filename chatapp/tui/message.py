@@ -98,7 +98,6 @@ class MessageView(Vertical, can_focus=True):
         self._header.update(title)
         self.note = note
         self._body.display = bool(message.text or not note)
-        self.refresh_bindings()
 
     @property
     def note(self) -> str:

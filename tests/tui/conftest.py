@@ -37,10 +37,10 @@ class Driver:
 
         Pilot's own `press` waits for an idle processor, which a busy machine never is.
         """
-        for _ in range(6):
-            await self.pilot._wait_for_screen()
-        self.app.screen._on_timer_update()
-        await self.pilot._wait_for_screen()
+        for _ in range(3):
+            for _ in range(40):  # more than a message needs to go up and down the tree
+                await asyncio.sleep(0)
+            self.app.screen._on_timer_update()
 
     @property
     def chat(self) -> ChatScreen:

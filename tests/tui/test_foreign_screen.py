@@ -8,6 +8,7 @@ from fakes import ScriptedModel
 from textual import events
 
 from chatapp.dialogue.store import Store
+from chatapp.engine.model import Sampling
 from chatapp.foreign import printable
 from chatapp.settings import Settings
 from chatapp.tui.field import Field
@@ -52,7 +53,7 @@ async def test_a_model_says_it(open_app: OpenApp, store: Store, name: str) -> No
     text = FOREIGN[name]
     said = f"START {text} END"
     model = ScriptedModel(["Fine.", said], context=1_000_000)
-    settings = Settings()
+    settings = Settings(sampling=Sampling(max_tokens=1_000_000))
     async with open_app(model, settings=settings) as driver:
         await driver.say("Hello")
         before = frame(driver)
@@ -76,7 +77,7 @@ async def test_a_user_pastes_it(open_app: OpenApp, store: Store, name: str) -> N
     text = FOREIGN[name]
     model = ScriptedModel(["Fine."], context=1_000_000)
     async with open_app(model) as driver:
-        driver.prompt.post_message(events.Paste(text))
+        driver.app.post_message(events.Paste(text))
         await driver.settle()
         shown(driver)
         if not set(text) & set("\r\x85\u2028\x08\x00"):
@@ -104,7 +105,7 @@ async def test_it_is_the_name_of_a_chat_and_of_a_model(open_app: OpenApp, store:
         await driver.settle()
         shown(driver)
         for text in FOREIGN.values():
-            field.post_message(events.Paste(text[:200]))
+            driver.app.post_message(events.Paste(text[:200]))
             await driver.settle()
             shown(driver)
         field.value = "reply"

@@ -385,8 +385,8 @@ async def test_the_mouse_selects_text_and_ctrl_c_copies_it(open_app: OpenApp) ->
         await driver.say("Hello")
         body = driver.transcript.views[1].query_one(TextBody)
         await driver.pilot.mouse_down(body, offset=(4, 0))
-        await driver.pilot.hover(body, offset=(7, 0))
-        await driver.pilot.mouse_up(body, offset=(7, 0))
+        await driver.pilot.hover(body, offset=(6, 0))
+        await driver.pilot.mouse_up(body, offset=(6, 0))
         await driver.press("ctrl+c")
         assert driver.app.clipboard == "sea"
 
@@ -395,11 +395,11 @@ async def test_a_paste_goes_into_the_prompt_wherever_the_focus_is(open_app: Open
     async with open_app() as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up")
-        driver.app.focused.post_message(Paste("two\nlines"))
+        driver.app.post_message(Paste("two\nlines"))
         await driver.settle()
         assert driver.prompt.text == "two\nlines"
         assert driver.app.focused is driver.prompt
-        driver.prompt.post_message(Paste(" more"))
+        driver.app.post_message(Paste(" more"))
         await driver.settle()
         assert driver.prompt.text == "two\nlines more"
 

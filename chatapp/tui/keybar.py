@@ -1,0 +1,25 @@
+"""The main keys, in the last row."""
+
+from textual.screen import Screen
+from textual.widgets import Footer
+
+
+class KeyBar(Footer):
+    """Textual's footer, built anew only when it would show something else.
+
+    It is told of every change of focus, and keeps the keys it has removed until its own
+    attribute changes, which is what they watch.
+    """
+
+    _shown: object = None
+
+    def bindings_changed(self, screen: Screen[object]) -> None:
+        shown = [
+            (binding.key, binding.description, enabled)
+            for _, binding, enabled, _ in screen.active_bindings.values()
+            if binding.show
+        ]
+        if shown != self._shown:
+            self._shown = shown
+            self.mutate_reactive(Footer.compact)
+            super().bindings_changed(screen)
