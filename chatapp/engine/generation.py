@@ -92,7 +92,7 @@ class LocalGenerator(ABC):
 
     @abstractmethod
     def states(self, ids: Sequence[int], layer: int) -> Tensor:
-        """Hidden states (tokens, hidden size) after `layer` blocks, after all with the final norm."""
+        """Hidden states (tokens, hidden size) after `layer` blocks; after all, the final norm's."""
 
     def generate(
         self,

@@ -281,7 +281,9 @@ def _votes(group: Sequence[Result]) -> dict[str, dict[int, float]]:
     for selection, votes in by_selection.items():
         if votes not in different.values():
             different[f"vote beside {selection}"] = votes
-    return different if len(different) > 1 else {"vote": each for each in different.values()}
+    if len(different) == 1:
+        return {"vote": next(iter(different.values()))}
+    return different
 
 
 def _plain(text: str) -> str:

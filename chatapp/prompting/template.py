@@ -137,9 +137,7 @@ class DialogueTemplate:
                     f"expected {expected!r}"
                 )
             if message.role == "user":
-                segments += self.render_user(
-                    message.text, after=segments[-1] if segments else None
-                )
+                segments += self.render_user(message.text, after=segments[-1] if segments else None)
             else:
                 last = index == len(turns) - 1
                 segments += self.render_reply(message.text, closed=not (open_reply and last))

@@ -1,0 +1,95 @@
+"""Scoring labels against lm-evaluation-harness: as right, and several times as fast.
+
+Run it where lm-eval is installed, with `pytest -m benchmark -s tests/benchmarks/
+test_label_scoring.py`. Both sides get the same checkpoint, the same prompts and the same
+threads, and take turns in one process.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from chatapp.engine.load import load_model, model_folder
+from chatapp.evaluation.answering import Answerer
+from chatapp.prompting.promptfile import load_prompt
+from chatapp.prompting.segments import text_of
+from chatapp.prompting.selection import build_selector
+
+PROMPT = Path(__file__).parents[2] / "prompts" / "question_type.toml"
+ITEMS = 300
+ROUNDS = 3
+# What lm-eval may choose from; its fastest counts.
+BATCH_SIZES = (1, 8, 32)
+
+Run = Callable[[], list[list[float]]]
+
+
+@pytest.mark.benchmark
+def test_three_hundred_items_with_six_labels() -> None:
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    model = load_model("bundled")
+    prompt = load_prompt(PROMPT)
+    assert len(prompt.labels) == 6
+    # Eight examples drawn anew for each item, so that no two prompts share more than the
+    # instruction: nothing is gained by what items have in common.
+    rounds = -(-ITEMS // len(prompt.pool))
+    questions = []
+    for seed in range(rounds):
+        drawn = replace(
+            prompt, select=prompt.select.model_copy(update={"method": "random", "seed": seed})
+        )
+        asking = Answerer(model, drawn, build_selector(drawn.pool, drawn.select))
+        questions += [asking.prepare(text) for text in prompt.pool.inputs]
+    questions = questions[:ITEMS]
+    labels = [f" {label}" for label in prompt.labels]
+    requests = [
+        Instance("loglikelihood", {}, (text_of(question.segments), label), index)
+        for index, (question, label) in enumerate((q, each) for q in questions for each in labels)
+    ]
+
+    def ours() -> list[list[float]]:
+        found = []
+        for start in range(0, ITEMS, asking.batch):
+            for answer in asking.answer(questions[start : start + asking.batch]):
+                assert answer.likelihoods
+                found.append(list(answer.likelihoods.direct.values()))
+        return found
+
+    def theirs(batch_size: int) -> Run:
+        harness = HFLM(pretrained=str(model_folder("bundled")), device="cpu", batch_size=batch_size)
+
+        def run() -> list[list[float]]:
+            flat = [value for value, _ in harness.loglikelihood(requests, disable_tqdm=True)]
+            return [flat[start : start + 6] for start in range(0, len(flat), 6)]
+
+        return run
+
+    runs: dict[str, Run] = {"chatapp": ours}
+    runs |= {f"lm-eval, batch size {size}": theirs(size) for size in BATCH_SIZES}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    found: dict[str, list[list[float]]] = {}
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            found[name] = run()
+            seconds[name].append(time.perf_counter() - started)
+
+    speed = {name: ITEMS / median(each) for name, each in seconds.items()}
+    tokens = sum(len(model.tokenizer.encode(text_of(q.segments))) for q in questions) / ITEMS
+    print(f"\n{ITEMS} items, {len(labels)} labels, {tokens:.0f} tokens a prompt; items a second:")
+    for name, value in speed.items():
+        print(f"  {name}: {value:.1f} (seconds: {', '.join(f'{s:.1f}' for s in seconds[name])})")
+    for name in runs:
+        for mine, other in zip(found["chatapp"], found[name], strict=True):
+            assert mine == pytest.approx(other, abs=1e-3)
+            assert mine.index(max(mine)) == other.index(max(other))
+    fastest = max(value for name, value in speed.items() if name != "chatapp")
+    print(f"  chatapp is {speed['chatapp'] / fastest:.1f} times as fast as the fastest of these")
+    assert speed["chatapp"] >= 3 * fastest
