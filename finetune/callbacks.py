@@ -210,8 +210,9 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         for key, name in (("l3", "L3"), ("l2", "L2"), ("l1", "L1"), ("eval_loss", "held-out")):
             # Without λ there is no L1, and L3 is L2.
             if key in row and (row.get("aux_weight", 1) or key not in ("l1", "l3")):
-                self.view.curves.setdefault(name, []).append((step, row[key]))
                 self.view.figures[name] = f"{row[key]:.3f}"
+                if key != "l3":  # a sum is on another scale
+                    self.view.curves.setdefault(name, []).append((step, row[key]))
         if "eval_perplexity" in row:
             self.view.figures["perplexity"] = f"{row['eval_perplexity']:.2f}"
         if "eval_accuracy" in row:
