@@ -71,18 +71,15 @@ def evaluate(
     if sum(kinds) != 1:
         raise UserError("name prompt files with --test, or --task, or --lambada")
     settings = load_settings({"model": model})
-    if lambada is not None:
-        _lambada(lambada, settings.model, limit, seed, as_json=as_json)
-        return
     if task is not None:
         tasks = _generated(task.split(","), words, limit or _ITEMS, seed)
         if generate is not None:
             _write_items(tasks, generate)
             return
-    else:
-        if test is None:
-            raise UserError("there are no test items; name a file of them with --test")
+    elif test is not None:
         tasks = _from_files(files or [], test, limit, seed)
+    elif lambada is None:
+        raise UserError("there are no test items; name a file of them with --test")
     grid = _grid(shots, select, order, score, seeds, seed)
     config = {
         "model": settings.model,
@@ -97,7 +94,12 @@ def evaluate(
         "seed": seed,
         "limit": limit,
     }
-    _evaluate(tasks, grid, settings.model, config, report, as_json=as_json)
+    goes_on = f"; the same command goes on with {report}" if report else ""
+    with interruptible(f"interrupted{goes_on}"):
+        if lambada is not None:
+            _lambada(lambada, settings.model, limit, seed, as_json=as_json)
+        else:
+            _evaluate(tasks, grid, settings.model, config, report, as_json=as_json)
 
 
 def _grid(
@@ -191,27 +193,25 @@ def _evaluate(
 ) -> None:
     from contextlib import ExitStack
 
-    from chatapp.evaluation.evaluate import Selectors, evaluate, plan
+    from chatapp.evaluation.evaluate import Selectors, evaluate, plan, prompt_of
     from chatapp.evaluation.journal import Journal
     from chatapp.evaluation.report import document, results
 
-    cells = [cell for task in tasks for cell in plan(task, grid)]
+    cells = [(task, cell) for task in tasks for cell in plan(task, grid)]
     model = load(model_name)
     with ExitStack() as stack:
-        keep = f"; the same command goes on with {folder}" if folder else ""
-        stack.enter_context(interruptible(f"interrupted{keep}"))
         journal = stack.enter_context(Journal(folder / "answers.jsonl")) if folder else None
-        with progress("Embedding") as embedded:
-            selectors = {task.name: Selectors(task, model, embedded) for task in tasks}
+        with progress("Reading the pools") as show:
+            selectors = {task.name: Selectors(task, model, show) for task in tasks}
+            for task, cell in cells:
+                selectors[task.name].of(prompt_of(task, cell))
         with progress("Evaluating") as show:
-            rows = evaluate(
-                model, tasks, cells, journal=journal, selectors=selectors, progress=show
-            )
-        votes = {name: each.voted for name, each in selectors.items()}
-        found = results(tasks, rows, grid.scoring, votes)
-        made = document(config, found)
-        if folder:
-            _save(made, found, folder)
+            rows = evaluate(model, cells, selectors, journal=journal, progress=show)
+    votes = {name: each.voted for name, each in selectors.items()}
+    found = results(tasks, rows, grid.scoring, votes)
+    made = document(config, found)
+    if folder:
+        _save(made, found, folder)
     if as_json:
         write_json(made)
     else:
@@ -263,7 +263,7 @@ def _lambada(path: Path, model_name: str, limit: int | None, seed: int, *, as_js
         raise UserError(f"{path}: holds no passages")
     passages = [item.input for item in subset(items, limit, seed)]
     model = load(model_name)
-    with interruptible("interrupted"), progress("LAMBADA") as show:
+    with progress("LAMBADA") as show:
         found = lambada(model, passages, show)
     if as_json:
         protocols = {name: asdict(each) for name, each in found.items()}

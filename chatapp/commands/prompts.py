@@ -14,8 +14,8 @@ from chatapp.commands.console import complain
 
 INTERRUPTED = 130
 
-Report = Callable[[int, int], None]
-"""Called with how much is done, and of how much."""
+Report = Callable[[int, int | None], None]
+"""Called with how much is done, and of how much, if that is known."""
 
 
 def prompt_path(name: str) -> Path:

@@ -4,6 +4,7 @@ The one invariant: standard output holds answers alone; what was asked, how sure
 and what went wrong go to standard error, or into the JSON document.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,9 +18,9 @@ from chatapp.commands.prompts import interruptible, progress, prompt_path
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from chatapp.engine.model import LanguageModel
     from chatapp.evaluation.answering import Answer, Answerer, Question
-    from chatapp.evaluation.inputs import Inputs
-    from chatapp.evaluation.journal import Journal
+    from chatapp.prompting.promptfile import PromptFile
 
 _STYLES = {
     "instruction": "bold magenta",
@@ -66,10 +67,8 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Answer inputs as a prompt file says: by a label, or by generated text."""
-    from chatapp.evaluation.answering import Answerer, sampling_of
-    from chatapp.evaluation.choices import changed, selector_for
+    from chatapp.evaluation.choices import changed
     from chatapp.prompting.promptfile import load_prompt
-    from chatapp.settings import load_settings
 
     prompt = changed(
         load_prompt(prompt_path(file)),
@@ -89,40 +88,37 @@ def run(
         raise UserError("--input is empty")
     if inputs is None and output is not None:
         raise UserError("--output is for the answers to --inputs")
-    if inputs is not None and as_json:
-        raise UserError("--json is for one input; the answers to --inputs are JSON Lines anyway")
+    if inputs is not None and (show_prompt or as_json):
+        option = "--show-prompt" if show_prompt else "--json"
+        raise UserError(f"{option} is for one input; the answers to --inputs hold everything")
+    goes_on = f"; the same command goes on where {output} ends" if output else ""
+    with interruptible(f"interrupted{goes_on}"):
+        if inputs is None:
+            _one(prompt, model, text or "", show_prompt=show_prompt, as_json=as_json)
+        else:
+            _many(prompt, model, inputs, output)
+
+
+def _answerer(prompt: "PromptFile", model: str | None) -> "tuple[Answerer, LanguageModel]":
+    from chatapp.evaluation.answering import Answerer, sampling_of
+    from chatapp.evaluation.choices import selector_for
+    from chatapp.settings import load_settings
 
     settings = load_settings({"model": model})
+    # What a task leaves open is the program's; what a text leaves open is the user's.
     sampling = sampling_of(prompt, settings.sampling if prompt.text is not None else None)
     language_model = load(settings.model)
-    with interruptible("interrupted"), progress("Reading the pool") as embedded:
-        selector = selector_for(prompt, language_model, embedded)
-    answerer = Answerer(language_model, prompt, selector, sampling=sampling)
-    if inputs is None:
-        with interruptible("interrupted"):
-            _one(answerer, text or "", show_prompt=show_prompt, as_json=as_json)
-        return
-
-    from chatapp.evaluation.identity import model_identity, prompt_identity
-    from chatapp.evaluation.inputs import read_inputs, read_stream
-    from chatapp.evaluation.journal import Journal
-
-    rows = read_stream(sys.stdin.buffer) if inputs == "-" else read_inputs(Path(inputs))
-    identity = f"{prompt_identity(prompt)}-{model_identity(language_model)}"
-    if output is None:
-        _many(answerer, rows, identity, None, 0)
-        return
-    with (
-        interruptible(f"interrupted; the same command goes on where {output} ends"),
-        Journal(output) as journal,
-    ):
-        total = 0 if inputs == "-" else _lines(Path(inputs))
-        _many(answerer, rows, identity, journal, total)
+    with progress("Reading the pool") as show:
+        selector = selector_for(prompt, language_model, show)
+    return Answerer(language_model, prompt, selector, sampling=sampling), language_model
 
 
-def _one(answerer: "Answerer", text: str, *, show_prompt: bool, as_json: bool) -> None:
+def _one(
+    prompt: "PromptFile", model: str | None, text: str, *, show_prompt: bool, as_json: bool
+) -> None:
     from chatapp.evaluation.batch import document
 
+    answerer, _ = _answerer(prompt, model)
     question = answerer.prepare(text)
     if show_prompt:
         _show(question)
@@ -137,18 +133,20 @@ def _one(answerer: "Answerer", text: str, *, show_prompt: bool, as_json: bool) -
         raise typer.Exit(1)
 
 
-def _many(
-    answerer: "Answerer",
-    inputs: "Inputs",
-    identity: str,
-    journal: "Journal | None",
-    total: int,
-) -> None:
+def _many(prompt: "PromptFile", model: str | None, inputs: str, output: Path | None) -> None:
     """Answer every input. Raises typer.Exit(1) at the end when one of them was bad."""
-    import json
+    from contextlib import ExitStack
 
     from chatapp.evaluation.batch import answer_all
+    from chatapp.evaluation.identity import model_identity, prompt_identity
+    from chatapp.evaluation.inputs import read_inputs, read_stream
+    from chatapp.evaluation.journal import Journal
 
+    is_stream = inputs == "-"
+    texts = read_stream(sys.stdin.buffer) if is_stream else read_inputs(Path(inputs))
+    total = None if is_stream else _lines(Path(inputs))
+    answerer, language_model = _answerer(prompt, model)
+    identity = f"{prompt_identity(prompt)}-{model_identity(language_model)}"
     bad = 0
 
     def report(sentence: str) -> None:
@@ -156,11 +154,11 @@ def _many(
         bad += 1
         complain(sentence)
 
-    with progress("Answering") as show:
-        line = 0
-        for rows in answer_all(answerer, inputs, identity=identity, journal=journal, report=report):
-            line = rows[-1]["line"]
-            show(line, max(line, total))
+    with ExitStack() as stack:
+        journal = stack.enter_context(Journal(output)) if output else None
+        show = stack.enter_context(progress("Answering"))
+        for rows in answer_all(answerer, texts, identity=identity, journal=journal, report=report):
+            show(rows[-1]["line"], total)
             if journal is None:
                 write("".join(json.dumps(row) + "\n" for row in rows), verbatim=True)
     if bad:

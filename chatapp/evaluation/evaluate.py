@@ -7,9 +7,9 @@ settings than before.
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import product
 
 from chatapp.engine.model import LanguageModel
 from chatapp.evaluation.answering import Answer, Answerer
@@ -187,46 +187,39 @@ class Selectors:
 
 def evaluate(
     model: LanguageModel,
-    tasks: Sequence[Task],
-    cells: Sequence[Cell],
+    cells: Sequence[tuple[Task, Cell]],
+    selectors: Mapping[str, Selectors],
     *,
     journal: Journal | None = None,
-    selectors: dict[str, Selectors],
     progress: Progress | None = None,
 ) -> list[Row]:
     """The rows of every cell, those of an earlier start included.
 
-    Raises PromptError when the journal is of another evaluation, and for an item that does
-    not fit the model's window.
+    selectors: by the task's name. Raises PromptError when the journal is of another
+    evaluation, and for an item that does not fit the model's window.
     """
-    by_name = {task.name: task for task in tasks}
-    done = _earlier(journal, _head(model, tasks)) if journal else {}
+    tasks = {task.name: task for task, _ in cells}
+    done = _earlier(journal, _head(model, tasks.values())) if journal else {}
     rows: list[Row] = []
-    total = sum(len(by_name[cell.task].items) for cell in cells)
-    for cell in cells:
-        task = by_name[cell.task]
+    total = sum(len(task.items) for task, _ in cells)
+    for task, cell in cells:
         known = done.get(cell, {})
         rows += known.values()
-        prompt = prompt_of(task, cell)
-        missing = (number for number in range(len(task.items)) if number not in known)
         if progress:
             progress(len(rows), total)
-        if len(known) == len(task.items):
+        missing = [number for number in range(len(task.items)) if number not in known]
+        if not missing:
             continue
-        answerer = Answerer(model, prompt, selectors[cell.task].of(prompt))
-        for some in _batches(missing, answerer.batch):
-            new = _ask(answerer, task, cell, some)
+        prompt = prompt_of(task, cell)
+        answerer = Answerer(model, prompt, selectors[task.name].of(prompt))
+        for start in range(0, len(missing), answerer.batch):
+            new = _ask(answerer, task, cell, missing[start : start + answerer.batch])
             if journal:
                 journal.append(new)
             rows += new
             if progress:
                 progress(len(rows), total)
     return rows
-
-
-def _batches(numbers: Iterator[int], size: int) -> Iterator[list[int]]:
-    while some := list(islice(numbers, size)):
-        yield some
 
 
 def _ask(answerer: Answerer, task: Task, cell: Cell, numbers: Sequence[int]) -> list[Row]:

@@ -88,9 +88,11 @@ class Journal:
             return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._file.close()
             raise PromptError(f"{self.path}: another process is writing this file") from None
+        except OSError:
+            return  # a file system without locks
 
     def _cut(self) -> None:
         """Drop what stands after the last line break."""

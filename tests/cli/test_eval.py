@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Run
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
+Run = Callable[..., Any]
 UseModel = Callable[[ScriptedModel], ScriptedModel]
 
 TASK = """

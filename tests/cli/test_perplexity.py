@@ -4,11 +4,12 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Run
 from fakes import ScriptedModel
 
+Run = Callable[..., Any]
 UseModel = Callable[[ScriptedModel], ScriptedModel]
 
 

@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Run
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
+Run = Callable[..., Any]
 UseModel = Callable[[ScriptedModel], ScriptedModel]
 
 SPAM = """
@@ -181,6 +182,7 @@ def test_a_prompt_of_the_library_by_its_name(run: Run, model: ScriptedModel) -> 
         (["--input", "x", "--inputs", "y"], "exclude each other"),
         (["--input", "x", "--output", "y"], "--output is for"),
         (["--inputs", "y", "--json"], "--json is for one input"),
+        (["--inputs", "y", "--show-prompt"], "--show-prompt is for one input"),
         (["--inputs", "none.txt"], "none.txt: cannot be read"),
         (["--inputs", "none.jsonl"], "none.jsonl: cannot be read"),
         (["--input", "x", "--select", "nearest"], "--select is 'nearest', which is not known"),

@@ -67,12 +67,12 @@ def run(
 ) -> tuple[list[Row], list[Result]]:
     model = model or Biased()
     selectors = {task.name: Selectors(task, model, None)}
-    cells = plan(task, grid)
+    cells = [(task, cell) for cell in plan(task, grid)]
     if path is None:
-        rows = evaluate(model, [task], cells, selectors=selectors)
+        rows = evaluate(model, cells, selectors)
     else:
         with Journal(path) as journal:
-            rows = evaluate(model, [task], cells, journal=journal, selectors=selectors)
+            rows = evaluate(model, cells, selectors, journal=journal)
     votes = {task.name: selectors[task.name].voted}
     return rows, results([task], rows, grid.scoring, votes)
 
