@@ -133,7 +133,7 @@ def test_a_pass_that_fails_leaves_no_half_cache(
         if isinstance(model, LocalModel):
             patch.setattr(model.gpt2.blocks[1].__class__, "__call__", fail)
         else:
-            patch.setattr(model, "_model", fail)
+            patch.setattr(model._model, "forward", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             model.score(branching(6, 20))
     for pair, found in zip(pairs, model.score(pairs), strict=True):
