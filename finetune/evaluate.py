@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from math import exp
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,7 +28,7 @@ from finetune.display import one_line
 from finetune.encoding import Encoded
 from finetune.heads import HEAD_FILE, Classifier, HeadRows, load_head, prepare_head
 from finetune.material import open_chat_tokenizer, with_start
-from finetune.objective import count_labels
+from finetune.objective import count_labels, perplexity
 from finetune.packing import Rows, collate
 from finetune.preparation import HELD_OUT, choose_template, prepare
 from finetune.replies import greedy_reply, questions
@@ -166,7 +165,7 @@ def _losses(
         losses = model_losses(model, model.get_output_embeddings(), here, counts, aux_weight=0.0)
         total += torch.stack(losses).double().cpu()
     loss, accuracy = float(total[1]), float(total[3])
-    return {"loss": loss, "perplexity": exp(loss), "token_accuracy": accuracy}
+    return {"loss": loss, "perplexity": perplexity(loss), "token_accuracy": accuracy}
 
 
 def _evaluate_head(

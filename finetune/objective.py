@@ -6,6 +6,7 @@ the first micro-batch of an optimizer step, from counts over the whole step, so 
 micro-batches and processes is the same loss however the step is cut.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -47,6 +48,11 @@ def count_labels(batches: Iterable[Batch], aux_norm: AuxNorm) -> Tensor:
             aux = _labels_of_example(batch)[:, 1:] > 0
         counts += torch.stack([batch["response_mask"].sum(), aux.sum()]).to(counts)
     return counts
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean loss in nats, at most what a float holds."""
+    return math.exp(min(loss, 700.0))
 
 
 def objective(

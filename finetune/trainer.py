@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from finetune.objective import AuxNorm, Losses, count_labels, objective
+from finetune.objective import AuxNorm, Losses, count_labels, objective, perplexity
 from finetune.preparation import HELD_OUT
 
 Row = dict[str, Tensor]
@@ -204,6 +204,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
         self.stop_requested = False
         self.tokens_seen = 0
         self._step_batches: list[Row] = []
+        self._step_weight = aux_weight
         self._parts: list[Tensor] = []
         self.add_callback(_StopOnRequest(self))
 
@@ -223,7 +224,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
     ) -> tuple[list[Row], Tensor]:
         """The micro-batches of an optimizer step, and what its losses are divided by."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._step_batches = batches
+        self._step_batches, self._step_weight = batches, self.aux_weight
         self.tokens_seen += sum(int((batch["example_ids"] > 0).sum()) for batch in batches)
         return batches, self.summed(self.count(batches))
 
@@ -279,7 +280,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
             total = self.summed(torch.stack(self._parts).sum(0).double())
             _, l2, l1, accuracy = (total / self.args.logging_steps).tolist()
             self._parts = []
-            logs |= {"l2": l2, "l1": l1, "accuracy": accuracy, "aux_weight": self.aux_weight}
+            logs |= {"l2": l2, "l1": l1, "accuracy": accuracy, "aux_weight": self._step_weight}
         super().log(logs, start_time)
 
     def evaluate(
@@ -324,7 +325,7 @@ class ObjectiveTrainer(CheckpointingTrainer):
             losses = self.losses(model, self._prepare_inputs(batch), counts)
             total += torch.stack(losses).double().cpu()
         _, l2, l1, accuracy = self.summed(total).tolist()
-        found = {"loss": l2, "perplexity": float(np.exp(l2)), "accuracy": accuracy}
+        found = {"loss": l2, "perplexity": perplexity(l2), "accuracy": accuracy}
         if self.aux_weight:
             found["l1"] = l1
         return found

@@ -161,6 +161,8 @@ def test_lambda_falls_to_zero(tmp_path: Path) -> None:
         (row["loss"] - row["l2"]) / row["l1"] for row in made.state.log_history if "l1" in row
     ]
     assert weights == pytest.approx([0.8, 0.6, 0.4, 0.2], abs=1e-4)
+    logged = [row["aux_weight"] for row in made.state.log_history if "l1" in row]
+    assert logged == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
 def test_a_loss_that_is_no_number_stops_before_the_weights_are_touched(tmp_path: Path) -> None:
