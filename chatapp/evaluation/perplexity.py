@@ -2,8 +2,8 @@
 
 The one invariant: every token of the text is scored exactly once. The first window begins
 with the end-of-text token, which GPT-2 saw before every document, so that the text's first
-token is scored as well; each later window goes on from its predecessor and gives a token at
-least window - stride tokens of context.
+token is scored as well; each later window begins a stride after its predecessor and gives a
+token at least window - stride tokens of context.
 """
 
 import math
@@ -76,10 +76,12 @@ def perplexity(
 
 def _windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Where each window begins, where its first token to be scored is, and where it ends."""
-    begin, end = 1, min(window, length)
-    while begin < length:
-        yield max(0, end - window), begin, end
-        begin, end = end, min(end + stride, length)
+    begin = 1
+    for first in range(0, length, stride):
+        end = min(first + window, length)
+        if begin < end:
+            yield first, begin, end
+        begin = end
 
 
 def exp_or_inf(value: float) -> float:
