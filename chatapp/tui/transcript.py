@@ -214,4 +214,7 @@ class Transcript(VerticalScroll, can_focus=False):
                     self.set_reactive(Widget.scroll_y, y)
                     self.set_reactive(Widget.scroll_target_y, y)
                     self.vertical_scrollbar.set_reactive(ScrollBar.position, y)
+        if self.show_vertical_scrollbar:
+            # Set in this way, the position does not draw the scrollbar anew.
+            self.vertical_scrollbar.refresh()
         return result

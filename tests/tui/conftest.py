@@ -87,12 +87,21 @@ class Driver:
                 await asyncio.sleep(0.005)
         await self.settle()
 
+    async def until_left(self) -> None:
+        """Wait until the app is on its way out."""
+        async with asyncio.timeout(30):
+            while not self.app._exit:
+                await asyncio.sleep(0.005)
+
     async def ready(self) -> None:
         await self.until(lambda: self.chat.conversation.session is not None)
 
     async def idle(self) -> None:
-        """Wait until no turn is running and no message waits."""
-        await self.until(lambda: self.chat.conversation.order is None)
+        """Wait until no turn is running, no message waits, and all has been measured."""
+        conversation = self.chat.conversation
+        await self.until(
+            lambda: conversation.order is None and not conversation.has_running_threads
+        )
 
     async def say(self, text: str) -> None:
         """Write a message, send it, and wait for the end of its reply."""

@@ -212,7 +212,7 @@ async def test_ctrl_q_quits_from_anywhere(open_app: OpenApp) -> None:
     for keys in ([], ["f1"], ["f2"], ["ctrl+o"]):
         async with open_app() as driver:
             await driver.press(*keys, "ctrl+q")
-            assert driver.app._exit
+            await driver.until_left()
             assert driver.app.return_value == 0
 
 
@@ -222,6 +222,7 @@ async def test_ctrl_q_stores_the_running_reply(open_app: OpenApp, store: Store) 
         await driver.press(*"Go", "enter")
         await driver.until(lambda: "word word" in driver.screen_text)
         await driver.press("ctrl+q")
+        await driver.until_left()
         reply = store.path(1)[-1]
         assert reply.status == "stopped"
         assert reply.text.startswith("word word")

@@ -7,10 +7,13 @@ from fakes import ScriptedModel
 from chatapp.dialogue.store import Store
 from chatapp.tui.transcript import AT_FIRST, AT_MOST, STEP
 
+LENGTH = 120
+BEYOND = AT_FIRST + STEP + 2
+
 
 @pytest.fixture
 def long_chat(store: Store) -> int:
-    return fill(store, [f"<{number}> " + "some words " * (number % 30) for number in range(300)])
+    return fill(store, [f"<{number}> " + "some words " * (number % 30) for number in range(LENGTH)])
 
 
 def mounted(driver: Driver) -> list[int]:
@@ -25,16 +28,16 @@ def top_row(driver: Driver) -> str:
 
 async def test_only_the_last_messages_are_mounted(open_app: OpenApp, long_chat: int) -> None:
     async with open_app(chat_id=long_chat) as driver:
-        assert mounted(driver) == list(range(300 - AT_FIRST, 300))
+        assert mounted(driver) == list(range(LENGTH - AT_FIRST, LENGTH))
         assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
-        assert "<299>" in driver.screen_text
+        assert f"<{LENGTH - 1}>" in driver.screen_text
 
 
 async def test_scrolling_up_and_down_reaches_every_message_once(
     open_app: OpenApp, long_chat: int
 ) -> None:
     async with open_app(chat_id=long_chat) as driver:
-        for rounds, key, end in ((600, "pageup", 0), (600, "pagedown", 299)):
+        for rounds, key, end in ((600, "pageup", 0), (600, "pagedown", LENGTH - 1)):
             for _ in range(rounds):
                 await driver.press(key)
                 numbers = mounted(driver)
@@ -60,34 +63,47 @@ async def test_nothing_moves_when_earlier_messages_are_mounted(
 
 
 async def test_a_new_turn_goes_back_to_the_end(open_app: OpenApp, long_chat: int) -> None:
-    model = ScriptedModel(["<301> The newest."], context=100_000)
+    model = ScriptedModel([f"<{LENGTH + 1}> The newest."], context=100_000)
     async with open_app(model, chat_id=long_chat) as driver:
-        for _ in range(60):
+        while LENGTH - 1 in mounted(driver):
             await driver.press("pageup")
-        assert 299 not in mounted(driver)
-        await driver.say("<300> Hello")
-        assert mounted(driver)[-2:] == [300, 301]
+        await driver.say(f"<{LENGTH}> Hello")
+        assert mounted(driver)[-2:] == [LENGTH, LENGTH + 1]
         assert "The newest." in driver.screen_text
         assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
 
 
 async def test_many_turns_keep_the_number_of_widgets_flat(open_app: OpenApp) -> None:
+    turns = AT_MOST // 2 + 5
     async with open_app(ScriptedModel(lambda prompt: "Yes."), size=(60, 20)) as driver:
-        for number in range(AT_MOST):
+        for number in range(turns):
             await driver.say(f"{number}")
-            assert len(driver.transcript.views) <= AT_MOST + 2
-        assert len(driver.transcript.path) == 2 * AT_MOST
+            assert len(driver.transcript.views) <= AT_MOST
+        assert len(driver.transcript.path) == 2 * turns
+        assert driver.texts[-1] == "Yes."
 
 
 async def test_focus_walks_beyond_what_is_mounted(open_app: OpenApp, long_chat: int) -> None:
     async with open_app(chat_id=long_chat) as driver:
         await driver.press("ctrl+up")
-        for _ in range(2 * AT_FIRST):
+        for _ in range(BEYOND):
             await driver.press("up")
         focused = driver.app.focused
         assert focused in driver.transcript.views
-        assert focused.message.text.startswith(f"<{299 - 2 * AT_FIRST}>")
-        assert f"<{299 - 2 * AT_FIRST}>" in driver.screen_text
+        assert focused.message.text.startswith(f"<{LENGTH - 1 - BEYOND}>")
+        assert f"<{LENGTH - 1 - BEYOND}>" in driver.screen_text
+
+
+async def test_focus_is_not_left_on_what_is_far_away(open_app: OpenApp, long_chat: int) -> None:
+    async with open_app(chat_id=long_chat) as driver:
+        await driver.press("ctrl+up")
+        while LENGTH - 1 in mounted(driver):
+            driver.transcript.scroll_to(y=0, animate=False)
+            await driver.settle()
+        assert driver.app.focused is driver.prompt
+        first = mounted(driver)[0]
+        await driver.settle()
+        assert mounted(driver)[0] == first
 
 
 async def test_a_tall_terminal_is_filled(open_app: OpenApp, store: Store) -> None:
