@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.checkpoint import ModelError
-from chatapp.engine.generation import Check, LocalGenerator
+from chatapp.engine.generation import Check
 from chatapp.engine.gpt2 import GPT2
+from chatapp.engine.inspection import GPT2Trace, InspectableGenerator
 from chatapp.engine.tokenizer import BPETokenizer, load_tokenizer
 from chatapp.engine.tree import PrefixTree
 
@@ -21,7 +22,7 @@ from chatapp.engine.tree import PrefixTree
 LOGIT_ROWS = 256
 
 
-class LocalModel(LocalGenerator):
+class LocalModel(InspectableGenerator):
     """GPT-2 as a `LanguageModel`."""
 
     batch_tokens = 256
@@ -65,6 +66,9 @@ class LocalModel(LocalGenerator):
     def states(self, ids: Sequence[int], layer: int) -> Tensor:
         last = self.gpt2.config.n_layer
         return self.gpt2.hidden(torch.tensor([ids]), layer=layer if layer < last else None)[0]
+
+    def trace(self, ids: Sequence[int]) -> GPT2Trace:
+        return GPT2Trace(self.gpt2, ids, self._piece)
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in rows]

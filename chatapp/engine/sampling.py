@@ -42,14 +42,28 @@ class Sampler:
         logits = self._penalised(logits, ids)
         if options.temperature == 0:
             return int(logits.argmax())
-        # Measured from the largest logit, a tiny temperature makes all others impossible.
-        logits = (logits - logits.max()) / max(options.temperature, _SMALLEST)
-        kept, probabilities = self._kept(logits)
+        kept, probabilities = self._kept(self._tempered(logits))
         uniform = torch.rand((), dtype=torch.float64, generator=self._generator)
         heights = probabilities.double().cumsum(0)
         place = int(torch.searchsorted(heights, uniform * heights[-1], right=True))
         place = min(place, len(heights) - 1)
         return place if kept is None else int(kept[place])
+
+    def distribution(self, logits: Tensor, ids: Sequence[int]) -> Tensor:
+        """How probable `draw` makes each token after `ids`: (vocabulary,), sums to 1."""
+        logits = self._penalised(logits, ids)
+        probabilities = torch.zeros_like(logits)
+        if self._sampling.temperature == 0:
+            probabilities[logits.argmax()] = 1.0
+            return probabilities
+        kept, weights = self._kept(self._tempered(logits))
+        probabilities[slice(None) if kept is None else kept] = weights / weights.sum()
+        return probabilities
+
+    def _tempered(self, logits: Tensor) -> Tensor:
+        """Logits over the temperature, the largest one at 0."""
+        # Measured from the largest logit, a tiny temperature makes all others impossible.
+        return (logits - logits.max()) / max(self._sampling.temperature, _SMALLEST)
 
     def _penalised(self, logits: Tensor, ids: Sequence[int]) -> Tensor:
         """Logits after the repetition penalty and the ban of repeated n-grams."""

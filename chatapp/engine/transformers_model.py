@@ -18,7 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.cache import common_prefix
 from chatapp.engine.checkpoint import ADAPTER_CONFIG, ModelError, first_line, tensor_headers
-from chatapp.engine.generation import Check, LocalGenerator, PieceTokenizer
+from chatapp.engine.generation import Check, PieceTokenizer
+from chatapp.engine.inspection import InspectableGenerator, TransformersTrace
 from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, without_surrogates
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -92,7 +93,7 @@ class TransformersTokenizer:
         return "" if token is None else str(token).replace("\u2581", " ")
 
 
-class TransformersModel(LocalGenerator):
+class TransformersModel(InspectableGenerator):
     """A causal language model of transformers, in float32.
 
     start: special tokens that the model expects before any text, such as Llama's and OPT's
@@ -180,6 +181,20 @@ class TransformersModel(LocalGenerator):
         tokens = self._on_device([[*self._start, *ids]])
         output = self._model(input_ids=tokens, output_hidden_states=True)
         return torch.as_tensor(output.hidden_states[layer][0, len(self._start) :]).cpu()
+
+    def trace(self, ids: Sequence[int]) -> TransformersTrace:
+        if self._is_permuted:
+            raise ModelError(f"{self.name}: this kind of model does not read from left to right")
+        with self._lock:
+            return TransformersTrace(
+                self._model,
+                ids,
+                start=self._start,
+                vocabulary=self.vocabulary,
+                can_cache=self._can_cache,
+                name=self.name,
+                piece=self._piece,
+            )
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in rows]

@@ -1,0 +1,292 @@
+"""What is shown of a model is what transformers computes, and looking changes nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import MakeGPT2, randomize
+
+from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.events import Token
+from chatapp.engine.inspection import Cut, Inspectable, Trace
+from chatapp.engine.local import LocalModel
+from chatapp.engine.model import ContextOverflow, Sampling
+from chatapp.engine.sampling import Sampler
+from chatapp.engine.transformers_model import TransformersModel
+
+IDS = torch.randint(1, 340, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+SHAPES: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "untied, scaled by layer": {
+        "n_layer": 3,
+        "n_head": 8,
+        "n_embd": 64,
+        "tie_word_embeddings": False,
+        "scale_attn_by_inverse_layer_idx": True,
+    },
+    "unscaled, exact gelu": {"scale_attn_weights": False, "activation_function": "gelu"},
+}
+
+Pair = tuple[Trace, Any]
+
+
+def eager(reference: Any, ids: list[int]) -> Any:
+    """transformers' own eager attention, with everything it gives."""
+    reference.set_attn_implementation("eager")
+    with torch.no_grad():
+        return reference(torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
+
+
+def near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).abs().max()) <= 1e-4
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def pair(request: pytest.FixtureRequest, make_gpt2: MakeGPT2) -> Pair:
+    folder, reference = make_gpt2(**SHAPES[request.param])
+    return LocalModel.load(folder).inspect(IDS), reference
+
+
+def test_attention_weights_are_those_of_transformers(pair: Pair) -> None:
+    trace, reference = pair
+    theirs = torch.stack(eager(reference, IDS).attentions)[:, 0]
+    assert near(torch.from_numpy(trace.attentions()), theirs)
+    for position in (0, 1, 17, len(IDS) - 1):
+        row = torch.from_numpy(trace.attention(position))
+        assert near(row, theirs[:, :, position, : position + 1])
+        assert near(row.sum(2), torch.ones(trace.layers, trace.heads))
+
+
+def test_each_layer_predicts_what_norm_and_head_make_of_its_state(pair: Pair) -> None:
+    trace, reference = pair
+    output = eager(reference, IDS)
+    *early, last = output.hidden_states
+    with torch.no_grad():
+        norm, head = reference.transformer.ln_f, reference.lm_head
+        theirs = torch.stack([*(head(norm(state[0])) for state in early), head(last[0])])
+    for position in (0, 20, len(IDS) - 1):
+        assert near(trace.layer_logits(position), theirs[:, position])
+    assert near(trace.logits(0, len(IDS)), output.logits[0])
+    assert near(trace.layer_logits(5)[-1], trace.logits(5, 6)[0])
+    assert len(trace.lens(5)) == trace.layers + 1
+
+
+def test_predictions_are_the_softmax_of_the_logits(pair: Pair) -> None:
+    trace, reference = pair
+    probabilities = eager(reference, IDS).logits[0].double().softmax(1)
+    found = trace.predictions(top=7)
+    assert len(found) == len(IDS)
+    for position, prediction in enumerate(found):
+        row = probabilities[position]
+        order = row.argsort(descending=True).tolist()
+        assert [each.id for each in prediction.candidates] == order[:7]
+        assert [each.rank for each in prediction.candidates] == list(range(1, 8))
+        for each in prediction.candidates:
+            assert each.probability == pytest.approx(float(row[each.id]), abs=1e-5)
+        assert prediction.entropy == pytest.approx(float(-(row * row.log2()).sum()), abs=1e-3)
+        if position + 1 < len(IDS):
+            assert prediction.actual is not None
+            assert prediction.actual.id == IDS[position + 1]
+            assert prediction.actual.rank == order.index(IDS[position + 1]) + 1
+            assert prediction.actual.text == trace.texts[position + 1]
+    assert found[-1].actual is None
+
+
+def test_many_positions_are_computed_in_parts(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, make_gpt2: MakeGPT2
+) -> None:
+    model = LocalModel.load(make_gpt2()[0])
+    whole = model.inspect(IDS)
+    monkeypatch.setattr("chatapp.engine.inspection.ROWS", 7)
+    parts = model.inspect(IDS)
+    assert near(parts.logits(0, len(IDS)), whole.logits(0, len(IDS)))
+    assert [p.actual and p.actual.rank for p in parts.predictions()] == [
+        p.actual and p.actual.rank for p in whole.predictions()
+    ]
+
+
+def test_looking_changes_nothing(local: LocalModel) -> None:
+    sampling = Sampling(seed=3, max_tokens=8)
+    ids = IDS[:20]
+
+    def reply() -> list[int]:
+        return [event.id for event in local.generate(ids, sampling) if isinstance(event, Token)]
+
+    before = reply()
+    cached = list(local._cache.ids)
+    trace = local.inspect(IDS)
+    trace.predictions()
+    trace.attention(3)
+    trace.lens(3)
+    assert local._cache.ids == cached
+    assert reply() == before
+
+
+def test_bad_ids_are_refused(local: LocalModel) -> None:
+    assert isinstance(local, Inspectable)
+    with pytest.raises(ValueError, match="at least one"):
+        local.inspect([])
+    with pytest.raises(ValueError, match="340"):
+        local.inspect([340])
+    with pytest.raises(ContextOverflow, match="65 tokens"):
+        local.inspect([1] * 65)
+    assert len(local.inspect([1] * 64).predictions(top=1)) == 64
+
+
+CUTS = {
+    "all tokens": Sampling(top_p=1.0, temperature=1.0),
+    "temperature": Sampling(top_p=1.0, temperature=0.4),
+    "top-k": Sampling(top_p=1.0, top_k=3),
+    "top-p": Sampling(top_p=0.5),
+    "min-p": Sampling(top_p=1.0, min_p=0.2),
+    "everything": Sampling(
+        temperature=1.5, top_k=50, top_p=0.9, min_p=0.01, repetition_penalty=1.3, no_repeat_ngram=2
+    ),
+    "greedy": Sampling(temperature=0),
+}
+
+
+@pytest.mark.parametrize("sampling", CUTS.values(), ids=CUTS.keys())
+def test_the_cut_is_what_is_drawn_from(sampling: Sampling) -> None:
+    logits = torch.randn(12, generator=torch.Generator().manual_seed(2)) * 2
+    ids = [3, 4, 3]
+    distribution = Sampler(sampling).distribution(logits, ids)
+    assert float(distribution.sum()) == pytest.approx(1.0, abs=1e-6)
+    drawn = torch.zeros(12)
+    for seed in range(400):
+        sampler = Sampler(Sampling(**{**_fields(sampling), "seed": seed}))
+        drawn[sampler.draw(logits, ids)] += 1
+    # Four standard deviations, and nothing at all where nothing can be drawn.
+    spread = (distribution * (1 - distribution) / 400).sqrt()
+    assert bool(((drawn / 400 - distribution).abs() <= 4 * spread + 1e-6).all())
+
+
+def _fields(sampling: Sampling) -> dict[str, Any]:
+    return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
+
+
+def test_before_and_after_the_cut(local: LocalModel) -> None:
+    stepper = local.stepper(IDS, Sampling(temperature=1.0, top_p=1.0, top_k=4))
+    seen = stepper.look(top=6)
+    probabilities = local.inspect(IDS).logits(39, 40)[0].softmax(0)
+    kept = sum(each.probability for each in seen.before.candidates[:4])
+    for each, drawn in zip(seen.before.candidates, seen.drawn, strict=True):
+        assert each.probability == pytest.approx(float(probabilities[each.id]), abs=1e-5)
+        expected = each.probability / kept if each.rank <= 4 else 0.0
+        assert drawn == pytest.approx(expected, abs=1e-5)
+    assert seen.kept == 4
+    assert 0 < seen.entropy <= 2.0
+    stepper.sampling = Sampling(temperature=0)
+    greedy = stepper.look()
+    assert (greedy.kept, greedy.entropy, greedy.drawn[0]) == (1, 0.0, 1.0)
+
+
+def test_stepping_draws_the_tokens_of_generate(local: LocalModel) -> None:
+    sampling = Sampling(temperature=1.0, top_p=0.9, seed=11, max_tokens=10)
+    prompt = IDS[:10]
+    expected = [e.id for e in local.generate(prompt, sampling) if isinstance(e, Token)]
+    stepper = local.stepper(prompt, sampling)
+    looks: list[Cut] = []
+    for _ in expected:
+        looks.append(stepper.look())
+        stepper.draw()
+    assert list(stepper.new) == expected
+    for id, look in zip(expected, looks, strict=True):
+        shown = dict(zip((c.id for c in look.before.candidates), look.drawn, strict=True))
+        assert shown.get(id, 1.0) > 0
+
+
+def test_steps_can_be_chosen_and_taken_back(local: LocalModel) -> None:
+    stepper = local.stepper((IDS + IDS)[:62], Sampling(temperature=0))
+
+    def likeliest() -> int:
+        return stepper.look().before.candidates[0].id
+
+    assert not stepper.back()
+    first = likeliest()
+    stepper.choose(7)
+    assert stepper.new == (7,)
+    stepper.back()
+    assert stepper.new == ()
+    assert likeliest() == first
+    assert stepper.draw() == first
+    assert not stepper.is_full
+    stepper.draw()
+    assert stepper.is_full
+    with pytest.raises(ContextOverflow, match="full"):
+        stepper.draw()
+
+
+ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "vocab_size": 340}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **ENDS}
+OTHERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any] | None]] = {
+    "llama": (
+        lambda: transformers.LlamaConfig(intermediate_size=64, num_key_value_heads=2, **SMALL),
+        lambda model: model.model.norm,
+    ),
+    "opt": (
+        lambda: transformers.OPTConfig(ffn_dim=64, word_embed_proj_dim=32, **SMALL),
+        lambda model: model.model.decoder.final_layer_norm,
+    ),
+    "gpt": (
+        lambda: transformers.OpenAIGPTConfig(
+            n_embd=32, n_layer=2, n_head=4, n_positions=96, **ENDS
+        ),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("start", [[], [1]], ids=["text alone", "after a first token"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_architectures(kind: str, start: list[int], local: LocalModel) -> None:
+    make, norm = OTHERS[kind]
+    reference = randomize(transformers.AutoModelForCausalLM.from_config(make()))
+    model = TransformersModel(reference, local.tokenizer, name=kind, start=start)
+    before = reference.config._attn_implementation
+    trace = model.inspect(IDS)
+    logits = trace.logits(0, len(IDS))
+    rows = [trace.attention(position) for position in (0, 1, 30)]
+    assert reference.config._attn_implementation == before
+    output = eager(reference, [*start, *IDS])
+    assert near(logits, output.logits[0, len(start) :])
+    theirs = torch.stack(output.attentions)[:, 0, :, len(start) :, len(start) :]
+    for position, row in zip((0, 1, 30), rows, strict=True):
+        assert near(torch.from_numpy(row), theirs[:, :, position, : position + 1])
+    if norm is None:
+        with pytest.raises(ModelError, match="gpt: this kind of model does not show"):
+            trace.layer_logits(3)
+        return
+    *early, last = (state[0, len(start) + 3] for state in output.hidden_states)
+    with torch.no_grad():
+        expected = reference.lm_head(torch.stack([*map(norm(reference), early), last]))
+    assert near(trace.layer_logits(3), expected)
+
+
+def test_models_that_cannot_show_it_say_so(local: LocalModel) -> None:
+    config = transformers.MambaConfig(
+        hidden_size=32, state_size=4, num_hidden_layers=2, time_step_rank=2, **ENDS
+    )
+    reference = randomize(transformers.AutoModelForCausalLM.from_config(config))
+    trace = TransformersModel(reference, local.tokenizer, name="mamba").inspect(IDS)
+    with pytest.raises(ModelError, match="mamba: this kind of model does not show its attention"):
+        trace.attention(3)
+    assert len(trace.lens(3)) == 3
+    xl = transformers.XLNetConfig(d_model=32, n_layer=2, n_head=4, d_inner=64, **ENDS)
+    reference = randomize(transformers.AutoModelForCausalLM.from_config(xl))
+    with pytest.raises(ModelError, match="xlnet: this kind of model does not read"):
+        TransformersModel(reference, local.tokenizer, name="xlnet").inspect(IDS)
+
+
+def test_a_folder_of_transformers_is_inspectable(gpt2: tuple[Path, Any]) -> None:
+    ours = LocalModel.load(gpt2[0]).inspect(IDS)
+    theirs = TransformersModel.load(gpt2[0]).inspect(IDS)
+    assert near(torch.from_numpy(ours.attention(9)), torch.from_numpy(theirs.attention(9)))
+    assert near(ours.layer_logits(9), theirs.layer_logits(9))
+    assert [p.candidates[0].text for p in ours.predictions()] == [
+        p.candidates[0].text for p in theirs.predictions()
+    ]
