@@ -40,7 +40,8 @@ def read_documents(path: Path, template: DialogueTemplate) -> Iterator[Document]
                 raise row
             example = detect(row).read(row)
             if not example.messages:
-                yield [Segment("instruction", example.text)]
+                texts = example.parts or (example.text,)
+                yield [Segment("instruction", text) for text in texts]
                 continue
             document = template.render(example.messages)
             # The end-of-text token that closes every document would stand twice.

@@ -31,7 +31,8 @@ class Span(IntEnum):
     PROMPT = 1
     """Text of system and user messages."""
     RESPONSE = 2
-    """Text of the assistant, and the end-of-text token after it. A plain text is all response."""
+    """Text of the assistant, and the end-of-text token after it. A plain text is all response;
+    of a few-shot prompt the answers are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,13 +82,13 @@ class ExampleEncoder:
         self._encode_known = lru_cache(maxsize=64)(tokenizer.encode)
 
     def encode(self, example: Example) -> list[Encoded]:
-        """One example for a chat; for a plain text as many windows as it fills.
+        """One example for a chat or few-shot prompt; for a plain text as many windows as it fills.
 
         Raises ExampleTooLong.
         """
-        if not example.messages:
+        if example.text:
             return self._windows(example)
-        pieces = self.pieces(example.messages)
+        pieces = self._parts(example) if example.parts else self.pieces(example.messages)
         if _count(pieces) > self.length:
             pieces = self._shorten(example, pieces)
         ids = np.fromiter((id for _, ids in pieces for id in ids), np.int32)
@@ -102,6 +103,15 @@ class ExampleEncoder:
             segments.append(END_OF_TEXT)
         own_instruction = messages[0].role != "system"
         return [(_span(segment, own_instruction), self._encode(segment)) for segment in segments]
+
+    def _parts(self, example: Example) -> list[Piece]:
+        """A few-shot prompt as it stands, without the template; the last answer is closed."""
+        spans = (Span.PROMPT, Span.RESPONSE)
+        pieces = [
+            (spans[number % 2], self.tokenizer.encode(part))
+            for number, part in enumerate(example.parts)
+        ]
+        return [*pieces, (Span.RESPONSE, [self.tokenizer.end_id])]
 
     def _encode(self, segment: Segment) -> list[int]:
         if segment.kind == "end":
@@ -128,7 +138,7 @@ class ExampleEncoder:
         if self.too_long == "truncate-prompt":
             shorter = _cut_prompts(pieces, self.length)
             how = "prompt"
-        elif self.too_long == "truncate-history":
+        elif self.too_long == "truncate-history" and example.messages:
             shorter = self._cut_history(example.messages)
             how = "history"
         if shorter is None:
@@ -176,7 +186,7 @@ def _cut_prompts(pieces: Sequence[Piece], length: int) -> list[Piece] | None:
     """The longest user texts cut to one length, in the middle: a request often stands at the
     beginning of a long text or at its end. None when hardly anything would be left of them.
     """
-    # The first piece is an instruction or a marker.
+    # The first piece of a chat is an instruction or a marker.
     users = [index for index, (span, _) in enumerate(pieces) if span == Span.PROMPT and index]
     lengths = [len(pieces[index][1]) for index in users]
     room = length - _count(pieces) + sum(lengths)

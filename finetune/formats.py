@@ -19,15 +19,17 @@ from finetune.tables import BadRow, Row, either, names, renamed, tables
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What a row teaches: a chat that ends in a reply, or a plain text.
+    """What a row teaches: a chat that ends in a reply, a plain text, or a few-shot prompt.
 
-    key: sixteen hex digits of the content. text: empty where there are messages.
+    key: sixteen hex digits of the content. parts: texts that follow one another as they stand,
+    in turn given and to be answered. One of messages, text and parts is not empty.
     """
 
     place: str
     key: str
     messages: tuple[Message, ...] = ()
     text: str = ""
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +205,35 @@ def _read_text(row: Row) -> Example:
     return Example(row.place, content_key(text), text=text)
 
 
+def _read_parts(row: Row) -> Example:
+    parts = row.fields["parts"]
+    if (
+        not isinstance(parts, list)
+        or not parts
+        or len(parts) % 2
+        or not all(isinstance(part, str) and part for part in parts)
+    ):
+        raise BadRow(
+            "bad parts",
+            f"{row.place}: 'parts' is {shown(parts)}, expected texts in turn, "
+            "the prompt first and an answer last",
+        )
+    return Example(row.place, content_key(parts), parts=tuple(parts))
+
+
 PLAIN_TEXT = Layout("plain text", ("text",), _read_text)
+PARTS = Layout("few-shot prompt", ("parts",), _read_parts)
 
 FIELDS = tuple(
-    dict.fromkeys((*_CHAT_FIELDS, *(f for _, *pair in _PAIRS for f in pair if f), "system", "text"))
+    dict.fromkeys(
+        (
+            *_CHAT_FIELDS,
+            *(f for _, *pair in _PAIRS for f in pair if f),
+            "system",
+            "text",
+            "parts",
+        )
+    )
 )
 """Every field that some layout uses."""
 
@@ -231,10 +258,12 @@ def detect(row: Row) -> Layout:
         )
     if "text" in row.fields:
         return PLAIN_TEXT
+    if "parts" in row.fields:
+        return PARTS
     raise BadRow(
         "unknown layout",
         f"{row.place}: expected instruction and output, instruction and response, prompt and "
-        "completion, messages, conversations or text; there are "
+        "completion, messages, conversations, text or parts; there are "
         f"{names(row.fields)}; name the right ones with `columns`",
     )
 

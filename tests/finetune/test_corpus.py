@@ -53,6 +53,11 @@ def test_plain_text_and_blank_lines(tmp_path: Path) -> None:
     assert [text_of(d) for d in read_documents(rows, CHAT)] == ["a", "b"]
 
 
+def test_a_few_shot_prompt_is_its_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", {"parts": ["2 + 2 =", " 4\n", "1 + 2 =", " 3"]})
+    assert [text_of(d) for d in read_documents(path, CHAT)] == ["2 + 2 = 4\n1 + 2 = 3"]
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

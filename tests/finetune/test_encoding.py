@@ -82,6 +82,25 @@ def test_a_plain_text_is_all_response() -> None:
     assert masked(encoded, tokenizer) == "[Once upon a time.<|endoftext|>]"
 
 
+FEW_SHOT = ("2 + 2 =", " 4\n", "1 + 2 =", " 3")
+
+
+def test_a_few_shot_prompt_is_learnt_in_its_answers() -> None:
+    encoded, tokenizer = encode(Example("a.jsonl", "0" * 16, parts=FEW_SHOT))
+    assert masked(encoded, tokenizer) == "«2 + 2 =»[ 4\n]«1 + 2 =»[ 3<|endoftext|>]"
+    (encoded,) = ExampleEncoder(CHAT, BPE, 1000).encode(
+        Example("a.jsonl", "0" * 16, parts=FEW_SHOT)
+    )
+    assert encoded.ids.tolist() == [*BPE.encode("".join(FEW_SHOT)), BPE.end_id]
+
+
+@pytest.mark.parametrize("policy", ["raise", "truncate-history"])
+def test_a_few_shot_prompt_that_does_not_fit_is_refused(policy: TooLong) -> None:
+    example = Example("a.jsonl, line 1", "0" * 16, parts=FEW_SHOT)
+    with pytest.raises(ExampleTooLong, match="line 1: .* a row may have 8"):
+        encode(example, length=8, too_long=policy)
+
+
 def test_arrays_and_key() -> None:
     example = chat("a", "b")
     encoded, _ = encode(example)

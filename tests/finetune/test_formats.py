@@ -87,6 +87,18 @@ def test_plain_text() -> None:
     assert (read({"text": "Once."}).text, read({"text": "Once."}).messages) == ("Once.", ())
 
 
+def test_few_shot_prompt() -> None:
+    example = read({"parts": ["2 + 2 =", " 4\n", "1 + 2 =", " 3"]})
+    assert example.parts == ("2 + 2 =", " 4\n", "1 + 2 =", " 3")
+    assert (example.messages, example.text) == ((), "")
+
+
+@pytest.mark.parametrize("parts", ["2 + 2 =", [], ["2 + 2 ="], ["2 + 2 =", 4], ["", " 4"], None])
+def test_parts_are_texts_in_turn(parts: Any) -> None:
+    with pytest.raises(BadRow, match="line 7: 'parts' is .*, expected texts in turn"):
+        read({"parts": parts})
+
+
 def test_labels_stay_strings() -> None:
     for label in ("yes", "no", "true", "null", "NA", "007", "1e5"):
         assert read({"prompt": "q", "completion": label}).messages[1].text == label
