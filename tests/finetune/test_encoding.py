@@ -97,7 +97,7 @@ def test_a_few_shot_prompt_is_learnt_in_its_answers() -> None:
 @pytest.mark.parametrize("policy", ["raise", "truncate-history"])
 def test_a_few_shot_prompt_that_does_not_fit_is_refused(policy: TooLong) -> None:
     example = Example("a.jsonl, line 1", "0" * 16, parts=FEW_SHOT)
-    with pytest.raises(ExampleTooLong, match="line 1: .* a row may have 8"):
+    with pytest.raises(ExampleTooLong, match=r"line 1: .* a row may have 8"):
         encode(example, length=8, too_long=policy)
 
 

@@ -95,7 +95,7 @@ def test_few_shot_prompt() -> None:
 
 @pytest.mark.parametrize("parts", ["2 + 2 =", [], ["2 + 2 ="], ["2 + 2 =", 4], ["", " 4"], None])
 def test_parts_are_texts_in_turn(parts: Any) -> None:
-    with pytest.raises(BadRow, match="line 7: 'parts' is .*, expected texts in turn"):
+    with pytest.raises(BadRow, match=r"line 7: 'parts' is .*, expected texts in turn"):
         read({"parts": parts})
 
 
