@@ -6,7 +6,7 @@ before the model sees it, and a reply at least once a second while it grows.
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from chatapp.dialogue.prompt import (
@@ -18,13 +18,13 @@ from chatapp.dialogue.prompt import (
     trimmed,
 )
 from chatapp.dialogue.store import Status, Store, StoredMessage
-from chatapp.engine.events import Finished, FinishReason, Token
-from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.events import Event, Finished, FinishReason, Token
+from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.messages import Role
 from chatapp.prompting.template import PLAIN, TEMPLATES, DialogueTemplate, load_template, named
 
-__all__ = ["MessageTooLong", "Session", "SessionEvent", "Started", "choose_template"]
+__all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started", "choose_template"]
 
 _STORE_EVERY = 0.5
 """Seconds between two writes of a growing reply: half of what a crash may cost."""
@@ -42,6 +42,20 @@ class Started:
     user_message: StoredMessage | None
     prompt_tokens: int
     dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the model reads for one reply, and the reply as far as there is one.
+
+    reply: its row; None after a user's message. reply_ids: its tokens, those that were drawn
+    as long as this session remembers them. left_out: old messages that do not fit.
+    """
+
+    prompt: Prompt
+    reply: StoredMessage | None
+    reply_ids: tuple[int, ...]
+    left_out: tuple[StoredMessage, ...]
 
 
 SessionEvent = Started | Token | Finished
@@ -75,8 +89,8 @@ def choose_template(model: LanguageModel, requested: str) -> DialogueTemplate:
 class Session:
     """A chat between a user and a model, kept in a store.
 
-    Each of `say`, `regenerate`, `continue_reply` and `edit` yields one Started, Tokens and
-    one Finished; their texts together are the reply. Setting `cancel` ends the reply within
+    Each of `say`, `regenerate`, `branch`, `continue_reply` and `edit` yields one Started, Tokens
+    and one Finished; their texts together are the reply. Setting `cancel` ends the reply within
     one token, closing the iterator ends it at once, and both keep what there was. One turn
     runs at a time.
     """
@@ -138,6 +152,36 @@ class Session:
         user_id = message.id if message.role == "user" else message.parent_id
         yield from self._answer(self._path_to(user_id), None, cancel)
 
+    def branch(
+        self, message_id: int, begin: Sequence[int], cancel: threading.Event | None = None
+    ) -> Iterator[SessionEvent]:
+        """Generate another reply beside the reply `message_id` that begins as one wants.
+
+        begin: its first tokens; when the last is the end-of-text token, they are all of it.
+        Raises ValueError when they end within a character, ContextOverflow when they leave
+        no room in the window; then nothing is stored.
+        """
+        message = self._message(message_id, "assistant")
+        ids = list(begin)
+        if self.model.tokenizer.decode(ids).endswith("\ufffd"):
+            raise ValueError("this token is only part of a character; branch before or after it")
+        yield from self._answer(self._path_to(message.parent_id), None, cancel, ids)
+
+    def read(self, message_id: int) -> Reading:
+        """What the model reads up to a message: a reply with its prompt, or, given a user's
+        message, the prompt for the reply to it.
+
+        Raises MessageTooLong when it does not fit the window.
+        """
+        message = self._message(message_id, "user", "assistant")
+        path = self._path_to(message_id)
+        reply = path.pop() if message.role == "assistant" else None
+        prompt = self._write(path)
+        ids = self._writer.reply_ids(reply.text) if reply else []
+        room = self.model.context - len(prompt.ids)
+        left_out = path[: self._messages_in(prompt.dropped, path)]
+        return Reading(prompt, reply, tuple(ids[:room]), tuple(left_out))
+
     def continue_reply(
         self, message_id: int, cancel: threading.Event | None = None
     ) -> Iterator[SessionEvent]:
@@ -165,7 +209,11 @@ class Session:
         return self._measure()[1]
 
     def _answer(
-        self, path: list[StoredMessage], text: str | None, cancel: threading.Event | None
+        self,
+        path: list[StoredMessage],
+        text: str | None,
+        cancel: threading.Event | None,
+        begin: Sequence[int] = (),
     ) -> Iterator[SessionEvent]:
         """Generate a reply to `text`, or to the last message of `path` when it is None."""
         user: StoredMessage | None = None
@@ -174,6 +222,11 @@ class Session:
             if not text.strip():
                 raise ValueError("the message is empty")
         prompt = self._write(path, text)
+        if len(prompt.ids) + len(begin) >= self.model.context:
+            raise ContextOverflow(
+                f"the reply would begin with {len(begin)} tokens and fill the model's window of "
+                f"{self.model.context}"
+            )
         if self.chat_id is None:
             self.chat_id = self._store.create_chat(
                 system=self._system, template=self.template.name, model=self.model.name
@@ -185,7 +238,7 @@ class Session:
             parent_id = user.id
         reply = self._store.add_message(self.chat_id, parent_id, "assistant", "", status="partial")
         self._path = [*path, reply]
-        yield from self._generate(prompt, reply, user, cancel)
+        yield from self._generate(prompt, reply, user, cancel, begin)
 
     def _generate(
         self,
@@ -193,8 +246,12 @@ class Session:
         reply: StoredMessage,
         user: StoredMessage | None,
         cancel: threading.Event | None,
+        begin: Sequence[int] = (),
     ) -> Iterator[SessionEvent]:
-        """Stream the model's reply into the message `reply`, which may hold its beginning."""
+        """Stream the model's reply into the message `reply`, which may hold its beginning.
+
+        begin: tokens that come before those the model draws.
+        """
         sampling = seeded(self.sampling)
         turn_id = self._store.begin_turn(
             reply.id,
@@ -206,7 +263,7 @@ class Session:
         )
         text = reply.text
         drawn = self._writer.reply_ids(text)
-        dropped = self._messages_in(prompt.dropped)
+        dropped = self._messages_in(prompt.dropped, self._path)
         used = len(prompt.ids)
         self._usage = (used, dropped)
         stored_at = time.monotonic()
@@ -214,9 +271,7 @@ class Session:
         status: Status = "stopped"  # unless the turn comes to an end of its own
         try:
             yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
-            events = self.model.generate(
-                prompt.ids, sampling, stop=self.template.stop, cancel=cancel
-            )
+            events = self._begun(prompt, begin, sampling, cancel)
             for event in trimmed(events, begun=bool(text)):
                 text += event.text
                 if isinstance(event, Finished):
@@ -251,6 +306,29 @@ class Session:
             )
             yield finished
 
+    def _begun(
+        self,
+        prompt: Prompt,
+        begin: Sequence[int],
+        sampling: Sampling,
+        cancel: threading.Event | None,
+    ) -> Iterator[Event]:
+        """The tokens `begin` as if they had been drawn, and what the model adds to them."""
+        stream = self.model.tokenizer.stream()
+        for id in begin:
+            text = stream.push(id)
+            yield Token(id, text, text, 0.0)
+        if begin and begin[-1] == self.model.tokenizer.end_id:
+            yield Finished("stop", prompt_tokens=len(prompt.ids), reply_tokens=len(begin) - 1)
+            return
+        ids = (*prompt.ids, *begin)
+        events = self.model.generate(ids, sampling, stop=self.template.stop, cancel=cancel)
+        for event in events:
+            if isinstance(event, Finished):
+                total = event.reply_tokens + len(begin)
+                event = replace(event, prompt_tokens=len(prompt.ids), reply_tokens=total)
+            yield event
+
     def _write(self, path: list[StoredMessage], text: str | None = None) -> Prompt:
         """The prompt for a reply to `text`, or else for what comes after `path`."""
         exchanges = _exchanges(path)
@@ -275,11 +353,11 @@ class Session:
             return self.model.context, len(self._path)
         reply = self._path[-1].text if without_reply != self._path else ""
         used = len(prompt.ids) + len(self._writer.reply_ids(reply))
-        return min(used, self.model.context), self._messages_in(prompt.dropped)
+        return min(used, self.model.context), self._messages_in(prompt.dropped, self._path)
 
-    def _messages_in(self, exchanges: int) -> int:
-        """How many messages of the path its oldest `exchanges` hold."""
-        starts = [place for place, message in enumerate(self._path) if message.role == "user"]
+    def _messages_in(self, exchanges: int, path: Sequence[StoredMessage]) -> int:
+        """How many messages of a path its oldest `exchanges` hold."""
+        starts = [place for place, message in enumerate(path) if message.role == "user"]
         return starts[exchanges]
 
     def _message(self, message_id: int, *roles: Role) -> StoredMessage:

@@ -180,6 +180,22 @@ class Conversation:
 
         self._start_thread(run)
 
+    def in_background(self, work: "Callable[[Session], None]") -> bool:
+        """Do something with the session on a thread of its own, as soon as no other uses it.
+
+        work: has to see to its own errors. False, and nothing is done, without a model.
+        """
+        session = self.session
+        if session is None:
+            return False
+
+        def run() -> None:
+            with self._lock:
+                work(session)
+
+        self._start_thread(run)
+        return True
+
     def close(self, patience: float) -> None:
         """Stop the running turn and see to it that its reply is stored.
 
