@@ -6,7 +6,9 @@ library are imported by the thread that loads them, after the first frame.
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App, InvalidThemeError
@@ -53,6 +55,8 @@ class ChatApp(App[int]):
     ) -> None:
         no_color = "NO_COLOR" in os.environ
         super().__init__(ansi_color=True if no_color else None)
+        # A scroll that slides is late for the next key, and costs most over a slow line.
+        self.animation_level = "none"
         self.register_theme(CALM)
         self._settings = settings
         self.store = store or Store(database_path())
@@ -68,6 +72,10 @@ class ChatApp(App[int]):
         return self.chat
 
     def on_mount(self) -> None:
+        # A terminal that is closed, or a system that shuts down, must not cost a reply.
+        for number in (signal.SIGTERM, signal.SIGHUP) if os.name == "posix" else ():
+            with suppress(ValueError):  # only a program's main thread hears signals
+                asyncio.get_running_loop().add_signal_handler(number, self._leave_on, number)
         try:
             self.theme = FEW_COLORS if self._few_colors else self._settings.theme
         except InvalidThemeError:
@@ -87,6 +95,10 @@ class ChatApp(App[int]):
         # Textual would print a traceback. `run` hands the error on to the command line.
         self._close_messages_no_wait()
 
+    def _leave_on(self, number: int) -> None:
+        self.chat.conversation.close(0)
+        self.exit(128 + number)
+
     async def action_quit(self) -> None:
         await asyncio.to_thread(self.chat.conversation.close, _PATIENCE)
         self.exit(0)
@@ -105,8 +117,9 @@ def run(settings: Settings, chat_id: int | None = None) -> int:
         app.store.close()
     if app.failure is not None:
         raise app.failure
+    code = app.return_value or 0
     if app.chat.conversation.has_running_threads:
         # A thread inside the numerical library cannot be interrupted, and it may crash the
         # interpreter when it comes back while that is taken apart. Everything is stored.
-        os._exit(0)
-    return 0
+        os._exit(code)
+    return code

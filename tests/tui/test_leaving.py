@@ -167,6 +167,19 @@ def test_killed_in_the_middle_of_a_reply(reply) -> None:
         assert program.wait() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_told_to_end_in_the_middle_of_a_reply(reply, number: signal.Signals) -> None:
+    with started("endless") as program:
+        program.wait_for("ready")
+        program.send("Hello\r")
+        program.wait_for("word")
+        program.process.send_signal(number)
+        assert program.wait() == 128 + number
+        assert "Traceback" not in program.output
+    assert reply().status == "stopped"
+    assert reply().text.startswith("word")
+
+
 def test_a_model_that_cannot_be_loaded(terminal: None) -> None:
     with started("failing") as program:
         program.wait_for("no such model")
