@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp.commands.console import UserError, complain, write, write_json
+from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.foreign import printable
 
 if TYPE_CHECKING:
@@ -118,19 +119,29 @@ def export(
     format: Annotated[
         Format, typer.Option(help="jsonl is for fine-tuning: complete exchanges alone.")
     ] = Format.MARKDOWN,
+    feedback: Annotated[
+        FeedbackFormat | None,
+        typer.Option(
+            help="Training rows from your feedback instead, of one chat or all: sft for "
+            "corrections, dpo for preferences, kto for verdicts."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A file, in place of standard output.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Export a chat, or all of them."""
-    if (chat_id is None) != every:
+    if (chat_id is None) != every and not (feedback and chat_id is None):
         raise UserError("give either the id of a chat or --all")
     with _open_store() as store:
         ids = [chat_id] if chat_id else [chat.id for chat in store.chats(limit=sys.maxsize)]
-        text = _exported(store, ids, format, as_list=every)
+        if feedback:
+            text = _feedback(store, ids, feedback)
+        else:
+            text = _exported(store, ids, format, as_list=every)
     if not text:
-        complain("there is no complete exchange to export")
+        complain(f"there is no {'feedback' if feedback else 'complete exchange'} to export")
     if output:
         _write_file(output, text, force=force)
     else:
@@ -180,6 +191,14 @@ def _exported(store: "Store", ids: list[int], format: Format, *, as_list: bool) 
     documents = [to_json(chat, messages) for chat, messages in chats]
     document = documents if as_list else documents[0]
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _feedback(store: "Store", ids: list[int], format: FeedbackFormat) -> str:
+    return "".join(
+        json.dumps(row, ensure_ascii=False) + "\n"
+        for id in ids
+        for row in feedback_rows(store, id, format)
+    )
 
 
 def _write_file(path: Path, text: str, *, force: bool) -> None:

@@ -91,6 +91,18 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             INSERT INTO message_index (rowid, text) VALUES (new.id, new.text);
         END""",
     ),
+    (
+        """CREATE TABLE feedback (
+            message_id INTEGER PRIMARY KEY REFERENCES messages(id) ON DELETE CASCADE,
+            reply TEXT NOT NULL,
+            thumb INTEGER NOT NULL DEFAULT 0 CHECK (thumb IN (-1, 0, 1)),
+            rank INTEGER,
+            correction TEXT,
+            updated REAL NOT NULL
+        ) STRICT""",
+        "ALTER TABLE chats ADD COLUMN archived INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE chats ADD COLUMN deleted REAL",
+    ),
 )
 
 _MESSAGE = """
@@ -169,6 +181,22 @@ class Turn:
     reply_tokens: int | None
     time_to_first_token: float | None
     seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What the user thinks of a reply. What it was drawn from is in the reply's turns.
+
+    reply: its text when it was judged last. thumb: 1 is good, -1 is bad, 0 is not said.
+    rank: its place among the replies to the same message, 1 is the best; None is not ranked.
+    correction: the text it should have been, if the user has written that.
+    """
+
+    message_id: int
+    reply: str
+    thumb: int
+    rank: int | None
+    correction: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +466,52 @@ class Store:
             (chat_id,),
         )
         return [Turn(*(json.loads(v) if i == 5 else v for i, v in enumerate(row))) for row in rows]
+
+    # Feedback
+
+    def feedback(self, chat_id: int) -> dict[int, Feedback]:
+        """What was said of a chat's replies, by message id."""
+        rows = self._rows(
+            """SELECT message_id, reply, thumb, rank, correction FROM feedback
+            WHERE message_id IN (SELECT id FROM messages WHERE chat_id = ?)
+                AND (thumb OR rank IS NOT NULL OR correction IS NOT NULL)
+            ORDER BY message_id""",
+            (chat_id,),
+        )
+        return {row[0]: Feedback(*row) for row in rows}
+
+    def set_thumb(self, message_id: int, thumb: int) -> None:
+        """Call a reply good (1) or bad (-1), or take that back (0)."""
+        with self._transaction():
+            self._judge(message_id, "thumb", thumb)
+
+    def set_correction(self, message_id: int, text: str | None) -> None:
+        """Say what a reply should have been, or with None that it may stay as it is."""
+        with self._transaction():
+            self._judge(message_id, "correction", text)
+
+    def set_ranking(self, message_ids: Sequence[int]) -> None:
+        """Rank replies to one message, the best first. Its other replies have no rank then."""
+        with self._transaction():
+            replies = [self.message(message_id) for message_id in message_ids]
+            if len({(reply.chat_id, reply.parent_id) for reply in replies}) != 1:
+                raise StoreError("only replies to the same message can be ranked")
+            for sibling in self.siblings(message_ids[0]):
+                rank = None
+                if sibling.id in message_ids:
+                    rank = list(message_ids).index(sibling.id) + 1
+                self._judge(sibling.id, "rank", rank)
+
+    def _judge(self, message_id: int, column: str, value: int | str | None) -> None:
+        reply = self.message(message_id)
+        if reply.role != "assistant":
+            raise StoreError(f"message {message_id} is no reply")
+        self._execute(
+            f"INSERT INTO feedback (message_id, reply, {column}, updated) VALUES (?, ?, ?, ?)"
+            f" ON CONFLICT (message_id) DO UPDATE SET reply = excluded.reply,"
+            f" {column} = excluded.{column}, updated = excluded.updated",
+            (message_id, reply.text, value, time.time()),
+        )
 
     # Search
 

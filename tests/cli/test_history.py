@@ -204,3 +204,27 @@ def test_a_damaged_database_is_told_in_words(run) -> None:
     assert str(database_path()) in err
     assert err.count("\n") == 1
     assert database_path().read_bytes() == b"no database" * 100
+
+
+def test_feedback_is_exported_as_training_rows(run, ids: list[int], tmp_path: Path) -> None:
+    assert run("history", "export", "--feedback", "kto") == (
+        0,
+        "",
+        "chatapp: there is no feedback to export\n",
+    )
+    store = Store(database_path())
+    reply, hostile = (store.path(id)[-1].id for id in ids)
+    store.set_thumb(reply, 1)
+    store.set_correction(hostile, HOSTILE)
+    store.close()
+    target = tmp_path / "rows.jsonl"
+    assert run("history", "export", "--feedback", "dpo", "-o", str(target)) == (0, "", "")
+    (row,) = [json.loads(line) for line in target.read_text().splitlines()]
+    assert row["chosen"] == [{"role": "assistant", "content": HOSTILE}]
+    assert row["rejected"] == [{"role": "assistant", "content": "a walrus \x9b"}]
+    out = run("history", "export", str(ids[0]), "--feedback", "kto").out
+    assert [json.loads(line)["label"] for line in out.splitlines()] == [True]
+    status, _, err = run("history", "export", "--feedback", "ppo")
+    assert status == 2
+    assert "ppo" in err
+    assert run("history", "export", "--feedback", "sft", "99").status == 2

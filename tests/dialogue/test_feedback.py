@@ -1,0 +1,214 @@
+"""Feedback is stored with its reply, and exported as the rows that training reads."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import ScriptedModel
+from tiny import write_tiny_gpt2
+
+from chatapp.dialogue import store as store_module
+from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
+from chatapp.dialogue.session import Session
+from chatapp.dialogue.store import Feedback, Store, StoreError
+from chatapp.prompting.template import PLAIN
+
+HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "chats.db")
+    yield store
+    store.close()
+
+
+def rows(store: Store, format: str, chat_id: int = 1) -> list[dict[str, Any]]:
+    return list(feedback_rows(store, chat_id, FeedbackFormat(format)))
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.fixture
+def replies(store: Store) -> list[int]:
+    """A chat with a finished exchange and three answers to the message after it."""
+    chat_id = store.create_chat(system="Be kind.")
+    first = store.add_message(chat_id, None, "user", "Hi")
+    hello = store.add_message(chat_id, first.id, "assistant", "Hello.")
+    question = store.add_message(chat_id, hello.id, "user", "Tea?")
+    return [
+        store.add_message(chat_id, question.id, "assistant", text).id
+        for text in ("Yes.", "No.", HOSTILE)
+    ]
+
+
+PROMPT = [{"role": "system", "content": "Be kind."}, user("Hi"), assistant("Hello."), user("Tea?")]
+
+
+def test_what_was_said_is_kept_and_can_be_taken_back(store: Store, replies: list[int]) -> None:
+    yes, no, _ = replies
+    assert store.feedback(1) == {}
+    store.set_thumb(yes, 1)
+    store.set_correction(yes, "Yes, please.")
+    store.set_ranking([no, yes])
+    assert store.feedback(1) == {
+        yes: Feedback(yes, "Yes.", 1, 2, "Yes, please."),
+        no: Feedback(no, "No.", 0, 1, None),
+    }
+    store.set_thumb(yes, 0)
+    store.set_correction(yes, None)
+    store.set_ranking([no])
+    assert store.feedback(1) == {no: Feedback(no, "No.", 0, 1, None)}
+
+
+def test_it_goes_with_its_chat(store: Store, replies: list[int]) -> None:
+    store.set_thumb(replies[0], -1)
+    store.delete_chat(1)
+    assert store.feedback(1) == {}
+
+
+def test_what_cannot_be_judged_is_refused_in_words(store: Store, replies: list[int]) -> None:
+    with pytest.raises(StoreError, match="message 1 is no reply"):
+        store.set_thumb(1, 1)
+    with pytest.raises(StoreError, match="there is no message 99"):
+        store.set_correction(99, "x")
+    with pytest.raises(StoreError, match="only replies to the same message"):
+        store.set_ranking([2, replies[0]])
+    assert store.feedback(1) == {}
+
+
+def test_the_turn_keeps_what_a_judged_reply_was_drawn_from(store: Store) -> None:
+    model = ScriptedModel(["Yes."], name="tiny")
+    session = Session(model, template=PLAIN, store=store)
+    list(session.say("Tea?"))
+    reply = session.messages[-1].id
+    store.set_thumb(reply, -1)
+    (turn,) = [turn for turn in store.turns(1) if turn.message_id in store.feedback(1)]
+    assert turn.model == "tiny"
+    assert turn.prompt == model.prompts[-1]
+    assert turn.sampling["temperature"] == model.samplings[-1].temperature
+    assert turn.seed == model.samplings[-1].seed
+
+
+def test_what_was_judged_stays_when_the_reply_goes_on(store: Store, replies: list[int]) -> None:
+    store.set_thumb(replies[0], 1)
+    store.update_message(replies[0], "Yes. But not now.", "complete")
+    assert rows(store, "kto") == [
+        {"prompt": PROMPT, "completion": [assistant("Yes.")], "label": True}
+    ]
+
+
+def test_corrections_are_rows_to_imitate(store: Store, replies: list[int]) -> None:
+    store.set_thumb(replies[0], 1)
+    assert rows(store, "sft") == []
+    store.set_correction(replies[2], HOSTILE + "!")
+    assert rows(store, "sft") == [{"messages": [*PROMPT, assistant(HOSTILE + "!")]}]
+    store.set_correction(2, "Good day.")
+    assert rows(store, "sft") == [
+        {"messages": [*PROMPT[:2], assistant("Good day.")]},
+        {"messages": [*PROMPT[:2], assistant("Good day."), PROMPT[3], assistant(HOSTILE + "!")]},
+    ]
+
+
+def test_preferences_come_from_ranks_thumbs_and_corrections(
+    store: Store, replies: list[int]
+) -> None:
+    yes, no, hostile = replies
+    store.set_thumb(yes, 1)
+    assert rows(store, "dpo") == []
+    store.set_thumb(hostile, -1)
+
+    def pairs() -> list[tuple[str, str]]:
+        found = rows(store, "dpo")
+        assert all(row.keys() == {"prompt", "chosen", "rejected"} for row in found)
+        assert all(row["prompt"] == PROMPT for row in found)
+        return [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in found]
+
+    assert pairs() == [("Yes.", HOSTILE)]
+    store.set_ranking([hostile, no])
+    assert pairs() == [("Yes.", HOSTILE), (HOSTILE, "No.")]
+    store.set_ranking([hostile, no, yes])  # a rank says more than a thumb
+    assert pairs() == [("No.", "Yes."), (HOSTILE, "Yes."), (HOSTILE, "No.")]
+    store.set_correction(no, "No, thanks.")
+    assert pairs()[0] == ("No, thanks.", "No.")
+
+
+def test_verdicts_come_from_thumbs_and_corrections(store: Store, replies: list[int]) -> None:
+    yes, no, hostile = replies
+    store.set_thumb(yes, 1)
+    store.set_thumb(no, -1)
+    store.set_correction(hostile, "Later.")
+    found = [(row["completion"][0]["content"], row["label"]) for row in rows(store, "kto")]
+    assert found == [("Yes.", True), ("No.", False), ("Later.", True), (HOSTILE, False)]
+    assert all(row["prompt"] == PROMPT for row in rows(store, "kto"))
+
+
+def test_an_exchange_without_a_reply_is_left_out_of_the_prompt(store: Store) -> None:
+    chat_id = store.create_chat()
+    first = store.add_message(chat_id, None, "user", "Hello?")
+    silence = store.add_message(chat_id, first.id, "assistant", "", status="stopped")
+    second = store.add_message(chat_id, silence.id, "user", "Anyone?")
+    reply = store.add_message(chat_id, second.id, "assistant", "Me.")
+    store.set_thumb(reply.id, 1)
+    store.set_thumb(silence.id, -1)
+    assert rows(store, "kto") == [
+        {"prompt": [user("Anyone?")], "completion": [assistant("Me.")], "label": True}
+    ]
+
+
+def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    connection = sqlite3.connect(path)
+    for statement in store_module._MIGRATIONS[0]:
+        connection.execute(statement)
+    connection.execute(
+        "INSERT INTO chats (title, template, model, created, updated)"
+        " VALUES ('Old', 'plain', 'tiny', 1, 1)"
+    )
+    connection.executemany(
+        "INSERT INTO messages (chat_id, parent_id, role, text, status, created)"
+        " VALUES (1, ?, ?, ?, 'complete', 1)",
+        [(None, "user", "Hi"), (1, "assistant", "Hello.")],
+    )
+    connection.execute("PRAGMA user_version = 1")
+    connection.execute(f"PRAGMA application_id = {store_module._APPLICATION_ID}")
+    connection.commit()
+    connection.close()
+    for _ in range(2):
+        store = Store(path)
+        assert [chat.title for chat in store.chats()] == ["Old"]
+        store.set_thumb(2, 1)
+        assert store.feedback(1)[2].thumb == 1
+        store.close()
+
+
+def test_finetune_reads_the_corrections(store: Store, replies: list[int], tmp_path: Path) -> None:
+    from finetune.check import examine
+    from finetune.config import FinetuneConfig
+
+    store.set_correction(2, "Good day.")
+    store.set_correction(replies[2], HOSTILE + "!")
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(store, "sft")))
+    model = write_tiny_gpt2(tmp_path, context=256)
+    found = examine(
+        FinetuneConfig.model_validate(
+            {
+                "model": str(model),
+                "output": str(tmp_path / "run"),
+                "data": {"train": str(path), "template": "chat", "held_out": 0.0},
+            }
+        )
+    )
+    document = found.document()
+    assert document["kept"] == 2
+    assert document["dropped"] == {}
