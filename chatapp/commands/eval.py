@@ -219,7 +219,7 @@ def _evaluate(
 
 
 def _save(made: dict[str, Any], found: "Sequence[Result]", folder: Path) -> None:
-    from chatapp.evaluation.report import plot
+    from chatapp.evaluation.plot import plot
 
     try:
         text = json.dumps(made, indent=2) + "\n"

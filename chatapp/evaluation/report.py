@@ -1,16 +1,14 @@
-"""What an evaluation found: results as data, as a table for a terminal, as a plot.
+"""What an evaluation found: results as data and as a table for a terminal.
 
 The one invariant: beside each figure stands what is reached without the model's
 understanding: the commonest answer, and the vote of the nearest examples.
 """
 
 import platform
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -214,80 +212,3 @@ def table(found: Sequence[Result]) -> "Table":
     for row in zip(*(cells[name] for name in names), strict=True):
         made.add_row(*map(Text, row))
     return made
-
-
-def plot(found: Sequence[Result], path: Path) -> None:
-    """The first measure of each task over the number of shots, with its intervals, as a PNG.
-
-    As the figures of the GPT-3 paper that show accuracy against examples in context. What
-    needs no demonstrations is the first point of every curve.
-    """
-    from matplotlib.figure import Figure
-
-    by_task: dict[str, list[Result]] = defaultdict(list)
-    for each in found:
-        if not by_task[each.task] or each.metric == by_task[each.task][0].metric:
-            by_task[each.task].append(each)
-    figure = Figure(figsize=(6.4, 4.4 * len(by_task)), layout="constrained")
-    for axes, (task, group) in zip(
-        figure.subplots(len(by_task), squeeze=False)[:, 0], by_task.items(), strict=True
-    ):
-        shots = sorted({each.shots for each in group})
-        for number, (name, points) in enumerate(_curves(group).items()):
-            # Side by side, so that no interval hides another.
-            x = [shots.index(each.shots) + 0.03 * number for each in points]
-            below = [max(0.0, each.mean - each.interval[0]) for each in points]
-            above = [max(0.0, each.interval[1] - each.mean) for each in points]
-            means = [each.mean for each in points]
-            axes.errorbar(x, means, [below, above], marker="o", capsize=3, label=_plain(name))
-        axes.axhline(group[0].majority, color="grey", linestyle=":", label="majority")
-        for name, votes in _votes(group).items():
-            places = [shots.index(k) for k in votes]
-            values = list(votes.values())
-            axes.plot(places, values, color="grey", linestyle="--", marker="x", label=_plain(name))
-        axes.set_title(_plain(task))
-        axes.set_xticks(range(len(shots)), [str(k) for k in shots])
-        axes.set_xlabel("demonstrations")
-        axes.set_ylim(-0.02, 1.02)
-        axes.set_ylabel(f"{group[0].metric} (n = {group[0].n}; bars: 95 %)")
-        axes.legend(fontsize="small")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name may be in a script the font has not
-        figure.savefig(path, format="png", dpi=150)
-
-
-def _curves(group: Sequence[Result]) -> dict[str, list[Result]]:
-    """The points of each curve, by its name."""
-    zero = {each.scoring: each for each in group if not each.shots}
-    curves: dict[str, list[Result]] = {}
-    orders = {(each.selection, each.order) for each in group}
-    several_orders = len(orders) > len({each.selection for each in group})
-    for each in group:
-        if not each.shots and any(other.shots for other in group):
-            continue
-        name = f"{each.selection}, {each.scoring}" + f", {each.order}" * several_orders
-        first = [zero[each.scoring]] if each.shots and each.scoring in zero else []
-        curves.setdefault(name, first).append(each)
-    return {name: sorted(points, key=lambda each: each.shots) for name, points in curves.items()}
-
-
-def _votes(group: Sequence[Result]) -> dict[str, dict[int, float]]:
-    """The different baselines by vote, each over shots, by its name."""
-    by_selection: dict[str, dict[int, float]] = defaultdict(dict)
-    for each in sorted(group, key=lambda each: each.shots):
-        if each.vote is not None:
-            by_selection[each.selection][each.shots] = each.vote
-    different: dict[str, dict[int, float]] = {}
-    for selection, votes in by_selection.items():
-        if votes not in different.values():
-            different[f"vote beside {selection}"] = votes
-    if len(different) == 1:
-        return {"vote": next(iter(different.values()))}
-    return different
-
-
-def _plain(text: str) -> str:
-    """Foreign text that matplotlib does not take for mathematics."""
-    from chatapp.foreign import printable
-
-    return printable(text).replace("$", r"\$")

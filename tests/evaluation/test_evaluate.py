@@ -12,7 +12,7 @@ from chatapp.evaluation.answers import accuracies, decided, per_token, read_answ
 from chatapp.evaluation.evaluate import Cell, Grid, Selectors, Task, evaluate, plan, subset
 from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal, Row
-from chatapp.evaluation.report import Result, document, plot, results, table
+from chatapp.evaluation.report import Result, document, results, table
 from chatapp.evaluation.scoring import Likelihoods, best
 from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.promptfile import PromptFile
@@ -301,13 +301,3 @@ def test_the_table_shows_foreign_names_as_they_are() -> None:
     assert "task [bold]␛[31mx" in text
     assert "0.800" in text
     assert "nearest-last" in text
-
-
-def test_the_plot_is_a_png(tmp_path: Path) -> None:
-    _, found = run(make(), Grid((0, 1, 2), ("knn", "random"), (), ("direct", "channel"), seeds=2))
-    odd = [replace(each, task="a $ b_ 字") for each in found]
-    path = tmp_path / "accuracy.png"
-    plot(found + odd, path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert path.stat().st_size > 20_000
-    plot(found[:1], path)

@@ -1,0 +1,191 @@
+"""The picture of an evaluation: the first measure of each task, with its baselines, as a PNG.
+
+The one invariant: every point stands with its interval, on an axis from 0 to 1, and nothing
+drawn hides a figure: legends stand beside the axes, and points side by side.
+"""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chatapp.evaluation.report import Result
+from chatapp.foreign import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure, SubFigure
+
+_MARKERS = "osD^vP*X"
+_LINES = ("-", "--", "-.", ":")
+_RANGE = (-0.02, 1.02)
+_BASELINE = "0.35"
+# Inches.
+_PANEL, _LEGEND, _WIDEST_LEGEND = 3.4, 2.2, 7.5
+
+
+def plot(found: Sequence[Result], path: Path) -> None:
+    """Write the picture of these results as a PNG."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name may be in a script the font has not
+        picture(found).savefig(path, format="png", dpi=150)
+
+
+def picture(found: Sequence[Result]) -> "Figure":
+    """Results over the number of demonstrations where that varies, else by selection.
+
+    Over demonstrations as Figures 13 and 17 of the GPT-3 paper do, with a panel for each
+    scoring; what needs no demonstrations is the first point of every curve.
+    """
+    from matplotlib.figure import Figure
+
+    groups = _by_task(found)
+    heights = [3.8 if _shots(each)[1:] else 1.7 + 0.55 * len(_rows(each)) for each in groups]
+    panels = max(len(_scorings(each)) if _shots(each)[1:] else 0 for each in groups)
+    width = max(_WIDEST_LEGEND, _PANEL * panels + _LEGEND)
+    figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(groups), squeeze=False, height_ratios=heights)[:, 0]
+    for part, group in zip(parts, groups, strict=True):
+        part.suptitle(_plain(f"{group[0].task}, {group[0].n} items; bars: 95 % intervals"))
+        if _shots(group)[1:]:
+            _over_shots(part, group)
+        else:
+            _over_selections(part, group)
+    return figure
+
+
+def _over_shots(part: "SubFigure", group: Sequence[Result]) -> None:
+    """A curve for each selection and order, in a panel for each scoring."""
+    shots, scorings = _shots(group), _scorings(group)
+    selections = list(dict.fromkeys(each.selection for each in group if each.shots))
+    legend: dict[str, Any] = {}
+    all_axes = part.subplots(1, len(scorings), sharey=True, squeeze=False)[0]
+    for axes, scoring in zip(all_axes, scorings, strict=True):
+        curves = _curves([each for each in group if each.scoring == scoring])
+        for number, ((selection, order), points) in enumerate(curves.items()):
+            style = selections.index(selection) if selection in selections else 0
+            orders = [other for each, other in curves if each == selection]
+            # Side by side, so that no interval hides another.
+            aside = 0.04 * (number - (len(curves) - 1) / 2)
+            drawn = axes.errorbar(
+                [shots.index(each.shots) + aside for each in points],
+                [each.mean for each in points],
+                _bars(points),
+                color=f"C{style % 10}",
+                marker=_MARKERS[style % len(_MARKERS)],
+                linestyle=_LINES[orders.index(order) % len(_LINES)],
+                capsize=3,
+            )
+            legend.setdefault(f"{selection}, {order}" if orders[1:] else selection, drawn)
+        for number, (name, votes) in enumerate(_votes(group).items()):
+            (line,) = axes.plot(
+                [shots.index(k) for k in votes],
+                list(votes.values()),
+                color=_BASELINE,
+                linestyle=_LINES[1 + number % 3],
+                linewidth=1,
+                marker=_MARKERS[-1 - number % len(_MARKERS)],
+                markersize=4,
+            )
+            legend.setdefault(name, line)
+        legend["majority"] = axes.axhline(group[0].majority, color=_BASELINE, linestyle=":")
+        axes.set_title(scoring, fontsize="medium")
+        axes.set_xticks(range(len(shots)), [str(k) for k in shots])
+        axes.set_xlabel("demonstrations")
+        axes.set_ylim(*_RANGE)
+        axes.grid(axis="y", alpha=0.3)
+    all_axes[0].set_ylabel(group[0].metric)
+    names = [_plain(name) for name in legend]
+    part.legend(legend.values(), names, loc="outside right center", fontsize="small")
+
+
+def _over_selections(part: "SubFigure", group: Sequence[Result]) -> None:
+    """A row for each selection and order, in it a point for each scoring."""
+    rows, scorings = _rows(group), _scorings(group)
+    axes = part.subplots()
+    legend: dict[str, Any] = {}
+    for number, scoring in enumerate(scorings):
+        points = [each for each in group if each.scoring == scoring]
+        aside = 0.22 * (number - (len(scorings) - 1) / 2)
+        legend[scoring] = axes.errorbar(
+            [each.mean for each in points],
+            [rows.index((each.selection, each.order)) + aside for each in points],
+            xerr=_bars(points),
+            color=f"C{number % 10}",
+            marker=_MARKERS[number % len(_MARKERS)],
+            linestyle="none",
+            capsize=3,
+        )
+    votes = {(each.selection, each.order): each.vote for each in group if each.vote is not None}
+    if votes:
+        places = [rows.index(row) for row in votes]
+        (legend["vote of the nearest"],) = axes.plot(
+            list(votes.values()), places, color=_BASELINE, linestyle="none", marker="x", ms=8
+        )
+    legend["majority"] = axes.axvline(group[0].majority, color=_BASELINE, linestyle=":")
+    several = len(rows) > len({selection for selection, _ in rows})
+    names = [f"{selection}, {order}" if several else selection for selection, order in rows]
+    axes.set_yticks(range(len(rows)), [_plain(name) for name in names])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(*_RANGE)
+    axes.set_xlabel(f"{group[0].metric} with {group[0].shots} demonstrations")
+    axes.grid(axis="x", alpha=0.3)
+    part.legend(legend.values(), legend.keys(), loc="outside right center", fontsize="small")
+
+
+def _by_task(found: Sequence[Result]) -> list[list[Result]]:
+    """The results of each task in its first measure."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for each in found:
+        group = groups[each.task]
+        if not group or each.metric == group[0].metric:
+            group.append(each)
+    return list(groups.values())
+
+
+def _shots(group: Sequence[Result]) -> list[int]:
+    return sorted({each.shots for each in group})
+
+
+def _scorings(group: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(each.scoring for each in group))
+
+
+def _rows(group: Sequence[Result]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((each.selection, each.order) for each in group))
+
+
+def _bars(points: Sequence[Result]) -> tuple[list[float], list[float]]:
+    """How far the intervals reach below and above the means."""
+    below = [max(0.0, each.mean - each.interval[0]) for each in points]
+    above = [max(0.0, each.interval[1] - each.mean) for each in points]
+    return below, above
+
+
+def _curves(group: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    """The points of each selection and order of one scoring, by rising shots."""
+    zero = [each for each in group if not each.shots]
+    curves: dict[tuple[str, str], list[Result]] = {}
+    for each in sorted(group, key=lambda each: each.shots):
+        if each.shots:
+            curves.setdefault((each.selection, each.order), list(zero)).append(each)
+    return curves or dict.fromkeys(_rows(zero), zero)
+
+
+def _votes(group: Sequence[Result]) -> dict[str, dict[int, float]]:
+    """The different baselines by vote, each over shots, by its name."""
+    by_selection: dict[str, dict[int, float]] = defaultdict(dict)
+    for each in sorted(group, key=lambda each: each.shots):
+        if each.vote is not None:
+            by_selection[each.selection][each.shots] = each.vote
+    different: dict[str, dict[int, float]] = {}
+    # What is drawn at random stands beside the vote of the nearest, and lends it no name.
+    for selection in sorted(by_selection, key=lambda name: name in ("random", "balanced", "fixed")):
+        if by_selection[selection] not in different.values():
+            different[f"vote beside {selection}"] = by_selection[selection]
+    return {"vote": by_selection.popitem()[1]} if len(different) == 1 else different
+
+
+def _plain(text: str) -> str:
+    """Foreign text that matplotlib does not take for mathematics."""
+    return printable(text).replace("$", r"\$")
