@@ -13,6 +13,7 @@ import typer
 from chatapp import __version__
 from chatapp.commands import ask, history, models, perplexity
 from chatapp.commands import eval as evaluation
+from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
 from chatapp.commands.ask import ModelOption, TemplateOption
 from chatapp.commands.console import UserError, complain
@@ -28,6 +29,7 @@ app.command()(ask.complete)
 app.command()(run_command.run)
 app.command("eval")(evaluation.evaluate)
 app.command()(perplexity.perplexity)
+app.command()(inspect_command.inspect)
 app.add_typer(history.app, name="history", help="List, search, show, export and delete chats.")
 app.add_typer(models.app, name="models", help="Show the models on this machine.")
 

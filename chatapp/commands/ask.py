@@ -73,8 +73,8 @@ def ask(
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output. Nothing is stored."""
-    settings = _settings(context)
-    parts = [part for part in (question, _standard_input()) if part and part.strip()]
+    settings = settings_of(context)
+    parts = [part for part in (question, standard_input()) if part and part.strip()]
     if not parts:
         raise UserError("there is no question; give it in quotes or on standard input")
 
@@ -113,8 +113,8 @@ def complete(
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a text as it stands, without any dialogue."""
-    settings = _settings(context)
-    prompt = (text or "") + _standard_input().removesuffix("\n")
+    settings = settings_of(context)
+    prompt = (text or "") + standard_input().removesuffix("\n")
     if not prompt.strip():
         raise UserError("there is no text to go on with; give it in quotes or on standard input")
 
@@ -128,7 +128,7 @@ def complete(
     _print_answer(answer, settings, None, as_json=as_json)
 
 
-def _settings(context: typer.Context) -> "Settings":
+def settings_of(context: typer.Context) -> "Settings":
     """The settings, with the flags of the command that has their names."""
     from chatapp.engine.model import Sampling
     from chatapp.settings import load_settings
@@ -137,7 +137,7 @@ def _settings(context: typer.Context) -> "Settings":
     return load_settings({name: context.params.get(name) for name in names})
 
 
-def _standard_input() -> str:
+def standard_input() -> str:
     """What was piped in; "" when standard input is a terminal or closed."""
     if sys.stdin is None or sys.stdin.isatty():
         return ""

@@ -1,0 +1,72 @@
+"""How tokens and numbers are written and coloured wherever a model is looked into.
+
+The one invariant: what `visible` returns is one line that a terminal can be given, and every
+colour comes with words or numbers beside it, so that nothing is lost where there are none.
+"""
+
+from itertools import pairwise
+
+from chatapp.foreign import printable
+
+_MARKS = str.maketrans({"\n": "⏎", "\t": "⇥"})
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+# From unlikely over half-likely to certain; from no weight to all of it. Red, green, blue.
+_LIKELIHOOD = ((0.0, (190, 70, 66)), (0.5, (196, 154, 74)), (1.0, (74, 150, 110)))
+_WEIGHT = ((0.0, (28, 32, 38)), (0.35, (45, 105, 105)), (1.0, (104, 214, 190)))
+
+RGB = tuple[int, int, int]
+
+
+def visible(piece: str) -> str:
+    """A token's text on one line, its line breaks and tabs as marks."""
+    return printable(piece).translate(_MARKS)
+
+
+def percent(share: float) -> str:
+    """A probability in five columns."""
+    if share >= 0.9995:
+        return " 100%"
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    return f"{100 * share:4.1f}%"
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of `width` columns, filled in eighths."""
+    full, part = divmod(round(min(1.0, max(0.0, share)) * width * 8), 8)
+    return ("█" * full + _EIGHTHS[part] * (full < width)).ljust(width)
+
+
+def likelihood_color(probability: float) -> RGB:
+    """Red for a token that surprises, green for one that was certain.
+
+    The scale is that of the square root, because most tokens worth a look are below 0.25.
+    """
+    return _between(_LIKELIHOOD, probability**0.5)
+
+
+def weight_color(weight: float) -> RGB:
+    """Dark for no attention, bright for all of it."""
+    return _between(_WEIGHT, weight)
+
+
+def ink_on(color: RGB) -> RGB:
+    """Black or white, whichever is easier to read on a colour."""
+    red, green, blue = color
+    return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 128 else (255, 255, 255)
+
+
+def hexadecimal(color: RGB) -> str:
+    """A colour as styles have it: #rrggbb."""
+    return "#{:02x}{:02x}{:02x}".format(*color)
+
+
+def _between(scale: tuple[tuple[float, RGB], ...], place: float) -> RGB:
+    place = min(1.0, max(0.0, place))
+    for (start, low), (end, high) in pairwise(scale):
+        if place <= end:
+            share = (place - start) / (end - start)
+            red, green, blue = (round(a + (b - a) * share) for a, b in zip(low, high, strict=True))
+            return red, green, blue
+    return scale[-1][1]
