@@ -28,12 +28,13 @@ from chatapp.tui.keybar import KeyBar
 from chatapp.tui.message import MessageView
 from chatapp.tui.parameters import ParametersScreen
 from chatapp.tui.prompt import Prompt
+from chatapp.tui.ranking import RankScreen
 from chatapp.tui.status import StatusLine
 from chatapp.tui.transcript import Transcript
 from chatapp.tui.welcome import Welcome
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store import Store, StoredMessage
     from chatapp.engine.model import LanguageModel
     from chatapp.settings import Settings
 
@@ -130,6 +131,9 @@ class ChatScreen(Screen[None]):
     @on(events.Submitted)
     async def _submitted(self, event: events.Submitted) -> None:
         text, editing = event.text, event.editing
+        if editing is not None and editing.role == "assistant":
+            self._keep_correction(editing, text)
+            return
         if self._is_busy():
             self._prompt.give_back(text, editing)
             return
@@ -262,6 +266,7 @@ class ChatScreen(Screen[None]):
             path, reasons = self.conversation.open(chat_id)
             self._timer.pause()
             self._streaming = self._transcript.live = None
+            self._show_feedback()
             await self._transcript.show(path, reasons)
             self._show_welcome(not path)
             self._tell("")
@@ -321,8 +326,54 @@ class ChatScreen(Screen[None]):
         with self._store_errors():
             if message.role == "assistant" and message.parent_id is not None:
                 message = self._store.message(message.parent_id)
-            self._prompt.edit_message(message)
+            self._prompt.edit_message(message, message.text)
             self._prompt.focus()
+
+    @on(events.Judge)
+    def _judge_message(self, event: events.Judge) -> None:
+        with self._store_errors():
+            said = self._store.feedback(event.message.chat_id).get(event.message.id)
+            again = said is not None and said.thumb == event.thumb
+            self._store.set_thumb(event.message.id, 0 if again else event.thumb)
+            self._show_feedback()
+
+    @on(events.Correct)
+    def _correct_message(self, event: events.Correct) -> None:
+        message = event.message
+        with self._store_errors():
+            said = self._store.feedback(message.chat_id).get(message.id)
+            correction = said.correction if said is not None else None
+            self._prompt.edit_message(message, correction or message.text)
+            self._prompt.focus()
+
+    def _keep_correction(self, message: "StoredMessage", text: str) -> None:
+        """Store what a reply should have been; its own words take a correction back."""
+        try:
+            reply = self._store.message(message.id)
+            self._store.set_correction(reply.id, None if text == reply.text else text)
+        except StoreError as error:
+            self._prompt.give_back(text, message)
+            self._tell(str(error))
+        else:
+            self._show_feedback()
+
+    @on(events.Rank)
+    @work
+    async def _rank_replies(self, event: events.Rank) -> None:
+        with self._store_errors():
+            siblings = self._store.siblings(event.message.id)
+            judged = self._store.feedback(event.message.chat_id)
+            ranks = {id: said.rank for id, said in judged.items() if said.rank}
+            siblings.sort(key=lambda reply: ranks.get(reply.id, len(siblings) + 1))
+            ranking = await self.app.push_screen_wait(RankScreen(siblings))
+            if ranking is not None:
+                self._store.set_ranking(ranking)
+                self._show_feedback()
+
+    def _show_feedback(self) -> None:
+        with self._store_errors():
+            chat_id = self.conversation.chat_id
+            self._transcript.show_feedback({} if chat_id is None else self._store.feedback(chat_id))
 
     @on(events.Regenerate)
     def _regenerate(self, event: events.Regenerate) -> None:
@@ -385,7 +436,7 @@ class ChatScreen(Screen[None]):
     def action_help(self) -> None:
         own: tuple[type[DOMNode], ...] = (
             *(type(self.app), ChatScreen, Prompt, MessageView),
-            *(HistoryScreen, ChatList, ParametersScreen),
+            *(HistoryScreen, ChatList, ParametersScreen, RankScreen),
         )
         places = [(place.BINDING_GROUP_TITLE or "", place) for place in own]
         places += [("Moving and copying", Screen), ("Editing text", TextArea)]

@@ -105,6 +105,28 @@ class Copy(Message):
 
 
 @dataclass
+class Judge(Message):
+    """The user calls this reply good (1) or bad (-1); said twice, it is taken back."""
+
+    message: "StoredMessage"
+    thumb: int
+
+
+@dataclass
+class Correct(Message):
+    """The user wants to write what this reply should have been."""
+
+    message: "StoredMessage"
+
+
+@dataclass
+class Rank(Message):
+    """The user wants to put this reply and its siblings in order."""
+
+    message: "StoredMessage"
+
+
+@dataclass
 class ShowSibling(Message):
     """The user wants the version `step` places after this one."""
 

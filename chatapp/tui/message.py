@@ -17,9 +17,10 @@ from chatapp.tui import events
 from chatapp.tui.body import TextBody
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import StoredMessage
+    from chatapp.dialogue.store import Feedback, StoredMessage
 
 _VERSIONS = Binding.Group("Versions", compact=True)
+_VERDICT = Binding.Group("Good or bad", compact=True)
 
 SPEAKERS = {"user": "You", "assistant": "Assistant", "system": "Instructions"}
 
@@ -40,6 +41,16 @@ def fate(message: "StoredMessage", reason: str) -> str:
     if reason == "context":
         return "the context window is full"
     return ""
+
+
+def verdict(feedback: "Feedback | None") -> str:
+    """In words, what the user has said of a reply."""
+    if feedback is None:
+        return ""
+    words = [{1: "good", 0: "", -1: "bad"}[feedback.thumb]]
+    words.append(f"ranked {feedback.rank}" if feedback.rank else "")
+    words.append("corrected" if feedback.correction is not None else "")
+    return " · ".join(word for word in words if word)
 
 
 class Waiting(Vertical):
@@ -69,25 +80,36 @@ class MessageView(Vertical, can_focus=True):
         Binding("c", "continue", "Continue", tooltip="Let the reply go on where it ended"),
         Binding("e", "edit", "Edit", tooltip="Write your message anew and send it again"),
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard"),
+        Binding(
+            "plus", "judge(1)", "Good", tooltip="Good reply; again: no verdict", group=_VERDICT
+        ),
+        Binding(
+            "minus", "judge(-1)", "Bad", tooltip="Bad reply; again: no verdict", group=_VERDICT
+        ),
+        Binding("w", "correct", "Correct", tooltip="Write what the reply should have been"),
+        Binding("k", "rank", "Rank", tooltip="Put the versions of a reply in order"),
         Binding("left", "sibling(-1)", "Earlier version", group=_VERSIONS),
         Binding("right", "sibling(1)", "Later version", group=_VERSIONS),
     ]
 
-    def __init__(self, message: "StoredMessage", note: str = "") -> None:
+    def __init__(self, message: "StoredMessage", note: str = "", said: str = "") -> None:
         super().__init__(classes=f"-{message.role}")
         self.message = message
         self._header = Static(markup=False, classes="header")
         self._body = TextBody(message.text)
         self._note = Static(markup=False, classes="note")
-        self.show(message, note)
+        self.show(message, note, said)
 
     def compose(self) -> ComposeResult:
         yield self._header
         yield self._body
         yield self._note
 
-    def show(self, message: "StoredMessage", note: str) -> None:
-        """Show a newer state of the message, or another message of the same role."""
+    def show(self, message: "StoredMessage", note: str, said: str) -> None:
+        """Show a newer state of the message, or another message of the same role.
+
+        said: the user's verdict in words.
+        """
         if message.text != self.message.text:
             self._body.replace(message.text)
         self.message = message
@@ -95,6 +117,8 @@ class MessageView(Vertical, can_focus=True):
         if message.siblings > 1:
             place = f"  ‹ {message.sibling}/{message.siblings} ›"
             title += Content.styled(place, "not bold")
+        if said:
+            title += Content.styled(f"  {said}", "not bold")
         self._header.update(title)
         self.note = note
         self._body.display = bool(message.text or not note)
@@ -116,8 +140,10 @@ class MessageView(Vertical, can_focus=True):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "sibling":
             return self.message.siblings > 1
-        if action == "continue":
+        if action in ("continue", "judge", "correct"):
             return self.message.role == "assistant"
+        if action == "rank":
+            return self.message.role == "assistant" and self.message.siblings > 1
         return True
 
     def action_step(self, step: int) -> None:
@@ -134,6 +160,15 @@ class MessageView(Vertical, can_focus=True):
 
     def action_copy(self) -> None:
         self.post_message(events.Copy(self.message))
+
+    def action_judge(self, thumb: int) -> None:
+        self.post_message(events.Judge(self.message, thumb))
+
+    def action_correct(self) -> None:
+        self.post_message(events.Correct(self.message))
+
+    def action_rank(self) -> None:
+        self.post_message(events.Rank(self.message))
 
     def action_sibling(self, step: int) -> None:
         self.post_message(events.ShowSibling(self.message, step))

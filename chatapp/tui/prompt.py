@@ -20,6 +20,11 @@ from chatapp.tui.events import Submitted
 if TYPE_CHECKING:
     from chatapp.dialogue.store import StoredMessage
 
+_TASKS = {
+    "user": "Writing anew · Enter sends it, Esc leaves it as it was",
+    "assistant": "What the reply should have been · Enter keeps it, Esc leaves",
+}
+
 
 class Prompt(TextArea):
     """The input. `earlier` gives the texts sent before, oldest first, when they are needed."""
@@ -75,9 +80,9 @@ class Prompt(TextArea):
         """Put a text back that could not be sent, before whatever was written since."""
         self._start_over(f"{text}\n{self.text}" if self.text else text, editing)
 
-    def edit_message(self, message: "StoredMessage") -> None:
-        """Take a message's text to be written anew."""
-        self._start_over(message.text, message)
+    def edit_message(self, message: "StoredMessage", text: str) -> None:
+        """Take a message's text, or what it was to be before, to be written anew."""
+        self._start_over(text, message)
 
     def leave_edit(self) -> None:
         """Give up writing a message anew."""
@@ -85,8 +90,7 @@ class Prompt(TextArea):
 
     def _start_over(self, text: str, editing: "StoredMessage | None" = None) -> None:
         self.editing = editing
-        words = "Writing anew · Enter sends it, Esc leaves it as it was"
-        self.border_title = words if editing else ""
+        self.border_title = _TASKS[editing.role] if editing else ""
         self._place = 0
         self._show(text)
 

@@ -13,13 +13,13 @@ from textual.containers import VerticalScroll
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
-from chatapp.tui.message import MessageView, Waiting, fate
+from chatapp.tui.message import MessageView, Waiting, fate, verdict
 
 if TYPE_CHECKING:
     from textual.geometry import Size
     from textual.layout import DockArrangeResult
 
-    from chatapp.dialogue.store import StoredMessage
+    from chatapp.dialogue.store import Feedback, StoredMessage
 
 AT_FIRST = 25
 STEP = 15
@@ -33,6 +33,7 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__()
         self.path: list[StoredMessage] = []
         self._reasons: dict[int, str] = {}
+        self._judged: Mapping[int, Feedback] = {}
         self._first = self._last = 0
         self.live: int | None = None
         """The message that is being written; it stays mounted."""
@@ -96,7 +97,13 @@ class Transcript(VerticalScroll, can_focus=False):
             if old.id == message.id:
                 self.path[index] = message
         if (view := self.view(message.id)) is not None:
-            view.show(message, self._fate(message))
+            view.show(message, self._fate(message), verdict(self._judged.get(message.id)))
+
+    def show_feedback(self, judged: "Mapping[int, Feedback]") -> None:
+        """Take over what the user has said of the chat's replies, by message id."""
+        self._judged = judged
+        for view in self.views:
+            self.refresh_message(view.message)
 
     async def wait(self, text: str, note: str) -> None:
         """Show a message of the user that is not part of the chat yet."""
@@ -189,7 +196,8 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.remove_children(views)
 
     def _make(self, message: "StoredMessage") -> MessageView:
-        return MessageView(message, self._fate(message))
+        said = verdict(self._judged.get(message.id))
+        return MessageView(message, self._fate(message), said)
 
     def _fate(self, message: "StoredMessage") -> str:
         if message.id == self.live:

@@ -19,6 +19,7 @@ from chatapp.tui import history
 from chatapp.tui.app import ChatApp
 from chatapp.tui.field import Field
 from chatapp.tui.history import ChatList
+from chatapp.tui.ranking import RankScreen
 from chatapp.tui.turn import Turn
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
@@ -163,6 +164,20 @@ def test_history(take: Callable[..., bool], size: str) -> None:
         await driver.until(lambda: driver.app.screen.query_one(ChatList).option_count == 3)
 
     assert take(size, ScriptedModel([REPLY]), scene)
+
+
+@pytest.mark.parametrize("size", ["60x20", "100x30", "200x60"])
+def test_ranking(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await driver.say("Tell me about the sea.")
+        await driver.press("ctrl+up", "plus", "r")
+        await driver.idle()
+        await driver.press("ctrl+up", "minus", "w", "!", "enter")
+        await driver.press("ctrl+up", "k")
+        await driver.until(lambda: isinstance(driver.app.screen, RankScreen))
+        await driver.press("u", "d")
+
+    assert take(size, ScriptedModel([REPLY, "It is [b]wide[/b]."]), scene)
 
 
 @pytest.mark.parametrize("theme", ["few colours", "no colour"])

@@ -1,0 +1,80 @@
+"""The replies to one message, put in order by the user."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from chatapp.foreign import printable
+from chatapp.tui.body import TextBody
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store import StoredMessage
+
+_LINE = 200
+
+
+class RankScreen(ModalScreen[list[int] | None]):
+    """Gives the ids of the replies, the best first, or None when nothing was decided.
+
+    replies: two or more, in the order to begin with.
+    """
+
+    BINDING_GROUP_TITLE = "Ranking replies"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("shift+up,u", "move(-1)", "Move the reply up"),
+        Binding("shift+down,d", "move(1)", "Move the reply down"),
+        Binding("enter", "apply", "Keep this order"),
+        Binding("escape", "dismiss", "Leave without a ranking"),
+    ]
+
+    def __init__(self, replies: "Sequence[StoredMessage]") -> None:
+        super().__init__()
+        self._replies = list(replies)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static("Rank the replies, the best first", classes="title")
+            yield OptionList(markup=False, compact=True)
+            with VerticalScroll(can_focus=False):
+                yield TextBody()
+            yield Static(
+                "u d move a reply · Enter keeps · Esc leaves", classes="hint"
+            )
+
+    def on_mount(self) -> None:
+        self._show(0)
+
+    def _show(self, place: int) -> None:
+        options = self.query_one(OptionList)
+        options.clear_options()
+        options.add_options(
+            Option(Content(f"{number}  {self._line(reply)}"))
+            for number, reply in enumerate(self._replies, 1)
+        )
+        options.highlighted = place
+
+    def _line(self, reply: "StoredMessage") -> str:
+        return " ".join(printable(reply.text[:_LINE]).split()) or "(empty)"
+
+    @on(OptionList.OptionHighlighted)
+    def _show_whole(self, event: OptionList.OptionHighlighted) -> None:
+        self.query_one(TextBody).replace(self._replies[event.option_index].text)
+
+    def action_move(self, step: int) -> None:
+        place = self.query_one(OptionList).highlighted or 0
+        target = place + step
+        if 0 <= target < len(self._replies):
+            self._replies.insert(target, self._replies.pop(place))
+            self._show(target)
+
+    @on(OptionList.OptionSelected)
+    def action_apply(self) -> None:
+        self.dismiss([reply.id for reply in self._replies])
