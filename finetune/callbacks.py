@@ -234,7 +234,8 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
 
     def _show(self, *, always: bool) -> None:
         if self.live is not None:
-            self.live.update(render(self.view, min(self.console.width, 100)), refresh=True)
+            width, height = self.console.size
+            self.live.update(render(self.view, min(width, 100), height), refresh=True)
         elif always or self.view.step % max(1, self.view.steps // 20) == 0:
             self.console.print(line(self.view), markup=False, highlight=False, soft_wrap=True)
 

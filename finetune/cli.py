@@ -126,7 +126,7 @@ def merge(
 @app.command()
 def pretrain(config: Config, overrides: Overrides = None) -> None:
     """Train a GPT-2 from random weights on text; a second start goes on where the first ended."""
-    with _told() as console:
+    with _told("interrupted; the same command goes on from the last checkpoint") as console:
         from finetune.config import PretrainConfig, load_config
 
         settings = load_config(PretrainConfig, config, overrides or [])
@@ -137,7 +137,7 @@ def pretrain(config: Config, overrides: Overrides = None) -> None:
 
 
 @contextmanager
-def _told() -> Iterator["Console"]:
+def _told(interrupted: str = "interrupted") -> Iterator["Console"]:
     """A console on standard error, and every error as one sentence there."""
     import os
 
@@ -148,7 +148,7 @@ def _told() -> Iterator["Console"]:
     try:
         yield console
     except KeyboardInterrupt:
-        code, text = 130, "interrupted; `finetune resume` goes on from the last checkpoint"
+        code, text = 130, interrupted
     except Exception as error:
         code, text = _verdict(error)
     else:

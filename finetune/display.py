@@ -42,13 +42,15 @@ class View:
     sampled_at: int = 0
 
 
-def render(view: View, width: int) -> RenderableType:
-    """The live display, `width` characters wide."""
+def render(view: View, width: int, height: int) -> RenderableType:
+    """The live display, `width` characters wide, for a terminal of `height` lines."""
     parts: list[RenderableType] = [_progress(view), _figures(view)]
     if any(len(points) > 1 for points in view.curves.values()):
-        parts.append(draw_curves(view.curves, width - 4, CURVE_ROWS))
+        parts.append(draw_curves(view.curves, width - 4, max(4, min(CURVE_ROWS, height // 5))))
     if view.samples:
         replies = Table.grid(padding=(0, 1))
+        replies.add_column()
+        replies.add_column(overflow="fold")
         for prompt, reply in view.samples:
             replies.add_row(Text(one_line(prompt), "dim"), Text(one_line(reply)))
         parts.append(Group(Text(f"replies at step {view.sampled_at}", "bold"), replies))

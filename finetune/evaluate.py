@@ -229,6 +229,8 @@ def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
         for number in range(shown):
             first = measured[0].replies[number]
             block = Table.grid(padding=(0, 1))
+            block.add_column()
+            block.add_column(overflow="fold")
             block.add_row(Text("prompt", "dim"), Text(one_line(first.prompt), "bold"))
             block.add_row(Text("row", "dim"), Text(one_line(first.reference), "green"))
             for each, one in zip(evaluations, measured, strict=False):

@@ -300,6 +300,8 @@ def _run(material: Material, console: Console) -> Path:
             f"{_how_to_go_on(output)}",
             error.batches,
         ) from None
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped at once; {_how_to_go_on(output)}") from None
     finally:
         told.stop()
     if trainer.stop_requested:

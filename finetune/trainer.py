@@ -293,8 +293,15 @@ class ObjectiveTrainer(CheckpointingTrainer):
 
         eval_loss: response loss of `HELD_OUT`, else of the first set, in nats a token;
         eval_l1, eval_accuracy and eval_perplexity likewise. Of another set: eval_loss_NAME.
+        Raises NotFinite.
         """
         metrics = self.measure_all(eval_dataset or self.eval_dataset, metric_key_prefix)
+        loss = metrics[f"{metric_key_prefix}_loss"]
+        if not math.isfinite(loss):  # before these weights become a checkpoint
+            raise NotFinite(
+                f"the held-out loss is {loss} after step {self.state.global_step}",
+                self._step_batches,
+            )
         self.log(dict(metrics))
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

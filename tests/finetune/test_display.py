@@ -18,9 +18,9 @@ def dots(text: str) -> list[tuple[int, int]]:
     ]
 
 
-def shown(view: View, width: int = 60) -> str:
+def shown(view: View, width: int = 60, height: int = 40) -> str:
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(render(view, width))
+    console.print(render(view, width, height))
     return console.export_text()
 
 

@@ -198,8 +198,8 @@ def environment() -> dict[str, str]:
 
 
 def test_killed_with_a_signal_and_gone_on(tmp_path: Path) -> None:
-    changes = {"epochs": 8}
-    whole = train(tiny.config(tmp_path, output=str(tmp_path / "whole"), train=changes), QUIET)
+    # Far more epochs than pass before the signal, at a rate that does not depend on their number.
+    changes = {"epochs": 10000, "schedule": "constant", "warmup": 0.0}
     path = tiny.written(tiny.config(tmp_path, train=changes), tmp_path / "config.toml")
     process = subprocess.Popen(
         [sys.executable, "-m", "finetune", "train", str(path)],
@@ -213,7 +213,12 @@ def test_killed_with_a_signal_and_gone_on(tmp_path: Path) -> None:
         time.sleep(0.005)
     assert process.returncode == -signal.SIGKILL, (tmp_path / "told").read_text()
     assert not (tmp_path / "run" / "config.json").exists()
-    resume(tmp_path / "run", [], QUIET)
+    checkpoint = last_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    epochs = json.loads((checkpoint / "trainer_state.json").read_text())["epoch"] + 2
+    resume(tmp_path / "run", [f"train.epochs={epochs}"], QUIET)
+    changes = {**changes, "epochs": epochs}
+    whole = train(tiny.config(tmp_path, output=str(tmp_path / "whole"), train=changes), QUIET)
     assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)
 
 
@@ -235,6 +240,21 @@ def test_an_interrupt_saves_and_says_how_to_go_on(
         resume(tmp_path / "run", [], QUIET)
     resume(tmp_path / "run", ["train.epochs=3"], QUIET)
     assert len(tiny.trace(tmp_path / "run")) > len(tiny.trace(whole))
+
+
+def test_a_second_interrupt_stops_at_once_and_names_the_checkpoint_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    for step, words in ((2, "there is no checkpoint yet"), (5, "checkpoint-3 is whole: `finetune")):
+        config = tiny.config(tmp_path, output=str(tmp_path / f"run{step}"))
+        with monkeypatch.context() as patch:
+            at_step(patch, step, twice)
+            with pytest.raises(Interrupted, match=f"stopped at once; {words}"):
+                train(config, QUIET)
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(
@@ -314,6 +334,18 @@ def test_weights_that_are_no_numbers_stop_the_run_and_name_the_batch(tmp_path: P
     assert "What comes after" in json.loads(bad[0])["text"]
 
 
+def test_a_step_that_spoils_the_weights_is_never_a_checkpoint(tmp_path: Path) -> None:
+    # The step itself has finite losses and gradients; what it makes of the weights has not.
+    config = tiny.config(
+        tmp_path, train={"learning_rate": 1e30, "save_every": 1, "schedule": "constant"}
+    )
+    with pytest.raises(NotFinite, match=r"held-out loss is nan after step (\d); .*bad_batch"):
+        train(config, QUIET)
+    checkpoint = last_checkpoint(tmp_path / "run")
+    kept = load_file(checkpoint / "model.safetensors") if checkpoint else {}
+    assert all(value.abs().max() < 1e6 for value in kept.values())
+
+
 def test_timed_steps(tmp_path: Path) -> None:
     config = tiny.config(tmp_path, train={"method": "last-blocks", "last_blocks": 1})
     parameters, seconds, memory = timed_steps(gather(config))
@@ -377,3 +409,7 @@ def test_the_commands_and_their_exit_status(
     assert done.exit_code == 1
     assert "bad_batch.jsonl" in done.stderr
     assert "Traceback" not in done.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr("finetune.run.gather", lambda config: raise_(KeyboardInterrupt())())
+        done = runner.invoke(app, ["train", str(path), f"output={tmp_path / 'b'}"])
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "interrupted\n")
