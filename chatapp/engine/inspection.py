@@ -5,7 +5,7 @@ the weights in float32, apart from the cache and the fast paths that replies are
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -205,7 +205,7 @@ class InspectableGenerator(LocalGenerator):
     def stepper(self, ids: Sequence[int], sampling: Sampling) -> "Stepper":
         """See `Inspectable.stepper`."""
         self._check(ids)
-        return Stepper(self._logits, self._piece, ids, sampling, self.context)
+        return Stepper(self._logits, self._piece, ids, sampling, self.context, self.end_ids)
 
     def _check(self, ids: Sequence[int]) -> None:
         self.check_ids(ids)
@@ -231,6 +231,8 @@ class InspectableGenerator(LocalGenerator):
 class Stepper:
     """A reply generated one token at a time, each distribution in the open.
 
+    taken: the tokens so far, drawn or chosen, as the model saw them coming.
+
     As long as the sampling stays and no token is chosen or taken back, it draws the very
     tokens that `LanguageModel.generate` gives with the same seed.
     """
@@ -242,10 +244,12 @@ class Stepper:
         ids: Sequence[int],
         sampling: Sampling,
         context: int,
+        end_ids: Collection[int],
     ) -> None:
-        self.prompt = tuple(ids)
-        self.ids: list[int] = list(ids)
+        self.taken: list[Candidate] = []
+        self._ids = list(ids)
         self._context = context
+        self._end_ids = end_ids
         self._compute = logits
         self._piece = piece
         self._known: Tensor | None = None
@@ -262,48 +266,51 @@ class Stepper:
         self._sampler = Sampler(sampling)
 
     @property
-    def new(self) -> tuple[int, ...]:
-        """The tokens after the prompt."""
-        return tuple(self.ids[len(self.prompt) :])
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the window has no room for another token."""
-        return len(self.ids) >= self._context
+    def is_over(self) -> bool:
+        """Whether the reply has ended, or the window has no room for another token."""
+        ended = bool(self.taken) and self.taken[-1].id in self._end_ids
+        return ended or len(self._ids) >= self._context
 
     def look(self, top: int = 10) -> Cut:
         """The distribution of the next token."""
-        return cut(self._logits(), self.ids, self._sampler, top=top, piece=self._piece)
+        return cut(self._logits(), self._ids, self._sampler, top=top, piece=self._piece)
 
     def draw(self) -> int:
-        """Draw the next token and add it; returns its id."""
-        id = self._sampler.draw(self._logits(), self.ids)
+        """Draw the next token and add it; returns its id. Raises ValueError when it is over."""
+        self._check()
+        id = self._sampler.draw(self._logits(), self._ids)
         self._add(id)
         return id
 
     def choose(self, id: int) -> None:
-        """Add a token that was not drawn."""
+        """Add a token that was not drawn. Raises ValueError when it is over."""
+        self._check()
         self._add(id)
         self._sampler = Sampler(self._sampling)
 
     def back(self) -> bool:
-        """Take the last new token back; False when there is none."""
-        if not self.new:
+        """Take the last token back; False when there is none."""
+        if not self.taken:
             return False
-        del self.ids[-1]
+        del self._ids[-1], self.taken[-1]
         self._known = None
         self._sampler = Sampler(self._sampling)
         return True
 
+    def _check(self) -> None:
+        if self.is_over:
+            raise ValueError("the reply has ended, or the model's window is full")
+
     def _add(self, id: int) -> None:
-        if self.is_full:
-            raise ContextOverflow(f"the model's window of {self._context} tokens is full")
-        self.ids.append(id)
+        (seen,) = predictions(self._logits()[None], [id], top=1, piece=self._piece)
+        assert seen.actual is not None
+        self.taken.append(seen.actual)
+        self._ids.append(id)
         self._known = None
 
     def _logits(self) -> Tensor:
         if self._known is None:
-            self._known = self._compute(self.ids)
+            self._known = self._compute(self._ids)
         return self._known
 
 

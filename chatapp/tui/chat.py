@@ -24,6 +24,10 @@ from chatapp.tui import events, timings
 from chatapp.tui.conversation import Conversation, Order, in_words
 from chatapp.tui.help import HelpScreen
 from chatapp.tui.history import ChatList, HistoryScreen
+from chatapp.tui.inspector import Inspector
+from chatapp.tui.inspector_step import StepView
+from chatapp.tui.inspector_tokens import TokenText
+from chatapp.tui.inspector_views import AttentionView, Branch, HeatMap
 from chatapp.tui.keybar import KeyBar
 from chatapp.tui.message import MessageView
 from chatapp.tui.parameters import ParametersScreen
@@ -50,6 +54,7 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat"),
         Binding("ctrl+o", "history", "Chats", tooltip="List, search, open and delete chats"),
         Binding("f2", "parameters", "Parameters", tooltip="Change how replies are drawn"),
+        Binding("f3", "inspect", "Look into the model at this message, or close", show=False),
         Binding("f1", "help", "Help", tooltip="Show all keys"),
     ]
 
@@ -223,6 +228,7 @@ class ChatScreen(Screen[None]):
             if live is not None:
                 self._transcript.refresh_message(self._store.message(live), reason)
         self.conversation.measure()
+        self._look_again()
 
     async def _refuse(self, reason: str) -> None:
         """Say why an order cannot be carried out, and give its text back."""
@@ -277,6 +283,7 @@ class ChatScreen(Screen[None]):
             self.conversation.measure()
             self._prompt.focus()
             self._show_title()
+            self._look_again()
 
     def _show_title(self) -> None:
         with self._store_errors():
@@ -404,6 +411,38 @@ class ChatScreen(Screen[None]):
                 if (view := self._transcript.view(sibling.id)) is not None:
                     view.focus()
 
+    # The inspector
+
+    async def action_inspect(self) -> None:
+        """Look at the focused message, or the last one; close the inspector if it has the keys."""
+        message_id = self.focused.message.id if isinstance(self.focused, MessageView) else None
+        if inspectors := list(self.query(Inspector)):
+            if inspectors[0].has_focus_within:
+                await self._close_inspector()
+            else:
+                inspectors[0].look_at(message_id)
+                inspectors[0].focus_view()
+        elif self.conversation.session is None:
+            self.notify("The model is not loaded yet.", markup=False)
+        else:
+            await self.mount(Inspector(self.conversation, message_id))
+
+    @on(Inspector.Closed)
+    async def _close_inspector(self) -> None:
+        await self.query(Inspector).remove()
+        self._prompt.focus()
+
+    @on(Branch)
+    async def _branch(self, event: Branch) -> None:
+        id, begin = event.message_id, event.begin
+        if self.query_one(Inspector).is_over:
+            await self._close_inspector()
+        self._begin_on_message(Order(lambda session, cancel: session.branch(id, begin, cancel)))
+
+    def _look_again(self) -> None:
+        for inspector in self.query(Inspector):
+            inspector.look_at(None)
+
     # Keys
 
     async def action_stop(self) -> None:
@@ -437,6 +476,7 @@ class ChatScreen(Screen[None]):
         own: tuple[type[DOMNode], ...] = (
             *(type(self.app), ChatScreen, Prompt, MessageView),
             *(HistoryScreen, ChatList, ParametersScreen, RankScreen),
+            *(Inspector, TokenText, AttentionView, HeatMap, StepView),
         )
         places = [(place.BINDING_GROUP_TITLE or "", place) for place in own]
         places += [("Moving and copying", Screen), ("Editing text", TextArea)]

@@ -1,5 +1,6 @@
 """What is shown of a model is what transformers computes, and looking changes nothing."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,13 +189,16 @@ def test_before_and_after_the_cut(local: LocalModel) -> None:
 def test_stepping_draws_the_tokens_of_generate(local: LocalModel) -> None:
     sampling = Sampling(temperature=1.0, top_p=0.9, seed=11, max_tokens=10)
     prompt = IDS[:10]
-    expected = [e.id for e in local.generate(prompt, sampling) if isinstance(e, Token)]
+    tokens = [e for e in local.generate(prompt, sampling) if isinstance(e, Token)]
+    expected = [token.id for token in tokens]
+    probabilities = [math.exp(token.logprob) for token in tokens]
     stepper = local.stepper(prompt, sampling)
     looks: list[Cut] = []
     for _ in expected:
         looks.append(stepper.look())
         stepper.draw()
-    assert list(stepper.new) == expected
+    assert [each.id for each in stepper.taken] == expected
+    assert [each.probability for each in stepper.taken] == pytest.approx(probabilities, abs=1e-5)
     for id, look in zip(expected, looks, strict=True):
         shown = dict(zip((c.id for c in look.before.candidates), look.drawn, strict=True))
         assert shown.get(id, 1.0) > 0
@@ -209,16 +213,19 @@ def test_steps_can_be_chosen_and_taken_back(local: LocalModel) -> None:
     assert not stepper.back()
     first = likeliest()
     stepper.choose(7)
-    assert stepper.new == (7,)
+    assert [each.id for each in stepper.taken] == [7]
     stepper.back()
-    assert stepper.new == ()
+    assert stepper.taken == []
     assert likeliest() == first
     assert stepper.draw() == first
-    assert not stepper.is_full
+    assert not stepper.is_over
     stepper.draw()
-    assert stepper.is_full
-    with pytest.raises(ContextOverflow, match="full"):
+    assert stepper.is_over
+    with pytest.raises(ValueError, match="full"):
         stepper.draw()
+    stepper.back()
+    stepper.choose(local.tokenizer.end_id)
+    assert stepper.is_over
 
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "vocab_size": 340}

@@ -1,0 +1,272 @@
+"""The inspector: what the model reads, expects and attends to, beside the chat or over it.
+
+The one invariant: nothing is computed on the event loop. Views ask with a `Compute`, which is
+done on a thread as soon as no reply is being written, and only the newest answer is shown.
+"""
+
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.events import Resize
+from textual.message import Message
+from textual.widgets import ContentSwitcher, Static
+
+from chatapp.foreign import printable
+from chatapp.tui.conversation import Conversation, in_words
+from chatapp.tui.inspector_look import Look, look
+from chatapp.tui.inspector_step import StepView
+from chatapp.tui.inspector_views import (
+    AttentionView,
+    Compute,
+    LayersView,
+    PromptView,
+    TokensView,
+    View,
+)
+
+BESIDE_FROM = 120
+"""Columns of the terminal from which on the inspector stands beside the chat."""
+
+_TABS = ("prompt", "tokens", "attention", "layers", "step")
+
+
+class Inspector(Vertical):
+    """Looks into the model at one message."""
+
+    BINDING_GROUP_TITLE = "Inspector"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(str(number), f"tab('{name}')", f"Inspector: {name}", show=False)
+            for number, name in enumerate(_TABS, start=1)
+        ),
+        Binding("x", "example", "Look at an example sentence instead, or back"),
+        Binding("escape", "close", "Close the inspector"),
+    ]
+    SCOPED_CSS = False
+    DEFAULT_CSS = """
+    Inspector {
+        dock: right;
+        width: 50%;
+        height: 100%;
+        background: $background;
+        border-left: outer $border-blurred;
+        padding: 0 1;
+        &:focus-within { border-left: outer $accent; }
+        &:ansi { border-left: vkey ansi_default; }
+    }
+    #inspector-tabs, #inspector-about, #inspector-keys {
+        height: 1;
+        text-wrap: nowrap;
+        text-overflow: ellipsis;
+    }
+    #inspector-about, #inspector-keys { color: $text-muted; }
+    Inspector.-failed > #inspector-about { height: auto; text-wrap: wrap; margin-top: 1; }
+    Inspector ContentSwitcher { height: 1fr; }
+    Inspector View { height: 100%; }
+    #prompt-scroll { scrollbar-size-vertical: 1; scrollbar-background: $background;
+        scrollbar-color: $border-blurred; }
+    #prompt-legend { margin-bottom: 1; }
+    #prompt-left-out { margin-top: 1; }
+    #tokens-detail, #attention-detail, #layers-detail, #step-parameters {
+        height: auto; max-height: 4; border-top: solid $border-blurred;
+    }
+    Inspector OptionList { height: auto; max-height: 50%; overflow-x: hidden;
+        background: $background;
+        background-tint: transparent; scrollbar-size-vertical: 1;
+        scrollbar-background: $background; scrollbar-color: $border-blurred; }
+    #layers-scroll { height: auto; max-height: 60%; scrollbar-size-vertical: 1;
+        scrollbar-background: $background; scrollbar-color: $border-blurred; }
+    .-inspecting #bar, .-inspecting #desk, .-inspecting Transcript, .-inspecting Welcome {
+        display: none;
+    }
+    .-inspecting Inspector { width: 100%; border-left: none; }
+    """
+
+    @dataclass
+    class _Answer(Message):
+        """What came of a `Compute`: its result, or in words why there is none."""
+
+        request: Compute
+        number: int
+        result: Any
+        reason: str | None = None
+
+    class Closed(Message):
+        """The user wants the inspector gone."""
+
+    def __init__(self, conversation: Conversation, message_id: int | None) -> None:
+        """message_id: what to look at; None is the last message."""
+        super().__init__()
+        self._conversation = conversation
+        self._message_id = message_id
+        self._is_example = False
+        self._takes_focus = True
+        self._found: Look | None = None
+        self._up_to_date: set[View] = set()
+        self._numbers = count(1)
+        self._newest: dict[str, int] = {}
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="inspector-tabs")
+        yield Static(id="inspector-about", markup=False)
+        with ContentSwitcher(initial="tokens"):
+            yield PromptView(id="prompt")
+            yield TokensView(id="tokens")
+            yield AttentionView(id="attention")
+            yield LayersView(id="layers")
+            yield StepView(self._conversation, id="step")
+        yield Static(id="inspector-keys", markup=False)
+
+    def on_mount(self) -> None:
+        self._fit()
+        self.query_one(ContentSwitcher).display = False
+        self._show_tabs()
+        self.look_at(self._message_id)
+
+    def on_resize(self, event: Resize) -> None:
+        self._fit()
+
+    def on_unmount(self) -> None:
+        self.screen.remove_class("-inspecting")
+
+    def _fit(self) -> None:
+        """Stand over the chat where there is no room beside it."""
+        self.screen.set_class(self.is_over, "-inspecting")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it covers the chat."""
+        return self.app.size.width < BESIDE_FROM
+
+    def look_at(self, message_id: int | None) -> None:
+        """Look at another message, or with None at the last one."""
+        self._message_id = message_id
+        self._look()
+
+    def _look(self) -> None:
+        session = self._conversation.session
+        self._about("Looking …")
+        if session is None:
+            self._failed("The model is not loaded yet.")
+            return
+        message_id, example = self._message_id, self._is_example
+        work = lambda: look(session, message_id, example=example)  # noqa: E731
+        self._compute(Compute(work, self._show, self._failed, "look"))
+
+    @property
+    def _view(self) -> View:
+        """The open tab."""
+        (view,) = (each for each in self.query(View) if each.id == self._tab)
+        return view
+
+    @property
+    def _tab(self) -> str:
+        return self.query_one(ContentSwitcher).current or ""
+
+    def _show(self, found: Look) -> None:
+        self.query_one(ContentSwitcher).display = True
+        self.remove_class("-failed")
+        reply = len(found.ids) - found.start
+        words = f"{found.start:,} tokens of prompt" if found.template else "An example sentence"
+        if reply:
+            words += f", {reply:,} of reply"
+        if found.template:
+            words += f" · template {found.template}"
+        if found.message is not None and found.message.siblings > 1:
+            words += f" · version {found.message.sibling} of {found.message.siblings}"
+        self._about(words)
+        self._found = found
+        self._up_to_date.clear()
+        self._show_view()
+        if self._takes_focus:
+            self._takes_focus = False
+            self.focus_view()
+
+    def _failed(self, reason: str) -> None:
+        self._found = None
+        self.query_one(ContentSwitcher).display = False
+        self.add_class("-failed")
+        self._about(reason)
+
+    def _show_view(self) -> None:
+        """Bring the open tab up to date. The others may never be looked at."""
+        view = self._view
+        if self._found is not None and view not in self._up_to_date:
+            self._up_to_date.add(view)
+            view.show(self._found)
+
+    def _about(self, words: str) -> None:
+        self.query_one("#inspector-about", Static).update(printable(words))
+
+    def _show_tabs(self) -> None:
+        tabs = Content(" ").join(
+            Content.styled(f"{number} {name.capitalize()}", "bold $accent reverse")
+            if name == self._tab
+            else Content.styled(f"{number} {name.capitalize()}", "dim")
+            for number, name in enumerate(_TABS, start=1)
+        )
+        self.query_one("#inspector-tabs", Static).update(tabs)
+        self.query_one("#inspector-keys", Static).update(f"{self._view.hint} · Esc closes")
+
+    def focus_view(self) -> None:
+        """Give the keys to what is open."""
+        self._view.take_focus()
+
+    # Computing
+
+    @on(Compute)
+    def _asked(self, event: Compute) -> None:
+        event.stop()
+        self._compute(event)
+
+    def _compute(self, request: Compute) -> None:
+        number = next(self._numbers)
+        if request.slot:
+            self._newest[request.slot] = number
+
+        def work(session: object) -> None:
+            if self._is_void(request, number):
+                return
+            try:
+                answer = self._Answer(request, number, request.work())
+            except Exception as error:
+                # What a model cannot show, or a text that does not fit, is for the user.
+                answer = self._Answer(request, number, None, in_words(error))
+            self.post_message(answer)
+
+        if not self._conversation.in_background(work):
+            request.fail("The model is not loaded yet.")
+
+    def _is_void(self, request: Compute, number: int) -> bool:
+        return bool(request.slot) and self._newest[request.slot] != number
+
+    @on(_Answer)
+    def _answered(self, event: _Answer) -> None:
+        event.stop()
+        if self._is_void(event.request, event.number):
+            return
+        if event.reason is None:
+            event.request.show(event.result)
+        else:
+            event.request.fail(event.reason)
+
+    # Keys
+
+    def action_tab(self, name: str) -> None:
+        self.query_one(ContentSwitcher).current = name
+        self._show_tabs()
+        self._show_view()
+        self.focus_view()
+
+    def action_example(self) -> None:
+        self._is_example = not self._is_example
+        self._look()
+
+    def action_close(self) -> None:
+        self.post_message(self.Closed())

@@ -1,0 +1,238 @@
+"""The tab of the inspector that generates a reply one token at a time.
+
+The one invariant: the stepper is only touched on a thread, by one order after the other, and
+the screen shows the answers in that order.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from chatapp.engine.model import Sampling
+from chatapp.foreign import printable
+from chatapp.shading import bar, percent
+from chatapp.tui.inspector_look import ALTERNATIVES, Look
+from chatapp.tui.inspector_tokens import TokenText, surprise
+from chatapp.tui.inspector_views import Branch, Compute, View, padded
+
+if TYPE_CHECKING:
+    from chatapp.engine.inspection import Candidate, Cut, Inspectable, Stepper
+    from chatapp.tui.conversation import Conversation
+
+_STEPS: dict[str, tuple[float, ...]] = {
+    "temperature": (*(tenth / 10 for tenth in range(16)), 2.0, 3.0, 5.0),
+    "top_k": (0, 1, 2, 3, 5, 10, 20, 40, 100, 200, 500),
+    "top_p": (*(twentieth / 20 for twentieth in range(1, 20)), 0.99, 1.0),
+    "min_p": (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+}
+_PAUSE = 0.15
+"""Seconds between two tokens while it plays."""
+_CONTEXT = 40
+"""Tokens of the prompt that are shown before the new ones."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a generation is. cut: what may come next; None when nothing can."""
+
+    taken: "tuple[Candidate, ...]"
+    cut: "Cut | None"
+
+
+def stepped(value: float, steps: tuple[float, ...], direction: int) -> float:
+    """The next step above or below a value, or the value itself at the end."""
+    if direction > 0:
+        return next((step for step in steps if step > value), value)
+    return next((step for step in reversed(steps) if step < value), value)
+
+
+class Generation:
+    """A stepper that is made when it is first used. For threads."""
+
+    def __init__(self, model: "Inspectable", prompt: tuple[int, ...], sampling: Sampling) -> None:
+        self._model, self._prompt, self._sampling = model, prompt, sampling
+        self._stepper: Stepper | None = None
+
+    def after(self, change: "Callable[[Stepper], object]") -> Step:
+        """Where the generation is after a change to it. One that is over is left as it is."""
+        if self._stepper is None:
+            self._stepper = self._model.stepper(self._prompt, self._sampling)
+        stepper = self._stepper
+        change(stepper)
+        cut = None if stepper.is_over else stepper.look(ALTERNATIVES)
+        return Step(tuple(stepper.taken), cut)
+
+
+class StepView(View):
+    """The next token's distribution before and after the cut, and the token taken from it."""
+
+    BINDING_GROUP_TITLE = "Inspector: step by step"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "draw", "Draw one token"),
+        Binding("p", "play", "Go on drawing, or pause"),
+        Binding("backspace", "back", "Take the last token back"),
+        Binding("left", "parameter(-1)", "Parameter before", show=False),
+        Binding("right", "parameter(1)", "Parameter after", show=False),
+        Binding("plus,equals_sign", "change(1)", "Raise the parameter"),
+        Binding("minus", "change(-1)", "Lower the parameter"),
+        Binding("k", "keep", "Keep these tokens: the reply goes on from them as another version"),
+    ]
+    hint = "Space p ⌫ Enter steps · ← → + - cut · k keep"
+
+    def __init__(self, conversation: "Conversation", *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._conversation = conversation
+        self._generation: Generation | None = None
+        self._step = Step((), None)
+        self._parameter = "temperature"
+        self._sampling = Sampling()
+        self._is_playing = False
+
+    def compose(self) -> ComposeResult:
+        yield TokenText(id="step-text")
+        yield Static(id="step-parameters", markup=False)
+        yield OptionList(id="step-candidates", markup=False, compact=True)
+
+    def show(self, look: Look) -> None:
+        self._look = look
+        self._is_playing = False
+        self._sampling = self._conversation.sampling
+        self._step = Step((), None)
+        self._generation = None
+        self.query_one("#step-candidates", OptionList).clear_options()
+        self.query_one(TokenText).show((), 0)
+        if look.model is None:
+            self._failed(look.reason)
+            return
+        self._generation = Generation(look.model, look.ids[: look.start], self._sampling)
+        self._order(lambda stepper: None)
+
+    def take_focus(self) -> None:
+        self.query_one("#step-candidates").focus()
+
+    def on_resize(self) -> None:
+        self._list()
+
+    def on_hide(self) -> None:
+        self._is_playing = False
+
+    def _order(self, change: "Callable[[Stepper], object]") -> None:
+        generation = self._generation
+        if generation is None:
+            return
+
+        def arrived(step: Step) -> None:
+            if generation is self._generation:
+                self._arrived(step)
+
+        self.post_message(Compute(lambda: generation.after(change), arrived, self._failed))
+
+    def _failed(self, reason: str) -> None:
+        self._is_playing = False
+        words = Content.styled(printable(reason), "dim")
+        self.query_one("#step-parameters", Static).update(words)
+
+    def _arrived(self, step: Step) -> None:
+        self._step = step
+        before = self._look.texts[max(0, self._look.start - _CONTEXT) : self._look.start]
+        text = self.query_one(TokenText)
+        text.show([*before, *(each.text for each in step.taken)], len(before) + len(step.taken) - 1)
+        text.paint([*[None] * len(before), *(surprise(each.probability) for each in step.taken)])
+        self._tell()
+        self._list()
+        if step.cut is None:
+            self._is_playing = False
+        if self._is_playing:
+            self.set_timer(_PAUSE, self._play_on)
+
+    def _tell(self) -> None:
+        """The parameters, and what they do to the distribution."""
+        parts = []
+        for name in _STEPS:
+            value = f" {name.replace('_', '-')} {getattr(self._sampling, name):g} "
+            chosen = name == self._parameter
+            parts.append(Content.styled(value, "reverse" if chosen else "dim"))
+        cut = self._step.cut
+        if cut is None:
+            words = "The reply has ended. Backspace takes the last token back."
+        else:
+            words = (
+                f"{cut.before.entropy:.2f} bits before the cut, {cut.entropy:.2f} after; "
+                f"{cut.kept:,} token{'s' * (cut.kept > 1)} left"
+            )
+        state = "▶ " if self._is_playing else ""
+        lines = (Content("").join(parts), Content.styled(f"{state}{words}", "$text-accent"))
+        self.query_one("#step-parameters", Static).update(Content("\n").join(lines))
+
+    def _list(self) -> None:
+        options = self.query_one("#step-candidates", OptionList)
+        highlighted = options.highlighted or 0
+        options.clear_options()
+        if (cut := self._step.cut) is None:
+            return
+        size = max(2, min(20, (self.size.width - 44) // 2))
+        for each, drawn in zip(cut.before.candidates, cut.drawn, strict=True):
+            left = percent(drawn) if drawn else "  cut"
+            line = Content.assemble(
+                f"{each.rank:>2} ", padded(each.text), f" {percent(each.probability)} ",
+                (bar(each.probability, size), "dim"), f" → {left} ",
+                (bar(drawn, size), "$text-accent"),
+            )  # fmt: skip
+            options.add_option(Option(line if drawn else line.stylize("dim"), id=str(each.id)))
+        options.highlighted = min(highlighted, len(cut.before.candidates) - 1)
+
+    def action_draw(self) -> None:
+        self._is_playing = False
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._step.cut is not None:
+            self._order(lambda stepper: None if stepper.is_over else stepper.draw())
+
+    def _play_on(self) -> None:
+        if self._is_playing:
+            self._draw()
+
+    def action_play(self) -> None:
+        self._is_playing = not self._is_playing and self._step.cut is not None
+        self._tell()
+        self._play_on()
+
+    def action_back(self) -> None:
+        self._is_playing = False
+        self._order(lambda stepper: stepper.back())
+
+    def action_parameter(self, step: int) -> None:
+        names = list(_STEPS)
+        self._parameter = names[(names.index(self._parameter) + step) % len(names)]
+        self._tell()
+
+    def action_change(self, direction: int) -> None:
+        name = self._parameter
+        value = stepped(getattr(self._sampling, name), _STEPS[name], direction)
+        sampling = replace(self._sampling, **{name: value})  # type: ignore[arg-type]
+        self._sampling = sampling
+        self._order(lambda stepper: setattr(stepper, "sampling", sampling))
+
+    @on(OptionList.OptionSelected)
+    def _chosen(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self._is_playing = False
+        id = int(str(event.option_id))
+        self._order(lambda stepper: None if stepper.is_over else stepper.choose(id))
+
+    def action_keep(self) -> None:
+        if self._look.message is None:
+            self.notify("There is no reply here that this could stand beside.", markup=False)
+        elif not self._step.taken:
+            self.notify("No token has been drawn yet.", markup=False)
+        else:
+            begin = tuple(each.id for each in self._step.taken)
+            self.post_message(Branch(self._look.message.id, begin))

@@ -1,0 +1,230 @@
+"""A text as its tokens, each on a colour that means something, one of them chosen.
+
+The one invariant: a token is drawn where `layout` puts it and nowhere else, and everything a
+colour says is said without colours too, by how bold a token is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from rich.cells import cell_len, chop_cells
+from rich.color import Color as RichColor
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.events import Click, Resize
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from chatapp.shading import RGB, ink_on, likelihood_color, visible, weight_color
+
+NOTHING = "∅"
+"""Stands for a token without any text."""
+
+
+class Paint(NamedTuple):
+    """What a token looks like: its colour, and from 0 to 3 how much it stands out without."""
+
+    color: RGB
+    level: int
+
+
+def surprise(probability: float) -> Paint:
+    """For a token of this probability: the less likely, the more it stands out."""
+    level = sum(probability < bound for bound in (0.5, 0.1, 0.01))
+    return Paint(likelihood_color(probability), level)
+
+
+def attended(weight: float, brightest: float) -> Paint:
+    """For a token with this attention weight; `brightest` is the largest there is."""
+    share = min(1.0, weight / brightest) if brightest > 0 else 0.0
+    return Paint(weight_color(share), sum(share > bound for bound in (0.1, 0.4, 0.75)))
+
+
+class Piece(NamedTuple):
+    """Part of a row: characters of token number `token`, from column `x` on."""
+
+    token: int
+    x: int
+    text: str
+
+
+def layout(texts: Sequence[str], width: int) -> list[list[Piece]]:
+    """Rows of at most `width` columns. A row ends after a line break, and before a token that
+    would not fit; only a token longer than a row is cut."""
+    rows: list[list[Piece]] = [[]]
+    x = 0
+    for index, text in enumerate(texts):
+        for part in (visible(text) or NOTHING).split("⏎"):
+            # Between two parts there was a line break.
+            pieces = chop_cells(part, width) if part else []
+            for piece in pieces:
+                if x and x + cell_len(piece) > width:
+                    rows.append([])
+                    x = 0
+                rows[-1].append(Piece(index, x, piece))
+                x += cell_len(piece)
+            rows[-1].append(Piece(index, x, "⏎"))
+            rows.append([])
+            x = 0
+        # The last part was followed by none.
+        rows.pop()
+        mark = rows[-1].pop()
+        x = mark.x
+    return rows
+
+
+class TokenText(ScrollView, can_focus=True):
+    """Tokens in running text. `cursor` is the chosen one."""
+
+    BINDING_GROUP_TITLE = "Inspector: the text"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "move(-1)", "Token before", show=False),
+        Binding("right", "move(1)", "Token after", show=False),
+        Binding("up", "row(-1)", "Row above", show=False),
+        Binding("down", "row(1)", "Row below", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+        Binding("home", "go(0)", "First token", show=False),
+        Binding("end", "go(-1)", "Last token", show=False),
+    ]
+    DEFAULT_CSS = """
+    TokenText {
+        height: 1fr;
+        min-height: 2;
+        overflow-x: hidden;
+        overflow-y: auto;
+        scrollbar-size-vertical: 1;
+        scrollbar-background: $background;
+        scrollbar-background-hover: $background;
+        scrollbar-background-active: $background;
+        scrollbar-color: $border-blurred;
+    }
+    """
+
+    @dataclass
+    class Moved(Message):
+        """Another token was chosen."""
+
+        sender: "TokenText"
+        position: int
+
+        @property
+        def control(self) -> "TokenText":
+            return self.sender
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.cursor = 0
+        self.texts: Sequence[str] = ()
+        self._paints: Sequence[Paint | None] = ()
+        self._held: int | None = None
+        self._rows: list[list[Piece]] = []
+        self._first_row: list[int] = []
+
+    def show(self, texts: Sequence[str], cursor: int) -> None:
+        """Show other tokens, without colours."""
+        self.texts = texts
+        self._paints = [None] * len(texts)
+        self._held = None
+        self.cursor = max(0, min(cursor, len(texts) - 1))
+        self._arrange()
+
+    def paint(self, paints: Sequence[Paint | None], held: int | None = None) -> None:
+        """Colour the tokens; those beyond the end of `paints` have no colour.
+
+        held: a second token to mark.
+        """
+        self._paints = [*paints, *[None] * (len(self.texts) - len(paints))]
+        self._held = held
+        self.refresh()
+
+    def on_resize(self, event: Resize) -> None:
+        self._arrange()
+
+    def _arrange(self) -> None:
+        width = max(1, self.scrollable_content_region.width)
+        self._rows = layout(self.texts, max(1, width - 1))  # room for the mark of a line break
+        self._first_row = [0] * len(self.texts)
+        for y in reversed(range(len(self._rows))):
+            for piece in self._rows[y]:
+                self._first_row[piece.token] = y
+        self.virtual_size = Size(width, len(self._rows))
+        self.refresh()
+        self.call_after_refresh(self._show_cursor)
+
+    def _show_cursor(self) -> None:
+        if self._first_row:
+            row = Region(0, self._first_row[self.cursor], 1, 1)
+            self.scroll_to_region(row, animate=False, force=True)
+
+    def render_line(self, y: int) -> Strip:
+        base = self.rich_style
+        width = self.size.width
+        y += self.scroll_offset.y
+        if not 0 <= y < len(self._rows):
+            return Strip.blank(width, base)
+        segments = [Segment(text, base + self._style(index)) for index, _, text in self._rows[y]]
+        return Strip(segments).adjust_cell_length(width, base)
+
+    def _style(self, index: int) -> Style:
+        paint = self._paints[index]
+        plain = self.app.native_ansi_color
+        if index == self.cursor:
+            return Style(reverse=True, bold=True, underline=not self.has_focus)
+        if index == self._held:
+            return Style(bold=True, underline=True, italic=True)
+        if plain:
+            if paint is None:
+                return Style(dim=index % 2 == 1)
+            return (Style(dim=True), Style(), Style(bold=True), Style(bold=True, underline=True))[
+                paint.level
+            ]
+        if paint is None:
+            # Two tones, so that the boundaries can be seen.
+            tone = self.background_colors[1].blend(self.colors[3], 0.12 if index % 2 else 0.05)
+            return Style(bgcolor=tone.rich_color)
+        return Style(
+            color=RichColor.from_rgb(*ink_on(paint.color)),
+            bgcolor=RichColor.from_rgb(*paint.color),
+        )
+
+    def _go(self, position: int) -> None:
+        position = max(0, min(position, len(self.texts) - 1))
+        if self.texts and position != self.cursor:
+            self.cursor = position
+            self._show_cursor()
+            self.refresh()
+            self.post_message(self.Moved(self, position))
+
+    def action_move(self, step: int) -> None:
+        self._go(self.cursor + step)
+
+    def action_go(self, place: int) -> None:
+        self._go(place if place >= 0 else len(self.texts) + place)
+
+    def action_row(self, step: int) -> None:
+        if not self.texts:
+            return
+        row = self._first_row[self.cursor]
+        x = next(piece.x for piece in self._rows[row] if piece.token == self.cursor)
+        y = max(0, min(row + step, len(self._rows) - 1))
+        while 0 < y < len(self._rows) - 1 and not self._rows[y]:
+            y += 1 if step > 0 else -1  # an empty line has no token
+        if self._rows[y]:
+            self._go(self._at(x, y))
+
+    def action_page(self, step: int) -> None:
+        self.action_row(step * max(1, self.size.height - 1))
+
+    def _at(self, x: int, y: int) -> int:
+        """The token at a column of a row, or the last one before it."""
+        return max((p for p in self._rows[y] if p.x <= x), key=lambda p: p.x).token
+
+    def on_click(self, event: Click) -> None:
+        y = event.y + self.scroll_offset.y
+        if 0 <= y < len(self._rows) and self._rows[y]:
+            self._go(self._at(event.x, y))
