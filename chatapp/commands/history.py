@@ -1,4 +1,4 @@
-"""`chatapp history`: list, search, show, export and delete chats.
+"""`chatapp history`: list, search, show, export, import and delete chats.
 
 The one invariant: nothing is lost by accident. A chat is deleted, and a file replaced, only
 when the user said so.
@@ -147,6 +147,32 @@ def export(
     else:
         # A pipe takes the text as it is; a terminal would obey what is in it.
         write(text, verbatim=not sys.stdout.isatty())
+
+
+@app.command("import")
+def import_chats(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="An export of this program, messages as OpenAI writes them (JSON or a line "
+            "each), or the conversations.json of ChatGPT's data export."
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Import the chats of a file, all of them or none."""
+    from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
+
+    try:
+        chats = read_chats(file)
+    except ImportingError as error:
+        raise UserError(str(error)) from None
+    with _open_store() as store:
+        ids = store_chats(store, chats)
+    if as_json:
+        write_json([{"id": id, "title": chat.title} for id, chat in zip(ids, chats, strict=True)])
+    else:
+        complain(f"imported {len(ids)} chat{'s' * (len(ids) > 1)}")
 
 
 @app.command()

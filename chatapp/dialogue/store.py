@@ -13,8 +13,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ Status = Literal["complete", "partial", "stopped", "error"]
 _APPLICATION_ID = 0x63686174  # "chat": tells this program's databases from any other
 _BUSY_SECONDS = 10.0
 _TITLE_LENGTH = 60
+_BACK_FOR_SECONDS = 24 * 60 * 60.0
+_MOST_MATCHES = 5_000
 _MOST_WORDS = 32
 """Words of a search that are looked at; SQLite bounds the depth of the expression."""
 
@@ -122,7 +124,10 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat without its messages. Times are unix seconds; `leaf_id` ends its current path."""
+    """A chat without its messages. Times are unix seconds; `leaf_id` ends its current path.
+
+    deleted: when it was put into the bin; None while it was not.
+    """
 
     id: int
     title: str
@@ -132,6 +137,8 @@ class Chat:
     created: float
     updated: float
     leaf_id: int | None
+    archived: bool = False
+    deleted: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +150,7 @@ class ChatSummary:
     model: str
     messages: int
     updated: float
+    archived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +266,10 @@ class Store:
         with self._lock:
             self._connection.close()
 
+    def transaction(self) -> AbstractContextManager[None]:
+        """What is done within is stored as a whole, or not at all."""
+        return self._transaction()
+
     # Chats
 
     def create_chat(
@@ -274,47 +286,82 @@ class Store:
     def chat(self, chat_id: int) -> Chat:
         """A chat by its id."""
         row = self._row(
-            "SELECT id, title, system, template, model, created, updated, leaf_id"
-            " FROM chats WHERE id = ?",
+            "SELECT id, title, system, template, model, created, updated, leaf_id, archived,"
+            " deleted FROM chats WHERE id = ?",
             (chat_id,),
             f"there is no chat {chat_id}",
         )
-        return Chat(*row)
+        return replace(Chat(*row), archived=bool(row[8]))
 
-    def chats(self, *, limit: int = 100, offset: int = 0, matching: str = "") -> list[ChatSummary]:
-        """Chats, the last changed first.
+    def chats(
+        self,
+        *,
+        limit: int = 100,
+        offset: int = 0,
+        matching: str = "",
+        archived: bool | None = None,
+    ) -> list[ChatSummary]:
+        """Chats that are not in the bin, the last changed first.
 
-        matching: only those with this text in their title, or its words in one message.
+        matching: only those with this text in their title, or its words in one of the
+            newest 5,000 messages that have them. archived: only those that are or are not.
         """
-        condition, values = "1", []
+        condition, values = "deleted IS NULL", list[Any]()
+        if archived is not None:
+            condition += f" AND archived = {int(archived)}"
         if matching.strip():
-            condition = "instr(lower(title), lower(?))"
+            found = "instr(lower(title), lower(?))"
             values.append(matching.strip())
             if expression := _match_expression(matching):
-                condition += """ OR id IN (
+                found += """ OR id IN (
                     SELECT chat_id FROM messages WHERE id IN
-                        (SELECT rowid FROM message_index WHERE message_index MATCH ?))"""
-                values.append(expression)
+                        (SELECT rowid FROM message_index WHERE message_index MATCH ?
+                        ORDER BY rowid DESC LIMIT ?))"""
+                values += [expression, _MOST_MATCHES]
+            condition += f" AND ({found})"
         rows = self._rows(
-            f"SELECT id, title, model, messages, updated FROM chats WHERE {condition}"
+            f"SELECT id, title, model, messages, updated, archived FROM chats WHERE {condition}"
             " ORDER BY updated DESC, id DESC LIMIT ? OFFSET ?",
             (*values, limit, offset),
         )
-        return [ChatSummary(*row) for row in rows]
+        return [replace(ChatSummary(*row), archived=bool(row[5])) for row in rows]
 
     def rename_chat(self, chat_id: int, title: str) -> None:
         """Give a chat another title."""
-        self._row(
-            "UPDATE chats SET title = ? WHERE id = ? RETURNING id",
-            (title, chat_id),
-            f"there is no chat {chat_id}",
-        )
+        self._change_chat(chat_id, "title", title)
+
+    def set_system(self, chat_id: int, system: str | None) -> None:
+        """Give a chat other instructions; None for those of its template."""
+        self._change_chat(chat_id, "system", system)
+
+    def set_archived(self, chat_id: int, archived: bool) -> None:
+        """Put a chat out of the way, or back."""
+        self._change_chat(chat_id, "archived", int(archived))
+
+    def bin_chat(self, chat_id: int) -> None:
+        """Delete a chat in such a way that `restore_chat` brings it back within a day."""
+        self._change_chat(chat_id, "deleted", time.time())
+
+    def restore_chat(self, chat_id: int) -> None:
+        """Bring a chat back from the bin."""
+        self._change_chat(chat_id, "deleted", None)
+
+    def empty_bin(self) -> None:
+        """Delete for good what has been in the bin for a day."""
+        self._execute("DELETE FROM chats WHERE deleted < ?", (time.time() - _BACK_FOR_SECONDS,))
 
     def delete_chat(self, chat_id: int) -> None:
-        """Delete a chat with all its messages and turns."""
+        """Delete a chat with all its messages and turns, for good."""
         self._row(
             "DELETE FROM chats WHERE id = ? RETURNING id",
             (chat_id,),
+            f"there is no chat {chat_id}",
+        )
+
+    def _change_chat(self, chat_id: int, column: str, value: str | float | None) -> None:
+        self._row(
+            f"UPDATE chats SET {column} = ? WHERE id = ? RETURNING id",
+            (value, chat_id),
             f"there is no chat {chat_id}",
         )
 
@@ -383,6 +430,14 @@ class Store:
                 (leaf,),
             )
         return [StoredMessage(*row) for row in rows]
+
+    def tree(self, chat_id: int) -> list[StoredMessage]:
+        """All messages of a chat, of all branches, oldest first."""
+        self.chat(chat_id)
+        return [
+            StoredMessage(*row)
+            for row in self._rows(f"{_MESSAGE} WHERE chat_id = ? ORDER BY id", (chat_id,))
+        ]
 
     def set_leaf(self, chat_id: int, message_id: int) -> None:
         """Let the chat's current path end in another of its messages."""
@@ -518,8 +573,8 @@ class Store:
     def search(self, query: str, *, limit: int = 50) -> list[Hit]:
         """Messages of all branches that hold every word of `query`, newest first.
 
-        Case and accents do not matter, and the last word may be the start of one. Whatever
-        is in the query is text to find, never query syntax.
+        Chats in the bin are left out. Case and accents do not matter, and the last word may
+        be the start of one. Whatever is in the query is text to find, never query syntax.
         """
         expression = _match_expression(query)
         if not expression:
@@ -530,7 +585,8 @@ class Store:
             FROM message_index
             JOIN messages ON messages.id = message_index.rowid
             JOIN chats ON chats.id = messages.chat_id
-            WHERE message_index MATCH ? ORDER BY message_index.rowid DESC LIMIT ?""",
+            WHERE message_index MATCH ? AND deleted IS NULL
+            ORDER BY message_index.rowid DESC LIMIT ?""",
             (expression, limit),
         )
         return [Hit(*row) for row in rows]
@@ -594,8 +650,13 @@ class Store:
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
         """One transaction. An immediate one takes the right to write at once, so that it
-        never has to give up half-way because another process wrote in between."""
+        never has to give up half-way because another process wrote in between. Within
+        another it is a part of that."""
         with self._lock:
+            within_another = self._connection.in_transaction
+            if within_another:
+                yield
+                return
             self._execute(f"BEGIN {kind}")
             try:
                 yield

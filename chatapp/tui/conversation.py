@@ -115,12 +115,11 @@ class Conversation:
         return "New chat" if self.chat_id is None else self._store.chat(self.chat_id).title
 
     def is_deleted(self) -> bool:
-        """Whether the chat is no longer in the store."""
+        """Whether the chat is in the bin, or no longer in the store."""
         try:
-            self.title()
+            return self.chat_id is not None and self._store.chat(self.chat_id).deleted is not None
         except StoreError:
             return True
-        return False
 
     def go_to_sibling(self, message: "StoredMessage", step: int) -> "StoredMessage | None":
         """Let the chat go through the version `step` places after a message, if there is one."""

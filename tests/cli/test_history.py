@@ -57,7 +57,7 @@ def test_the_list_shows_each_chat_on_one_line(run, ids: list[int], terminal: boo
 def test_the_list_as_json(run, ids: list[int]) -> None:
     documents = json.loads(run("history", "list", "--json").out)
     assert [list(document) for document in documents] == (
-        [["id", "title", "model", "messages", "updated"]] * 2
+        [["id", "title", "model", "messages", "updated", "archived"]] * 2
     )
     assert [document["id"] for document in documents] == ids[::-1]
     assert documents[0]["title"] == HOSTILE
@@ -228,3 +228,17 @@ def test_feedback_is_exported_as_training_rows(run, ids: list[int], tmp_path: Pa
     assert status == 2
     assert "ppo" in err
     assert run("history", "export", "--feedback", "sft", "99").status == 2
+
+
+def test_chats_are_imported(run, ids: list[int], tmp_path: Path) -> None:
+    target = tmp_path / "chats.json"
+    run("history", "export", "--all", "--format", "json", "-o", str(target))
+    assert run("history", "import", str(target)) == (0, "", "chatapp: imported 2 chats\n")
+    (new,) = [json.loads(run("history", "import", str(target), "--json").out)]
+    assert [sorted(chat) for chat in new] == [["id", "title"]] * 2
+    assert len(chats_left()) == 6
+    target.write_text("{")
+    status, out, err = run("history", "import", str(target))
+    assert (status, out) == (2, "")
+    assert str(target) in err
+    assert len(chats_left()) == 6

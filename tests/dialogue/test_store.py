@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -443,3 +444,58 @@ def test_processes_share_one_file_from_its_creation_on(path: Path) -> None:
     assert len(store.search("process1", limit=100)) == 51
     store.close()
     check_sound(path)
+
+
+# Put away
+
+
+def test_an_archived_chat_is_found_and_out_of_the_way(store: Store) -> None:
+    first, _ = dialogue(store, "walrus")
+    second, _ = dialogue(store, "seal")
+    store.set_archived(first, True)
+    assert [chat.id for chat in store.chats(archived=False)] == [second]
+    assert [(chat.id, chat.archived) for chat in store.chats(archived=True)] == [(first, True)]
+    assert [chat.id for chat in store.chats(matching="walrus")] == [first]
+    assert store.chat(first).archived
+    store.set_archived(first, False)
+    assert len(store.chats(archived=False)) == 2
+
+
+def test_the_bin_gives_back_until_it_is_emptied(
+    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, _ = dialogue(store, "stay")
+    gone, _ = dialogue(store, "walrus")
+    store.bin_chat(gone)
+    assert store.chat(gone).deleted is not None
+    assert [chat.id for chat in store.chats()] == [kept]
+    assert store.search("walrus") == []
+    assert store.chats(matching="walrus") == []
+    store.empty_bin()
+    store.restore_chat(gone)
+    assert store.chat(gone).deleted is None
+    assert len(store.search("walrus")) == 1
+    store.bin_chat(gone)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 25 * 60 * 60)
+    store.empty_bin()
+    with pytest.raises(StoreError, match=f"there is no chat {gone}"):
+        store.restore_chat(gone)
+    assert [chat.id for chat in store.chats()] == [kept]
+    check_sound(path)
+
+
+def test_a_chats_instructions_can_be_changed(store: Store) -> None:
+    chat_id, _ = dialogue(store, "Hi")
+    store.set_system(chat_id, "Be brief.")
+    assert store.chat(chat_id).system == "Be brief."
+    store.set_system(chat_id, None)
+    assert store.chat(chat_id).system is None
+
+
+def test_the_tree_holds_all_branches(store: Store) -> None:
+    chat_id, ids = dialogue(store, "Hi", "One.")
+    other = store.add_message(chat_id, ids[0], "assistant", "Two.")
+    dialogue(store, "elsewhere")
+    assert [message.id for message in store.tree(chat_id)] == [*ids, other.id]
+    assert [message.siblings for message in store.tree(chat_id)] == [1, 2, 2]

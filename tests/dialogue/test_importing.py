@@ -1,0 +1,142 @@
+"""Chats are read from files of three kinds, and a file with a mistake imports nothing."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatapp.dialogue.export import to_json, to_training_rows
+from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
+from chatapp.dialogue.store import Store
+
+HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend \u2028"
+TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": HOSTILE}]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "chats.db")
+    yield store
+    store.close()
+
+
+def file(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / "chats.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_what_was_exported_comes_back(store: Store, tmp_path: Path) -> None:
+    chat_id = store.create_chat(system="Be brief.", model="tiny", template="plain")
+    first = store.add_message(chat_id, None, "user", "Hi")
+    store.add_message(chat_id, first.id, "assistant", HOSTILE, status="stopped")
+    document = to_json(store.chat(chat_id), store.path(chat_id))
+    for content in (document, [document, document]):
+        ids = store_chats(store, read_chats(file(tmp_path, content)))
+        assert len(ids) == (len(content) if isinstance(content, list) else 1)
+        for id in ids:
+            again = to_json(store.chat(id), store.path(id))
+            same = ("title", "model", "template", "system")
+            assert [again[key] for key in same] == [document[key] for key in same]
+            texts = [(m["role"], m["content"], m["status"]) for m in again["messages"]]
+            assert texts == [("user", "Hi", "complete"), ("assistant", HOSTILE, "stopped")]
+    assert len(store.search("quotes")) == 4
+
+
+def test_training_rows_are_chats_a_line(store: Store, tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "system", "content": "Be kind."}, *TURNS]},
+        {"messages": [*TURNS, {"role": "user", "content": [{"type": "text", "text": "Bye"}]}]},
+    ]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    ids = store_chats(store, read_chats(file(tmp_path, lines)))
+    assert store.chat(ids[0]).system == "Be kind."
+    assert store.chat(ids[0]).title == "Hi"
+    assert to_training_rows(store.chat(ids[0]), store.path(ids[0])) == [rows[0]]
+    assert [message.text for message in store.path(ids[1])] == ["Hi", HOSTILE, "Bye"]
+
+
+def test_chatgpts_export_is_followed_to_its_current_node(store: Store, tmp_path: Path) -> None:
+    def node(parent: str | None, role: str | None, *parts: Any) -> dict[str, Any]:
+        message = role and {"author": {"role": role}, "content": {"parts": list(parts)}}
+        return {"parent": parent, "message": message}
+
+    document = {
+        "title": "Tea",
+        "current_node": "f",
+        "mapping": {
+            "a": node(None, None),
+            "b": node("a", "system", ""),
+            "c": node("b", "user", "Tea?"),
+            "other": node("c", "assistant", "No."),
+            "d": node("c", "assistant", "I look it up."),
+            "e": node("d", "tool", "results"),
+            "f": node("e", "assistant", "Yes.", {"image": 1}),
+        },
+    }
+    (id,) = store_chats(store, read_chats(file(tmp_path, [document])))
+    assert store.chat(id).title == "Tea"
+    assert [message.text for message in store.path(id)] == ["Tea?", "I look it up.\n\nYes."]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("[]", "holds no chat"),
+        ("3", "is 3, expected an object"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}]}\n{"messages": [',
+            "line 2: is not valid JSON",
+        ),
+        ([{"messages": TURNS}, {"title": "x"}], "chat 2: 'messages' is missing, expected a list"),
+        ({"messages": []}, "has no message"),
+        ({"messages": ["x"]}, "message 1: is 'x', expected an object"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "message 1: 'role' is 'tool', expected"),
+        ({"messages": [{"role": "user"}]}, "message 1: 'content' is missing, expected text"),
+        ({"messages": [{"role": "user", "content": [{"image": 1}]}]}, "is no part with text"),
+        ({"messages": TURNS[1:]}, "message 1: is from 'assistant', expected 'user'"),
+        ({"messages": [*TURNS, TURNS[1]]}, "message 3: is from 'assistant', expected 'user'"),
+        ({"messages": [*TURNS, {"role": "system", "content": "x"}]}, "only the first message"),
+        ({"messages": [TURNS[0] | {"status": "odd"}]}, "'status' is 'odd', expected one of"),
+        ({"messages": TURNS, "title": 7}, "'title' is 7, expected text"),
+        ({"mapping": {}, "current_node": "a"}, "'mapping' has no node 'a'"),
+        ({"mapping": {"a": {"parent": "a"}}, "current_node": "a"}, "has no message"),
+    ],
+)
+def test_mistakes_are_named_with_their_place(tmp_path: Path, content: Any, words: str) -> None:
+    path = file(tmp_path, content)
+    with pytest.raises(ImportingError) as caught:
+        read_chats(path)
+    assert str(caught.value).startswith(str(path))
+    assert words in str(caught.value)
+
+
+def test_files_that_cannot_be_read_are_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ImportingError, match="cannot be read"):
+        read_chats(tmp_path / "missing.json")
+    path = tmp_path / "latin.json"
+    path.write_bytes(b'{"messages": "\xe4"}')
+    with pytest.raises(ImportingError, match="not valid UTF-8"):
+        read_chats(path)
+
+
+def test_chats_are_stored_as_a_whole_or_not_at_all(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = read_chats(file(tmp_path, [{"messages": TURNS}] * 3))
+    add, calls = store.add_message, []
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise RuntimeError("no more room")
+        return add(*arguments, **options)
+
+    monkeypatch.setattr(store, "add_message", failing)
+    with pytest.raises(RuntimeError):
+        store_chats(store, chats)
+    assert store.chats() == []
