@@ -45,8 +45,8 @@ class Inspector(Vertical):
             Binding(str(number), f"tab('{name}')", f"Inspector: {name}", show=False)
             for number, name in enumerate(_TABS, start=1)
         ),
-        Binding("x", "example", "Look at an example sentence instead, or back"),
-        Binding("escape", "close", "Close the inspector"),
+        Binding("x", "example", "Look at an example sentence, or back", show=False),
+        Binding("escape", "close", "Close the inspector", show=False),
     ]
     SCOPED_CSS = False
     DEFAULT_CSS = """

@@ -75,14 +75,19 @@ class StepView(View):
 
     BINDING_GROUP_TITLE = "Inspector: step by step"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "draw", "Draw one token"),
-        Binding("p", "play", "Go on drawing, or pause"),
-        Binding("backspace", "back", "Take the last token back"),
+        Binding("space", "draw", "Draw one token", show=False),
+        Binding("p", "play", "Go on drawing, or pause", show=False),
+        Binding("backspace", "back", "Take the last token back", show=False),
         Binding("left", "parameter(-1)", "Parameter before", show=False),
         Binding("right", "parameter(1)", "Parameter after", show=False),
-        Binding("plus,equals_sign", "change(1)", "Raise the parameter"),
-        Binding("minus", "change(-1)", "Lower the parameter"),
-        Binding("k", "keep", "Keep these tokens: the reply goes on from them as another version"),
+        Binding("plus,equals_sign", "change(1)", "Raise the parameter", show=False),
+        Binding("minus", "change(-1)", "Lower the parameter", show=False),
+        Binding(
+            "k",
+            "keep",
+            "Keep these tokens: the reply goes on from them as another version",
+            show=False,
+        ),
     ]
     hint = "Space p ⌫ Enter steps · ← → + - cut · k keep"
 
@@ -182,8 +187,7 @@ class StepView(View):
             left = percent(drawn) if drawn else "  cut"
             line = Content.assemble(
                 f"{each.rank:>2} ", padded(each.text), f" {percent(each.probability)} ",
-                (bar(each.probability, size), "dim"), f" → {left} ",
-                (bar(drawn, size), "$text-accent"),
+                (bar(each.probability, size), "dim"), f" → {left} {bar(drawn, size)}",
             )  # fmt: skip
             options.add_option(Option(line if drawn else line.stylize("dim"), id=str(each.id)))
         options.highlighted = min(highlighted, len(cut.before.candidates) - 1)

@@ -93,8 +93,8 @@ class TokenText(ScrollView, can_focus=True):
     ]
     DEFAULT_CSS = """
     TokenText {
-        height: 1fr;
-        min-height: 2;
+        height: auto;
+        max-height: 50%;
         overflow-x: hidden;
         overflow-y: auto;
         scrollbar-size-vertical: 1;
@@ -122,6 +122,7 @@ class TokenText(ScrollView, can_focus=True):
         self.texts: Sequence[str] = ()
         self._paints: Sequence[Paint | None] = ()
         self._held: int | None = None
+        self._width = 0
         self._rows: list[list[Piece]] = []
         self._first_row: list[int] = []
 
@@ -131,7 +132,9 @@ class TokenText(ScrollView, can_focus=True):
         self._paints = [None] * len(texts)
         self._held = None
         self.cursor = max(0, min(cursor, len(texts) - 1))
-        self._arrange()
+        self._width = 0
+        self.refresh(layout=True)
+        self.call_after_refresh(self._show_cursor)
 
     def paint(self, paints: Sequence[Paint | None], held: int | None = None) -> None:
         """Colour the tokens; those beyond the end of `paints` have no colour.
@@ -142,22 +145,24 @@ class TokenText(ScrollView, can_focus=True):
         self._held = held
         self.refresh()
 
-    def on_resize(self, event: Resize) -> None:
-        self._arrange()
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        if width > 0 and width != self._width:
+            self._width = width
+            # A line break's mark may stand behind the last column of a row, and so may the
+            # scrollbar.
+            self._rows = layout(self.texts, max(1, width - 2))
+            self._first_row = [0] * len(self.texts)
+            for y in reversed(range(len(self._rows))):
+                for piece in self._rows[y]:
+                    self._first_row[piece.token] = y
+            self.virtual_size = Size(width, len(self._rows))
+        return len(self._rows)
 
-    def _arrange(self) -> None:
-        width = max(1, self.scrollable_content_region.width)
-        self._rows = layout(self.texts, max(1, width - 1))  # room for the mark of a line break
-        self._first_row = [0] * len(self.texts)
-        for y in reversed(range(len(self._rows))):
-            for piece in self._rows[y]:
-                self._first_row[piece.token] = y
-        self.virtual_size = Size(width, len(self._rows))
-        self.refresh()
+    def on_resize(self, event: Resize) -> None:
         self.call_after_refresh(self._show_cursor)
 
     def _show_cursor(self) -> None:
-        if self._first_row:
+        if self.cursor < len(self._first_row):
             row = Region(0, self._first_row[self.cursor], 1, 1)
             self.scroll_to_region(row, animate=False, force=True)
 
@@ -172,12 +177,11 @@ class TokenText(ScrollView, can_focus=True):
 
     def _style(self, index: int) -> Style:
         paint = self._paints[index]
-        plain = self.app.native_ansi_color
         if index == self.cursor:
             return Style(reverse=True, bold=True, underline=not self.has_focus)
         if index == self._held:
             return Style(bold=True, underline=True, italic=True)
-        if plain:
+        if self.app.native_ansi_color:
             if paint is None:
                 return Style(dim=index % 2 == 1)
             return (Style(dim=True), Style(), Style(bold=True), Style(bold=True, underline=True))[

@@ -87,8 +87,7 @@ def candidate_line(candidate: "Candidate", came: bool, width: int) -> Content:
     size = max(0, min(24, width - _LONGEST - 16))
     return Content.assemble(
         f"{candidate.rank:>2} {'●' if came else ' '} ", padded(candidate.text),
-        f" {percent(candidate.probability)} ",
-        (bar(candidate.probability, size), "$text-accent"),
+        f" {percent(candidate.probability)} {bar(candidate.probability, size)}",
     )  # fmt: skip
 
 
@@ -232,7 +231,7 @@ class HeatMap(ScrollView, can_focus=True):
         Binding("right", "move(0, 1)", "Head after", show=False),
         Binding("up", "move(-1, 0)", "Layer before", show=False),
         Binding("down", "move(1, 0)", "Layer after", show=False),
-        Binding("a", "average", "Average of all layers and heads"),
+        Binding("a", "average", "Average of all layers and heads", show=False),
     ]
     DEFAULT_CSS = """
     HeatMap {
@@ -331,7 +330,7 @@ class AttentionView(View):
 
     BINDING_GROUP_TITLE = "Inspector: attention"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter,space", "hold", "Hold the token; the next moves choose what it looks at"),
+        Binding("enter,space", "hold", "Hold the token, to choose what it looks at", show=False),
     ]
     hint = "arrows token · Enter hold · Tab heads"
 
