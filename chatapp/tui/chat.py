@@ -52,7 +52,7 @@ class ChatScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop the reply; go to the prompt", show=False),
         Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat"),
-        Binding("ctrl+o", "history", "Chats", tooltip="List, search, open and delete chats"),
+        Binding("ctrl+o", "history", "Chats", tooltip="List, search, open and tidy up chats"),
         Binding("f2", "parameters", "Parameters", tooltip="Change how replies are drawn"),
         Binding("f3", "inspect", "Look into the model at this message, or close", show=False),
         Binding("f1", "help", "Help", tooltip="Show all keys"),
@@ -461,8 +461,23 @@ class ChatScreen(Screen[None]):
     @work
     async def action_history(self) -> None:
         chosen = await self.app.push_screen_wait(HistoryScreen(self._store))
-        if chosen is not None or self.conversation.is_deleted():
-            await self._open(chosen)
+        if chosen is None:
+            if self.conversation.is_deleted():
+                await self._open(None)
+            self._show_title()
+        elif chosen.message_id is None:
+            await self._open(chosen.chat_id)
+        else:
+            await self._open_at(chosen.message_id)
+
+    async def _open_at(self, message_id: int) -> None:
+        """Show the branch of a message, and the message."""
+        with self._store_errors():
+            message = self._store.message(message_id)
+            if message_id not in [above.id for above in self._store.path(message.chat_id)]:
+                self._store.set_leaf(message.chat_id, self._store.latest_leaf(message_id))
+            await self._open(message.chat_id)
+            await self._transcript.reveal(message_id)
 
     @work
     async def action_parameters(self) -> None:

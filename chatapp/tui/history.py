@@ -1,4 +1,4 @@
-"""The list of earlier chats, filtered while one types.
+"""The list of earlier chats, filtered while one types, and what can be done with a chat.
 
 The one invariant: only the newest filter's answer is shown, and the store is asked on a
 thread, so that typing never waits for a search.
@@ -7,7 +7,9 @@ thread, so that typing never waits for a search.
 import asyncio
 import re
 import time
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -20,7 +22,6 @@ from textual.widgets.option_list import Option
 
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
-from chatapp.tui.confirm import ConfirmScreen
 from chatapp.tui.field import Field
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _MOST = 200
 _FOUND = re.compile("\x02([^\x03]*)\x03")
+_HINT = "Enter opens · ↓ then n renames, a archives, d deletes, u brings back · Esc"
+_RENAMING = "Enter keeps the new title · Esc leaves it as it was"
 
 
 def ago(then: float, now: float) -> str:
@@ -43,8 +46,18 @@ def marked(snippet: str) -> Content:
     """A snippet of the store, the words that were found standing out."""
     pieces = _FOUND.split(" ".join(snippet.split()))
     return Content.assemble(
-        *((printable(piece), "bold" if place % 2 else "") for place, piece in enumerate(pieces))
+        *(
+            (printable(piece), "bold $text-accent" if place % 2 else "")
+            for place, piece in enumerate(pieces)
+        )
     )
+
+
+class Choice(NamedTuple):
+    """The chat to open, at the message that was found in it, if any."""
+
+    chat_id: int
+    message_id: int | None
 
 
 class ChatList(OptionList):
@@ -52,7 +65,10 @@ class ChatList(OptionList):
 
     BINDING_GROUP_TITLE = "In the list of chats"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("d,delete", "screen.delete", "Delete", tooltip="Delete the chat, after asking"),
+        Binding("n", "screen.rename", "Rename", tooltip="Give the chat another title"),
+        Binding("a", "screen.archive", "Archive", tooltip="Put the chat into the archive, or back"),
+        Binding("d,delete", "screen.delete", "Delete", tooltip="Delete the chat"),
+        Binding("u", "screen.restore", "Undo", tooltip="Bring the chat deleted last back"),
         Binding("slash", "screen.filter", "Filter", show=False),
     ]
 
@@ -63,57 +79,75 @@ class ChatList(OptionList):
             self.screen.query_one(Field).focus()
 
 
-class HistoryScreen(ModalScreen[int | None]):
-    """Gives the id of the chat to open, or None."""
+class HistoryScreen(ModalScreen[Choice | None]):
+    """Gives the chat to open, or None."""
 
     BINDING_GROUP_TITLE = "List of chats"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Open"),
         Binding("down", "list", "Go to the list", show=False),
-        Binding("escape,ctrl+o", "dismiss", "Close"),
+        Binding("ctrl+t", "other_list", "Archive", tooltip="Show the archive, or the other chats"),
+        Binding("escape,ctrl+o", "leave", "Close"),
     ]
 
     def __init__(self, store: "Store") -> None:
         super().__init__()
         self._store = store
+        self._archive = False
+        self._hits: dict[int, Hit] = {}
+        self._renamed: int | None = None
+        self._binned: list[int] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Chats", classes="title")
-            yield Field(placeholder="Type to search titles and texts", compact=True)
+            yield Field(placeholder="Type to search titles and texts", id="filter", compact=True)
+            yield Field(id="title-field", compact=True)
             yield ChatList(markup=False, compact=True)
             yield Static(id="nothing", markup=False)
-            yield Static("Enter opens · ↓ then d deletes · Esc closes", classes="hint")
+            yield Static(_HINT, classes="hint")
 
     def on_mount(self) -> None:
         self._list = self.query_one(ChatList)
+        self._title_field = self.query_one("#title-field", Field)
+        self._title_field.display = False
+        self._empty_bin()
         self._find("")
 
-    @on(Input.Changed)
+    @work
+    async def _empty_bin(self) -> None:
+        with suppress(StoreError):  # listing the chats will say so
+            await asyncio.to_thread(self._store.empty_bin)
+
+    @on(Input.Changed, "#filter")
     def _filter_changed(self, event: Input.Changed) -> None:
         self._find(event.value)
 
     @work(exclusive=True)
-    async def _find(self, query: str) -> None:
-        """Show the chats that match."""
+    async def _find(self, query: str, place: int = 0) -> None:
+        """Show the chats that match; a search looks into the archive too."""
+        archived = self._archive or (None if query.strip() else False)
         try:
-            chats = await asyncio.to_thread(self._store.chats, limit=_MOST, matching=query)
+            chats = await asyncio.to_thread(
+                self._store.chats, limit=_MOST, matching=query, archived=archived
+            )
             hits = await asyncio.to_thread(self._store.search, query, limit=_MOST)
         except StoreError as error:
             self._show_nothing(str(error))
             return
-        snippets: dict[int, Hit] = {}
+        self._hits = {}
         for hit in hits:
-            snippets.setdefault(hit.chat_id, hit)
+            self._hits.setdefault(hit.chat_id, hit)
         now = time.time()
         self._list.clear_options()
         self._list.add_options(
-            Option(self._entry(chat, snippets.get(chat.id), now), id=str(chat.id)) for chat in chats
+            Option(self._entry(chat, self._hits.get(chat.id), now), id=str(chat.id))
+            for chat in chats
         )
-        self._list.action_first()
-        self._show_nothing(
-            "" if chats else "No chat has these words." if query else "No chats yet."
-        )
+        self._list.highlighted = min(place, len(chats) - 1) if chats else None
+        nothing = "The archive is empty." if self._archive else "No chats yet."
+        self._show_nothing("" if chats else "No chat has these words." if query else nothing)
+        self.query_one(".title", Static).update("Archived chats" if self._archive else "Chats")
 
     def _show_nothing(self, words: str) -> None:
         nothing = self.query_one("#nothing", Static)
@@ -124,38 +158,106 @@ class HistoryScreen(ModalScreen[int | None]):
     def _entry(self, chat: "ChatSummary", hit: "Hit | None", now: float) -> Content:
         title = printable(chat.title).replace("\n", " ") or "Without a title"
         facts = f"{chat.messages} messages · {printable(chat.model)} · {ago(chat.updated, now)}"
+        facts += " · archived" if chat.archived else ""
         lines = [Content(title), Content.styled(facts, "dim")]
         if hit is not None:
             lines.insert(1, marked(hit.snippet))
         return Content("\n").join(line for line in lines)
 
-    @on(Input.Submitted)
+    @on(Input.Submitted, "#filter")
     @on(OptionList.OptionSelected)
     def action_open(self) -> None:
-        chosen = self._list.highlighted_option
-        if chosen is not None and chosen.id is not None:
-            self.dismiss(int(chosen.id))
+        if (chat_id := self._chosen()) is not None:
+            hit = self._hits.get(chat_id)
+            self.dismiss(Choice(chat_id, hit.message_id if hit is not None else None))
+
+    def _chosen(self) -> int | None:
+        """The chat that the cursor is on."""
+        option = self._list.highlighted_option
+        return int(option.id) if option is not None and option.id is not None else None
+
+    def action_leave(self) -> None:
+        if self._renamed is not None:
+            self._leave_rename()
+        else:
+            self.dismiss(None)
 
     def action_list(self) -> None:
-        self._list.focus()
+        if self._renamed is None:
+            self._list.focus()
 
     def action_filter(self) -> None:
-        self.query_one(Field).focus()
+        self.query_one("#filter", Field).focus()
 
-    @work
-    async def action_delete(self) -> None:
-        chosen, place = self._list.highlighted_option, self._list.highlighted
-        if chosen is None or chosen.id is None or place is None:
+    def action_other_list(self) -> None:
+        self._archive = not self._archive
+        self._find_again(0)
+
+    def _find_again(self, place: int | None = None) -> None:
+        if place is None:
+            place = self._list.highlighted or 0
+        self._find(self.query_one("#filter", Field).value, place)
+
+    # What can be done with the chosen chat
+
+    def action_rename(self) -> None:
+        if (chat_id := self._chosen()) is None:
             return
-        chat_id = int(chosen.id)
         try:
             title = self._store.chat(chat_id).title
-            if await self.app.push_screen_wait(
-                ConfirmScreen(f"Delete the chat “{title}”?", "Delete")
-            ):
-                self._store.delete_chat(chat_id)
-                self._list.remove_option_at_index(place)
-                if not self._list.option_count:
-                    self._find(self.query_one(Field).value)
         except StoreError as error:
             self._show_nothing(str(error))
+            return
+        self._renamed = chat_id
+        self._title_field.value = title.replace("\n", " ")
+        self._title_field.display = True
+        self._title_field.focus()
+        self.query_one(".hint", Static).update(_RENAMING)
+
+    @on(Input.Submitted, "#title-field")
+    def _rename(self, event: Input.Submitted) -> None:
+        title = event.value.strip()
+        if (
+            self._renamed is not None
+            and title
+            and self._done(self._store.rename_chat, self._renamed, title)
+        ):
+            self._leave_rename()
+            self._find_again()
+
+    def _leave_rename(self) -> None:
+        self._renamed = None
+        self._list.focus()
+        self._title_field.display = False
+        self.query_one(".hint", Static).update(_HINT)
+
+    def action_archive(self) -> None:
+        if (chat_id := self._chosen()) is not None:
+            try:
+                archived = self._store.chat(chat_id).archived
+            except StoreError as error:
+                self._show_nothing(str(error))
+                return
+            if self._done(self._store.set_archived, chat_id, not archived):
+                self._find_again()
+
+    def action_delete(self) -> None:
+        chat_id = self._chosen()
+        if chat_id is not None and self._done(self._store.bin_chat, chat_id):
+            self._binned.append(chat_id)
+            self.notify("Deleted. u brings it back.", markup=False)
+            self._find_again()
+
+    def action_restore(self) -> None:
+        if self._binned and self._done(self._store.restore_chat, self._binned[-1]):
+            self._binned.pop()
+            self._find_again(0)
+
+    def _done(self, change: Callable[..., None], *values: object) -> bool:
+        """Whether the store could be changed; if not, it is said why."""
+        try:
+            change(*values)
+        except StoreError as error:
+            self._show_nothing(str(error))
+            return False
+        return True

@@ -130,6 +130,22 @@ class Transcript(VerticalScroll, can_focus=False):
             view.focus()
         return True
 
+    async def reveal(self, message_id: int) -> None:
+        """Mount a message of the path with those around it, and focus it."""
+        ids = [shown.id for shown in self.path]
+        if message_id not in ids:
+            return
+        place = ids.index(message_id)
+        if not self._first <= place < self._last:
+            async with self._changing:
+                with self.app.batch_update():
+                    self.anchor(False)
+                    await self._remove(self.views)
+                    self._first = self._last = max(0, place - AT_FIRST // 2)
+                    await self._mount_later(min(len(ids), self._first + AT_FIRST))
+        if (view := self.view(message_id)) is not None:
+            view.focus()
+
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
         if new_value < old_value and new_value <= 1 and self._first > 0:

@@ -154,7 +154,7 @@ def test_parameters(take: Callable[..., bool], size: str) -> None:
     assert take(size, ScriptedModel([REPLY]), scene)
 
 
-@pytest.mark.parametrize("size", ["60x20", "100x30"])
+@pytest.mark.parametrize("size", SIZES)
 def test_history(take: Callable[..., bool], size: str) -> None:
     async def scene(driver: Driver) -> None:
         for text in ("Tell me about the sea.", "What does [/b] mean?", "Do you like tea?"):
@@ -162,6 +162,8 @@ def test_history(take: Callable[..., bool], size: str) -> None:
             await driver.press("ctrl+n")
         await driver.press("ctrl+o", *"sea")
         await driver.until(lambda: driver.app.screen.query_one(ChatList).option_count == 3)
+        await driver.press("down", "down", "a", "n")
+        await driver.until(lambda: "archived" in driver.screen_text)
 
     assert take(size, ScriptedModel([REPLY]), scene)
 
