@@ -70,6 +70,19 @@ def evaluate(
     kinds = [bool(files), task is not None, lambada is not None]
     if sum(kinds) != 1:
         raise UserError("name prompt files with --test, or --task, or --lambada")
+    _refuse(
+        "--task" if task else "--lambada" if lambada else "prompt files",
+        {
+            "--test": test,
+            "--words": words,
+            "--generate": generate,
+            "--shots": shots,
+            "--select": select,
+            "--order": order,
+            "--score": score,
+            "--report": report,
+        },
+    )
     settings = load_settings({"model": model})
     if task is not None:
         tasks = _generated(task.split(","), words, limit or _ITEMS, seed)
@@ -100,6 +113,14 @@ def evaluate(
             _lambada(lambada, settings.model, limit, seed, as_json=as_json)
         else:
             _evaluate(tasks, grid, settings.model, config, report, as_json=as_json)
+
+
+def _refuse(what: str, options: dict[str, object]) -> None:
+    """Raise UserError for an option that means nothing for what is measured."""
+    no_use = {"prompt files": ("--words", "--generate"), "--task": ("--test",)}
+    for option in no_use.get(what, options):
+        if options[option] is not None:
+            raise UserError(f"{option} means nothing with {what}")
 
 
 def _grid(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import typer
 
-from chatapp.commands.console import complain
+from chatapp.commands.console import UserError, complain
 
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 1, 130
 
 Report = Callable[[int, int | None], None]
 """Called with how much is done, and of how much, if that is known."""
@@ -22,17 +22,22 @@ def prompt_path(name: str) -> Path:
     """The prompt file of that name, or the one in the library that comes with the program.
 
     In the library `spam`, `spam.toml` and `prompts/spam.toml` are the same.
+    Raises UserError for a name that is in neither place.
     """
+    from chatapp.prompting.examples import nearest
+
     path = Path(name)
-    if path.exists() or path.parent not in (Path(), Path("prompts")):
+    if "\0" in name or path.exists() or path.parent not in (Path(), Path("prompts")):
         return path
     package = Path(__file__).parent.parent
     # Within the package when installed, beside it when run from a copy of the sources.
-    for library in (package / "prompts", package.parent / "prompts"):
-        for found in (library / path.name, library / f"{path.name}.toml"):
-            if found.is_file():
-                return found
-    return path
+    places = (package / "prompts", package.parent / "prompts")
+    files = [file for place in places if place.is_dir() for file in sorted(place.iterdir())]
+    prompts = {file.stem: file for file in files if file.suffix in (".toml", ".txt")}
+    if found := (prompts | {file.name: file for file in files}).get(path.name):
+        return found
+    hint = nearest(path.stem, prompts) or f"; it has {', '.join(prompts)}"
+    raise UserError(f"{name}: there is no such file, and none in the library of prompts{hint}")
 
 
 @contextmanager
@@ -63,9 +68,14 @@ def progress(text: str) -> Iterator[Report]:
 
 @contextmanager
 def interruptible(sentence: str) -> Iterator[None]:
-    """Turn Ctrl+C into a sentence and exit status 130."""
+    """Turn Ctrl+C into a sentence and exit status 130, and a full disk into another and 1."""
+    from chatapp.evaluation.journal import NotWritten
+
     try:
         yield
     except KeyboardInterrupt:
         complain(sentence)
         raise typer.Exit(INTERRUPTED) from None
+    except NotWritten as error:
+        complain(str(error))
+        raise typer.Exit(FAILED) from None

@@ -107,7 +107,7 @@ def _answerer(prompt: "PromptFile", model: str | None) -> "tuple[Answerer, Langu
     settings = load_settings({"model": model})
     # What a task leaves open is the program's; what a text leaves open is the user's.
     sampling = sampling_of(prompt, settings.sampling if prompt.text is not None else None)
-    language_model = load(settings.model)
+    language_model = load(settings.model, settings.precision)
     with progress("Reading the pool") as show:
         selector = selector_for(prompt, language_model, show)
     return Answerer(language_model, prompt, selector, sampling=sampling), language_model
@@ -166,13 +166,15 @@ def _many(prompt: "PromptFile", model: str | None, inputs: str, output: Path | N
         raise typer.Exit(1)
 
 
-def _lines(path: Path) -> int:
-    """About how many rows a file has, to show how far a run is."""
+def _lines(path: Path) -> int | None:
+    """About how many rows a file has, to show how far a run is; None if that is unknown."""
     try:
+        if not path.is_file():  # a pipe can be read once
+            return None
         with path.open("rb") as file:
             return sum(1 for _ in file)
     except (OSError, ValueError):
-        return 0  # reading the rows will say what is wrong
+        return None  # reading the rows will say what is wrong
 
 
 def _show(question: "Question") -> None:

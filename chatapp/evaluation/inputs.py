@@ -30,7 +30,8 @@ def read_inputs(path: Path) -> Inputs:
     """The inputs in a file, one at a time.
 
     JSONL and CSV as pools are, with or without outputs; of any other file each line that is
-    not blank is an input. Raises PromptError when the file itself cannot be read.
+    not blank is an input. A pipe is read as `read_stream` does.
+    Raises PromptError when the file itself cannot be read.
     """
     if path.suffix.lower() in POOL_SUFFIXES:
         for line, row in read_rows(path, output_required=False):
@@ -38,15 +39,14 @@ def read_inputs(path: Path) -> Inputs:
         return
     try:
         with path.open("rb") as file:
-            yield from _plain(file, str(path))
+            yield from (_plain if path.is_file() else read_stream)(file, str(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise PromptError(f"{path}: cannot be read: {reason}") from None
 
 
-def read_stream(lines: Iterable[bytes]) -> Inputs:
-    """The inputs on standard input: JSON Lines if the first line is such a row, else plain."""
-    source = "standard input"
+def read_stream(lines: Iterable[bytes], source: str = "standard input") -> Inputs:
+    """The inputs in a stream: JSON Lines if the first line is such a row, else plain."""
     is_json: bool | None = None
     for number, text in _plain(lines, source):
         if isinstance(text, PromptError):

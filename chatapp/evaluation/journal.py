@@ -17,6 +17,10 @@ from chatapp.prompting.examples import PromptError
 Row = dict[str, Any]
 
 
+class NotWritten(Exception):
+    """Rows that could not be written, in one sentence; those before them are on the disk."""
+
+
 def read_rows(path: Path) -> Iterator[Row]:
     """The whole rows of a file, one at a time; half a row at its end is passed over.
 
@@ -49,6 +53,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file():  # a device would be read without end
+            raise PromptError(f"{path}: cannot be written: is no regular file")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
@@ -62,13 +68,16 @@ class Journal:
         return read_rows(self.path)
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Write rows, and have them on the disk before this returns."""
-        if not self._is_whole:
-            self._cut()
-            self._is_whole = True
-        self._file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Write rows, and have them on the disk before this returns. Raises NotWritten."""
+        try:
+            if not self._is_whole:
+                self._cut()
+                self._is_whole = True
+            self._file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise NotWritten(f"{self.path}: cannot be written: {error.strerror}") from None
 
     def __enter__(self) -> "Journal":
         return self
@@ -79,7 +88,8 @@ class Journal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._file.close()
+        with suppress(OSError):  # what `append` could not write is tried once more here
+            self._file.close()
 
     def _lock(self) -> None:
         try:

@@ -258,7 +258,7 @@ def jsonl_records(file: IO[bytes]) -> Iterator[Record]:
 
 def _jsonl_record(line: bytes) -> Mapping[Any, Any] | str:
     try:
-        text = line.decode("utf-8")
+        text = line.decode("utf-8").rstrip()  # an error at the end is in this line's columns
         record = json.loads(text, object_pairs_hook=unique_keys)
     except UnicodeDecodeError:
         return not_utf8(line)
@@ -300,7 +300,9 @@ def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:
     csv.field_size_limit(2**31 - 1)
     # Bytes that are not UTF-8 become lone surrogates here, and an error at their own row.
     lines = (
-        (line if number else line.removeprefix(_BOM)).decode("utf-8", "surrogateescape")
+        (line if number else line.removeprefix(_BOM))
+        .decode("utf-8", "surrogateescape")
+        .replace("\r\n", "\n")
         for number, line in enumerate(file)
     )
     reader = (

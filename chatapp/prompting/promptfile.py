@@ -280,6 +280,7 @@ def _invalid(path: Path, source: str, details: ErrorDetails) -> PromptError:
     else:
         bounds = "a number " if kind in ("greater_than_equal", "less_than_equal") else ""
         expected = bounds + details["msg"].removeprefix("Input should be ")
+        expected = expected.replace("a valid integer", "a whole number").replace("a valid ", "a ")
     return _error(path, source, keys, f"is {shown(value)}, expected {expected}", items)
 
 

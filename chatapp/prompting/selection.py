@@ -145,22 +145,28 @@ class Balanced(_Unranked):
         return _others(_in_turn(turns), self._pool, query, k)
 
 
-@dataclass(frozen=True, slots=True)
 class Nearest:
     """The k most similar inputs: KATE (Liu et al. 2021) with an index of embeddings."""
 
-    pool: Pool
-    index: Index
+    def __init__(self, pool: Pool, index: Index) -> None:
+        self._pool = pool
+        self._index = index
+        self._last: tuple[str, Scores] | None = None
 
     def select(self, query: str, k: int) -> list[int]:
-        return _others(_ranked(self.index.scores(query), k), self.pool, query, k)
+        return _others(_ranked(self._scores(query), k), self._pool, query, k)
 
     def similarities(self, query: str, indices: Sequence[int]) -> list[float | None]:
-        scores = self.index.scores(query)
+        scores = self._scores(query)
         return [float(scores[index]) for index in indices]
 
+    def _scores(self, query: str) -> Scores:
+        """Of the whole pool, kept until another query comes: it is asked for several times."""
+        if self._last is None or self._last[0] != query:
+            self._last = query, self._index.scores(query)
+        return self._last[1]
 
-@dataclass(frozen=True, slots=True)
+
 class Diverse(Nearest):
     """Maximal marginal relevance (Carbonell and Goldstein 1998).
 
@@ -169,21 +175,23 @@ class Diverse(Nearest):
     or 50, whichever is more: further ones are different, but of no use.
     """
 
-    relevance: float = 0.5
+    def __init__(self, pool: Pool, index: Index, relevance: float = 0.5) -> None:
+        super().__init__(pool, index)
+        self._relevance = relevance
 
     def select(self, query: str, k: int) -> list[int]:
-        near = np.array(Nearest.select(self, query, max(4 * k, 50)), dtype=np.intp)
-        nearness = self.index.scores(query)[near]
+        near = np.array(super().select(query, max(4 * k, 50)), dtype=np.intp)
+        nearness = self._scores(query)[near]
         redundancy = np.full(len(near), -np.inf, dtype=np.float32)
         left = np.ones(len(near), dtype=bool)
         chosen: list[int] = []
         while len(chosen) < k and left.any():
             penalty = redundancy if chosen else np.zeros_like(redundancy)
-            value = self.relevance * nearness - (1 - self.relevance) * penalty
+            value = self._relevance * nearness - (1 - self._relevance) * penalty
             best = int(np.argmax(np.where(left, value, -np.inf)))
             left[best] = False
             chosen.append(int(near[best]))
-            redundancy = np.maximum(redundancy, self.index.between(chosen[-1])[near])
+            redundancy = np.maximum(redundancy, self._index.between(chosen[-1])[near])
         return chosen
 
 

@@ -66,7 +66,7 @@ def test_three_hundred_items_with_six_labels() -> None:
         harness = HFLM(
             pretrained=str(model_folder("bundled")),
             device="cpu",
-            dtype="float32",  # the checkpoint's bfloat16 is slow on a processor, and inexact
+            dtype="float32",  # the checkpoint's half precision is slow on a processor, and inexact
             batch_size=batch_size,
         )
 

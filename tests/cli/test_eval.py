@@ -193,6 +193,10 @@ def test_lambada(run: Run, use_model: UseModel, tmp_path: Path, name: str) -> No
         (["--task", "RW", "--limit", "9000"], "name a file of more words"),
         (["--lambada", "none.txt"], "none.txt: cannot be read"),
         (["--lambada", "ONE"], "line 1: expected a passage of two words or more"),
+        (["--lambada", "ONE", "--report", "x"], "--report means nothing with --lambada"),
+        (["--lambada", "ONE", "--shots", "1"], "--shots means nothing with --lambada"),
+        (["--task", "2D+", "--test", "TEST"], "--test means nothing with --task"),
+        (["TASK", "--test", "TEST", "--words", "ONE"], "--words means nothing with prompt files"),
     ],
 )
 def test_what_the_user_can_put_right(

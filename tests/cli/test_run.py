@@ -2,11 +2,13 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,45 @@ def test_a_prompt_of_the_library_by_its_name(run: Run, model: ScriptedModel) -> 
     for name in ("spam", "spam.toml", "prompts/spam.toml"):
         result = run("run", name, "--input", "You have won", "--select", "fixed")
         assert result.out in ("spam\n", "ham\n")
+    result = run("run", "unicorns")
+    assert result.status == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("spamm", "did you mean 'spam'?"), ("zzzz.toml", "it has arithmetic, caracas,")],
+)
+def test_a_name_that_is_in_no_library(run: Run, name: str, hint: str) -> None:
+    result = run("run", name, "--input", "x")
+    assert result.status == 2
+    assert (
+        f"{name}: there is no such file, and none in the library of prompts; {hint}" in result.err
+    )
+
+
+def test_inputs_from_a_pipe(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        written = pool.submit(pipe.write_bytes, b"one\ntwo\n")
+        result = run("run", spam, "--inputs", str(pipe))
+        written.result()
+    assert [json.loads(line)["input"] for line in result.out.splitlines()] == ["one", "two"]
+
+
+def test_a_full_disk(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:
+    path, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    path.write_text("one\ntwo\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        result = run("run", spam, "--inputs", str(path), "--output", str(output))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert result.status == 1
+    assert "out.jsonl: cannot be written: " in result.err
+    assert run("run", spam, "--inputs", str(path), "--output", str(output)).status == 0
+    assert [row["input"] for row in rows(output)] == ["one", "two"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Inputs and test items from every kind of file, each bad row named by its line."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,14 @@ def test_test_items_that_cannot_be_used(tmp_path: Path, content: str, error: str
     path.write_text(content)
     with pytest.raises(PromptError, match=error):
         read_test(path)
+
+
+def test_a_pipe_is_read_as_standard_input_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        written = pool.submit(pipe.write_bytes, b'{"input": "one"}\n{"x": 1}\n')
+        rows = shown(read_inputs(pipe))
+        written.result()
+    assert rows[0] == (1, "one")
+    assert rows[1][1].startswith(f"! {pipe}, line 2: no input")

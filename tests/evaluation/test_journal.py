@@ -1,11 +1,13 @@
 """A journal survives being cut anywhere, and leaves other files alone."""
 
 import json
+import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from chatapp.evaluation.journal import Journal, read_rows
+from chatapp.evaluation.journal import Journal, NotWritten, read_rows
 from chatapp.prompting.examples import PromptError
 
 ROWS = [{"line": n, "text": "é\ud800" * n} for n in range(4)]
@@ -70,7 +72,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="cannot be written: Is a directory"):
+    with pytest.raises(PromptError, match="cannot be written: is no regular file"):
         Journal(tmp_path)
     with pytest.raises(PromptError, match="cannot be read"):
         list(read_rows(tmp_path / "none"))
@@ -81,3 +83,29 @@ def test_rows_are_plain_ascii(tmp_path: Path) -> None:
     write(path, ROWS)
     assert path.read_text("ascii")
     assert [json.loads(line) for line in path.read_text().splitlines()] == ROWS
+
+
+def test_a_full_disk_keeps_the_rows_before(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write(path, ROWS[:1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The system refuses what goes beyond this size, as it does on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, hard))
+    try:
+        with (
+            pytest.raises(NotWritten, match=r"rows\.jsonl: cannot be written"),
+            Journal(path) as journal,
+        ):
+            journal.append(ROWS[1:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with Journal(path) as journal:
+        assert list(journal.rows()) == ROWS[:1]
+        journal.append(ROWS[1:])
+    assert list(read_rows(path)) == ROWS
+
+
+def test_a_pipe_is_no_file_to_continue(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PromptError, match="pipe: cannot be written: is no regular file"):
+        Journal(tmp_path / "pipe")

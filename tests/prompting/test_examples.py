@@ -57,7 +57,7 @@ def test_jsonl_survives_what_editors_do(tmp_path: Path) -> None:
 def test_csv_survives_what_editors_do(tmp_path: Path) -> None:
     body = '\ufefftext,label\r\n"a, ""b""\r\nc",spam\r\n\r\nd,ham\r\n'
     pool = read_pool(write(tmp_path, body, "pool.CSV"))
-    assert pool.inputs == ['a, "b"\r\nc', "d"]
+    assert pool.inputs == ['a, "b"\nc', "d"]
     assert pool.outputs == ["spam", "ham"]
 
 
@@ -92,6 +92,7 @@ def test_reading_a_pool_keeps_little_beside_its_texts(tmp_path: Path) -> None:
 JSONL_REFUSALS = {
     "": "pool.jsonl: holds no examples",
     "\n \n": "pool.jsonl: holds no examples",
+    '{"input": "a", "output":\n': "line 1: is not valid JSON: Expecting value at column 25",
     '{"input": "a", "output": "b"': "line 1: is not valid JSON: Expecting ',' delimiter at column",
     '{"input": "a", "output": "b"}\n["a", "b"]': "line 2: is a list, expected a JSON object",
     '[{"input": "a", "output": "b"}]': "line 1: is a list, expected a JSON object; write one",

@@ -277,3 +277,18 @@ def test_word_indexes_survive_any_text(inputs: list[str], query: str) -> None:
     for index in (Bm25Index(kept), TfidfIndex(kept)):
         assert index.scores(query).shape == (len(kept),)
         assert np.isfinite(index.scores(query)).all()
+
+
+@pytest.mark.parametrize("method", ["knn", "mmr"])
+def test_a_query_is_compared_with_the_pool_once(method: Method) -> None:
+    asked: list[Sequence[str]] = []
+
+    class Counting(LetterEncoder):
+        def encode(self, texts: Sequence[str]) -> Scores:
+            asked.append(texts)
+            return super().encode(texts)
+
+    selector = build_selector(POOL, Select(method=method), Counting())
+    for query in ("Who?", "Where?"):
+        selector.similarities(query, selector.select(query, 2))
+    assert asked[1:] == [["Who?"], ["Where?"]]
