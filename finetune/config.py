@@ -34,7 +34,7 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """A table of a configuration file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Source(Section):
@@ -61,21 +61,22 @@ class Shape(Section):
     layers: int = Field(6, ge=1)
     heads: int = Field(5, ge=1)
     hidden: int = Field(320, ge=1, description="a multiple of heads")
-    positions: int = Field(1024, ge=2, description="context window and training window, in tokens")
+    positions: int = Field(1024, ge=2, description="context window, in tokens")
 
 
 class PretrainTrain(Section):
     """The optimiser and its schedule."""
 
     epochs: float = Field(1.0, gt=0)
+    window: int = Field(
+        0, ge=0, description="tokens of a training window, at most the positions; 0: as many"
+    )
     batch_size: int = Field(4, ge=1, description="windows a step")
     accumulate: int = Field(1, ge=1, description="micro-batches a step")
     learning_rate: float = Field(1e-3, gt=0)
     warmup: float = Field(0.02, ge=0, lt=1, description="share of the steps")
     weight_decay: float = Field(0.1, ge=0)
-    precision: str = Field(
-        "bfloat16", pattern="^(float32|bfloat16)$", description="of the products"
-    )
+    precision: Literal["float32", "bfloat16"] = Field("bfloat16", description="of the products")
     save_every: int = Field(100, ge=1, description="steps between checkpoints")
     log_every: int = Field(10, ge=1, description="steps between lines of the loss log")
 
@@ -221,7 +222,7 @@ class FinetuneConfig(Section):
     model: str = Field(
         "bundled", min_length=1, description="bundled, a folder, an adapter, a hub id"
     )
-    output: str = Field(min_length=1, description="the run folder")
+    output: str = Field(min_length=1, pattern=r"^[^\x00]*$", description="the run folder")
     seed: int = Field(0, ge=0, lt=2**32)
     data: Data
     objective: Objective = Objective.model_validate({})
@@ -242,11 +243,13 @@ def load_config(model: type[ConfigModel], path: Path, overrides: Sequence[str]) 
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"{path}: cannot be read: {reason}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: cannot be read: it is not UTF-8") from None
+    except (OSError, ValueError) as error:  # a NUL character in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{path}: cannot be read: {reason}") from None
     return _laid_over(model, data, overrides, str(path))
 
 
@@ -317,6 +320,8 @@ _EXPECTED = {
     "bool_type": "expected true or false",
     "int_type": "expected a whole number",
     "float_type": "expected a number",
+    "string_pattern_mismatch": "expected text without a NUL character",
+    "finite_number": "expected a finite number",
 }
 
 

@@ -42,6 +42,7 @@ from finetune.trainer import (
     NotFinite,
     ObjectiveTrainer,
     Order,
+    check_whole,
     last_checkpoint,
 )
 
@@ -278,6 +279,8 @@ def _run(material: Material, console: Console) -> Path:
         (output / RESULT_FILE).unlink(missing_ok=True)
         write_json(output / RECORD_FILE, material.record)
     checkpoint = last_checkpoint(output)
+    if checkpoint:
+        check_whole(checkpoint)
     for text in [*header(material), *([f"going on from {checkpoint.name}"] if checkpoint else [])]:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     told = RunCallback(

@@ -6,6 +6,7 @@ by its rows alone: gradients do not depend on how the rows are cut into micro-ba
 processes, nor on padding or packing.
 """
 
+import json
 import math
 import os
 import shutil
@@ -13,14 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from finetune.config import ConfigError
 from finetune.objective import AuxNorm, Losses, count_labels, objective, perplexity
 from finetune.preparation import HELD_OUT
 
@@ -420,6 +424,26 @@ def last_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint of a run, or None."""
     found = get_last_checkpoint(str(folder)) if folder.is_dir() else None
     return Path(found) if found else None
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Read what a checkpoint consists of. Raises ConfigError that names a damaged file."""
+    for file in sorted(checkpoint.iterdir()):
+        try:
+            match file.suffix:
+                case ".json":
+                    json.loads(file.read_text(encoding="utf-8"))
+                case ".safetensors":
+                    with safe_open(file, "pt"):
+                        pass
+                case ".pt" | ".pth":
+                    with ZipFile(file) as archive:
+                        archive.testzip()
+        except (OSError, ValueError, BadZipFile, SafetensorError) as error:
+            raise ConfigError(
+                f"{file}: is damaged: {_first_line(error)}; remove {checkpoint.name} to go on from "
+                "the checkpoint before it"
+            ) from None
 
 
 def _first_line(error: Exception) -> str:

@@ -154,6 +154,8 @@ DATA: list[tuple[str, str]] = [
     ('train = "ROWS"\ntrain = "ROWS"', "not valid TOML"),
     ('train = "ROWS"\n[dta]', "unknown key 'dta'; did you mean 'data'?"),
     ('train = "ROWS"\n[train]\nepochs = -1', "key 'train.epochs'"),
+    ('train = [{path = "ROWS", template = "a\\u0000"}]', "embedded null byte"),
+    ('train = "ROWS"\n[train]\nepochs = inf', "key 'train.epochs': expected a finite number"),
     ('train = "ROWS"\n[objective]\naux_weight = "small"', "key 'objective.aux_weight': expected a"),
 ]
 

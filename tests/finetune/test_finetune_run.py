@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -274,6 +275,24 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
     whole = train(tiny.config(tmp_path, output=str(tmp_path / "whole")), QUIET)
     resume(tmp_path / "run", [], QUIET)
     assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "rng_state.pth", "trainer_state.json", "model.safetensors"]
+)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_can_be_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with monkeypatch.context() as patch:
+        at_step(patch, 8, raise_(Killed()))
+        with pytest.raises(Killed):
+            train(tiny.config(tmp_path), QUIET)
+    damaged = tmp_path / "run" / "checkpoint-6" / name
+    damaged.write_bytes(damaged.read_bytes()[:40])
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)}: is damaged: .*checkpoint-6"):
+        resume(tmp_path / "run", [], QUIET)
+    shutil.rmtree(damaged.parent)
+    assert resume(tmp_path / "run", [], QUIET) == tmp_path / "run"
 
 
 def test_another_run_is_refused_and_what_differs_is_named(
