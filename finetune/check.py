@@ -25,6 +25,7 @@ from finetune.encoding import Encoded, Span
 from finetune.heads import HeadRows
 from finetune.material import Material, gather
 from finetune.packing import Rows
+from finetune.preparation import dropped_lines
 from finetune.run import steps_per_epoch, timed_steps
 
 STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}
@@ -98,10 +99,7 @@ def show(found: Examination, console: Console) -> None:
 def _rows(found: Examination) -> Iterator[RenderableType]:
     """What was read, and what became of it."""
     data = found.material.data
-    if data.report:
-        lines = data.report.lines()
-    else:
-        lines = [f"{count:,} rows dropped: {reason}" for reason, count in data.dropped.items()]
+    lines = data.report.lines() if data.report else dropped_lines(data.dropped)
     yield from (Text(printable(line)) for line in lines)
     measured = ", ".join(f"{printable(name)} {len(rows):,}" for name, rows in data.held_out.items())
     yield Text(

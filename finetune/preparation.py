@@ -6,7 +6,7 @@ for, and no row that is measured is ever trained on.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -79,16 +79,21 @@ class Report:
                 fields.append(f"not used: {', '.join(each.ignored)}")
             lines.append(
                 f"{each.name}: {each.layout} ({'; '.join(fields)}), "
-                f"{each.rows:,} rows, {each.kept:,} kept"
+                f"rows: {each.rows:,}, kept: {each.kept:,}"
             )
-        lines += [f"{count:,} rows dropped: {reason}" for reason, count in self.dropped.items()]
-        lines += [f"{count:,} {_TRUNCATED[how]}" for how, count in self.truncated.items()]
+        lines += dropped_lines(self.dropped)
+        lines += [f"{_TRUNCATED[how]}: {count:,}" for how, count in self.truncated.items()]
         if self.turns_left_out:
-            lines.append(f"{self.turns_left_out:,} turns left out with them")
+            lines.append(f"turns left out with them: {self.turns_left_out:,}")
         if self.repeated:
-            lines.append(f"{self.repeated:,} training rows occurred before")
-        lines += [f"{count:,} rows of the cluster {name}" for name, count in self.clusters.items()]
+            lines.append(f"training rows that occurred before: {self.repeated:,}")
+        lines += [f"rows of the cluster {name}: {count:,}" for name, count in self.clusters.items()]
         return lines
+
+
+def dropped_lines(dropped: Mapping[str, int]) -> list[str]:
+    """How many rows were dropped, by reason."""
+    return [f"rows dropped, {reason}: {count:,}" for reason, count in dropped.items()]
 
 
 _TRUNCATED = {

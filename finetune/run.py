@@ -33,7 +33,7 @@ from finetune.heads import HeadTrainer
 from finetune.material import Material, RowSets, gather, precision, processes
 from finetune.objective import AuxNorm
 from finetune.packing import BucketSampler, Rows
-from finetune.preparation import HELD_OUT
+from finetune.preparation import HELD_OUT, dropped_lines
 from finetune.replies import greedy_reply, questions
 from finetune.report import write_report
 from finetune.trainer import (
@@ -253,7 +253,7 @@ def header(material: Material) -> list[str]:
     if data.report:
         lines += data.report.lines()
     else:
-        lines += [f"{count:,} rows dropped: {reason}" for reason, count in data.dropped.items()]
+        lines += dropped_lines(data.dropped)
     if objective.aux_weight:
         lines.append(
             f"L3 = L2 + {objective.aux_weight:g} · L1; L1 over {data.aux_labels:,} tokens, L2 over "

@@ -85,9 +85,9 @@ def test_numbers_and_text_agree_with_the_rows(model: Path, tmp_path: Path) -> No
     json.dumps(document)
 
     text = printed(found)
-    assert "rows.jsonl: prompt/completion (prompt, completion), 33 rows, 31 kept" in text
-    assert "1 rows dropped: empty completion" in text
-    assert "1 rows cut in their prompts" in text
+    assert "rows.jsonl: prompt/completion (prompt, completion), rows: 33, kept: 31" in text
+    assert "rows dropped, empty completion: 1" in text
+    assert "rows cut in their prompts: 1" in text
     assert f"{len(lengths)} examples in {len(train)} rows to learn from" in text
     assert f"held_out {held_out}" in text
     assert f"an epoch: {sum(lengths):,} tokens" in text
@@ -101,8 +101,8 @@ def test_clusters_and_windows_are_shown(model: Path, tmp_path: Path) -> None:
     story.write_text("word " * 300)
     sources = [{"path": rows(tmp_path), "cluster": "[red]talk"}, {"path": str(story)}]
     text = printed(examine(config(model, tmp_path, {"train": sources, "packing": False})))
-    assert "30 rows of the cluster [red]talk" in text
-    assert "1 plain texts split into windows" in text
+    assert "rows of the cluster [red]talk: 30" in text
+    assert "plain texts split into windows: 1" in text
     assert "plain text (text)" in text
 
 
