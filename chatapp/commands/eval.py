@@ -170,7 +170,8 @@ def _from_files(files: Sequence[str], test: Path, limit: int | None, seed: int) 
         name = prompt.path.stem
         if name in tasks:
             raise UserError(f"{file}: another prompt file is named {name!r} as well; rename one")
-        tasks[name] = Task(name, prompt, subset(read_test(test, prompt.labels), limit, seed))
+        items = subset(read_test(test, prompt.labels), limit, seed)
+        tasks[name] = Task(name, prompt, items, str(test))
     return list(tasks.values())
 
 

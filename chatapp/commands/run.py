@@ -78,12 +78,31 @@ def run(
         scoring=score,
         seed=seed,
     )
+    _refuse(prompt, text, inputs, output, show_prompt=show_prompt, as_json=as_json)
+    goes_on = f"; the same command goes on where {output} ends" if output else ""
+    with interruptible(f"interrupted{goes_on}"):
+        if inputs is None:
+            _one(prompt, model, text or "", show_prompt=show_prompt, as_json=as_json)
+        else:
+            _many(prompt, model, inputs, output)
+
+
+def _refuse(
+    prompt: "PromptFile",
+    text: str | None,
+    inputs: str | None,
+    output: Path | None,
+    *,
+    show_prompt: bool,
+    as_json: bool,
+) -> None:
+    """Raise UserError for options that do not go together."""
     if text is not None and inputs is not None:
         raise UserError("--input and --inputs exclude each other")
     if prompt.text is None and text is None and inputs is None:
         raise UserError("there is no input; give it with --input, or a file of them with --inputs")
     if prompt.text is not None and (text is not None or inputs is not None):
-        raise UserError(f"{file}: is a text to complete and takes no input")
+        raise UserError(f"{prompt.path}: is a text to complete and takes no input")
     if text is not None and not text.strip():
         raise UserError("--input is empty")
     if inputs is None and output is not None:
@@ -91,12 +110,6 @@ def run(
     if inputs is not None and (show_prompt or as_json):
         option = "--show-prompt" if show_prompt else "--json"
         raise UserError(f"{option} is for one input; the answers to --inputs hold everything")
-    goes_on = f"; the same command goes on where {output} ends" if output else ""
-    with interruptible(f"interrupted{goes_on}"):
-        if inputs is None:
-            _one(prompt, model, text or "", show_prompt=show_prompt, as_json=as_json)
-        else:
-            _many(prompt, model, inputs, output)
 
 
 def _answerer(prompt: "PromptFile", model: str | None) -> "tuple[Answerer, LanguageModel]":
@@ -157,7 +170,15 @@ def _many(prompt: "PromptFile", model: str | None, inputs: str, output: Path | N
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(output)) if output else None
         show = stack.enter_context(progress("Answering"))
-        for rows in answer_all(answerer, texts, identity=identity, journal=journal, report=report):
+        answers = answer_all(
+            answerer,
+            texts,
+            source="standard input" if is_stream else inputs,
+            identity=identity,
+            journal=journal,
+            report=report,
+        )
+        for rows in answers:
             show(rows[-1]["line"], total)
             if journal is None:
                 write("".join(json.dumps(row) + "\n" for row in rows), verbatim=True)
@@ -181,7 +202,8 @@ def _show(question: "Question") -> None:
     from rich.console import Console
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(_coloured(question))
+    if question.segments:  # a vote asks no model
+        console.print(_coloured(question))
     for title, items in (("shown", question.examples), ("dropped", question.dropped)):
         for each in items:
             near = "" if each.similarity is None else f", similarity {each.similarity:.3f}"

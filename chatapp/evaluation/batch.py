@@ -55,6 +55,7 @@ def answer_all(
     answerer: Answerer,
     inputs: Inputs,
     *,
+    source: str,
     identity: str,
     journal: Journal | None,
     report: Callable[[str], None],
@@ -63,13 +64,14 @@ def answer_all(
 
     A row is the `document` of an answer, with the `line` of its input and the `run` it
     belongs to; of a bad input it has an `error` instead of an answer.
-    identity: of prompt, model and options. report: is told of each bad row, also of those an
+    source: what the inputs are read from, for errors. identity: of prompt, model and options.
+    report: is told of each bad row, also of those an
     earlier start met.
     Raises PromptError when the journal is of another run or of other inputs.
     """
     waiting = _new(inputs, journal, identity, report)
     while some := list(islice(waiting, answerer.batch)):
-        rows = _answered(answerer, some)
+        rows = _answered(answerer, some, source)
         for row in rows:
             row["run"] = identity
             if "error" in row:
@@ -109,7 +111,9 @@ def _place(journal: Journal | None) -> str:
     return str(journal.path) if journal else ""
 
 
-def _answered(answerer: Answerer, some: Iterable[tuple[int, str | PromptError]]) -> list[Row]:
+def _answered(
+    answerer: Answerer, some: Iterable[tuple[int, str | PromptError]], source: str
+) -> list[Row]:
     rows: list[Row] = []
     questions = []
     for line, text in some:
@@ -122,11 +126,11 @@ def _answered(answerer: Answerer, some: Iterable[tuple[int, str | PromptError]])
         try:
             questions.append((row, answerer.prepare(text)))
         except PromptError as error:
-            row["error"] = f"line {line}: {error}"
+            row["error"] = f"{source}, line {line}: {error}"
     answers = answerer.answer([question for _, question in questions])
     for (row, _), answer in zip(questions, answers, strict=True):
         if answer.finished and answer.finished.reason == "error":
-            row["error"] = f"line {row['line']}: {answer.finished.message}"
+            row["error"] = f"{source}, line {row['line']}: {answer.finished.message}"
         else:
             row.update(document(answer))
     return rows

@@ -37,11 +37,12 @@ _DRAWN = ("random", "balanced")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt file with its test items."""
+    """A prompt file with its test items. source: what they are read from, for errors."""
 
     name: str
     prompt: PromptFile
     items: Sequence[Item]
+    source: str = "test items"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +197,10 @@ def evaluate(
     """The rows of every cell, those of an earlier start included.
 
     selectors: by the task's name. Raises PromptError when the journal is of another
-    evaluation, and for an item that does not fit the model's window.
+    evaluation, and, before anything is asked, for an item that does not fit the window.
     """
     tasks = {task.name: task for task, _ in cells}
+    _check_fit(model, cells)
     done = _earlier(journal, _head(model, tasks.values())) if journal else {}
     rows: list[Row] = []
     total = sum(len(task.items) for task, _ in cells)
@@ -223,23 +225,26 @@ def evaluate(
 
 
 def _ask(answerer: Answerer, task: Task, cell: Cell, numbers: Sequence[int]) -> list[Row]:
-    questions = []
-    for number in numbers:
-        item = task.items[number]
-        try:
-            questions.append(answerer.prepare(item.input))
-        except PromptError as error:
-            raise PromptError(f"test item in line {item.line}: {error}") from None
-    answers = answerer.answer(questions)
-    return [
-        _row(cell, number, task.items[number], answer)
-        for number, answer in zip(numbers, answers, strict=True)
-    ]
+    answers = answerer.answer([answerer.prepare(task.items[number].input) for number in numbers])
+    return [_row(task, cell, each, answer) for each, answer in zip(numbers, answers, strict=True)]
 
 
-def _row(cell: Cell, number: int, item: Item, answer: Answer) -> Row:
+def _check_fit(model: LanguageModel, cells: Iterable[tuple[Task, Cell]]) -> None:
+    """Raise PromptError for an item that does not fit even without demonstrations."""
+    bare = {(task.name, cell.layout): (task, cell) for task, cell in cells if cell.layout != "vote"}
+    for task, cell in bare.values():
+        answerer = Answerer(model, prompt_of(task, cell), None)
+        for item in task.items:
+            try:
+                answerer.prepare(item.input)
+            except PromptError as error:
+                raise PromptError(f"{task.source}, line {item.line}: {error}") from None
+
+
+def _row(task: Task, cell: Cell, number: int, answer: Answer) -> Row:
+    item = task.items[number]
     if answer.finished and answer.finished.reason == "error":
-        raise PromptError(f"test item in line {item.line}: {answer.finished.message}")
+        raise PromptError(f"{task.source}, line {item.line}: {answer.finished.message}")
     found = log_likelihoods(answer)
     return {
         "task": cell.task,

@@ -285,7 +285,8 @@ def test_bad_rows_are_named_and_the_rest_goes_on(
     result = run(*command)
     assert result.status == 1
     for line, reason in ((2, "not valid JSON"), (3, "'input' is the number 2"), (5, "alone take")):
-        (sentence,) = (each for each in result.err.splitlines() if f"line {line}:" in each)
+        (sentence,) = (each for each in result.err.splitlines() if f", line {line}:" in each)
+        assert sentence.startswith(f"chatapp: {inputs}, line {line}: ")
         assert reason in sentence
     assert "3 of the inputs could not be answered" in result.err
     assert [row["line"] for row in rows(output)] == [1, 2, 3, 4, 5, 6]

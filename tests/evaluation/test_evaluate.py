@@ -273,10 +273,13 @@ def test_answers_of_another_evaluation_are_refused(tmp_path: Path) -> None:
         run(make(), Grid((2,)), path)
 
 
-def test_an_item_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    task = replace(make(), items=[*ITEMS, Item("x " * 2000, "plant", 9)])
-    with pytest.raises(PromptError, match=r"test item in line 9: .*alone take"):
-        run(task, Grid((2,)), tmp_path / "answers.jsonl")
+def test_an_item_that_does_not_fit_is_named_before_any_is_asked(tmp_path: Path) -> None:
+    items = [*ITEMS, Item("x " * 2000, "plant", 9)]
+    task = replace(make(), items=items, source="test.jsonl")
+    model = Biased()
+    with pytest.raises(PromptError, match=r"test\.jsonl, line 9: .*alone take"):
+        run(task, Grid((2,)), tmp_path / "answers.jsonl", model)
+    assert model.scored == 0
 
 
 def test_the_report_is_plain_data() -> None:
