@@ -1,4 +1,4 @@
-"""What `run` and `eval` share: finding prompt files and showing how far they are.
+"""What `run` and `eval` share: finding prompt files, and showing how far they are.
 
 The one invariant: progress is shown on standard error, and only on a terminal.
 """
@@ -29,15 +29,23 @@ def prompt_path(name: str) -> Path:
     path = Path(name)
     if "\0" in name or path.exists() or path.parent not in (Path(), Path("prompts")):
         return path
-    package = Path(__file__).parent.parent
-    # Within the package when installed, beside it when run from a copy of the sources.
-    places = (package / "prompts", package.parent / "prompts")
-    files = [file for place in places if place.is_dir() for file in sorted(place.iterdir())]
-    prompts = {file.stem: file for file in files if file.suffix in (".toml", ".txt")}
-    if found := (prompts | {file.name: file for file in files}).get(path.name):
+    prompts = library()
+    if found := (prompts | {file.name: file for file in _library_files()}).get(path.name):
         return found
     hint = nearest(path.stem, prompts) or f"; it has {', '.join(prompts)}"
     raise UserError(f"{name}: there is no such file, and none in the library of prompts{hint}")
+
+
+def library() -> dict[str, Path]:
+    """The prompt files that come with the program, by their names."""
+    return {file.stem: file for file in _library_files() if file.suffix in (".toml", ".txt")}
+
+
+def _library_files() -> list[Path]:
+    package = Path(__file__).parent.parent
+    # Within the package when installed, beside it when run from a copy of the sources.
+    places = (package / "prompts", package.parent / "prompts")
+    return next((sorted(place.iterdir()) for place in places if place.is_dir()), [])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import typer
 
 from chatapp.commands.ask import JsonOption, ModelOption, load
 from chatapp.commands.console import UserError, complain, write, write_json
-from chatapp.commands.prompts import interruptible, progress, prompt_path
+from chatapp.commands.prompts import interruptible, library, progress, prompt_path
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -34,8 +34,13 @@ _STYLES = {
 
 def run(
     file: Annotated[
-        str, typer.Argument(help="Prompt file (.toml, .txt), pool (.jsonl, .csv), or library name.")
-    ],
+        str | None,
+        typer.Argument(
+            help="Prompt file (.toml, .txt), pool (.jsonl, .csv), or library name; "
+            "without it, the library is listed.",
+            show_default=False,
+        ),
+    ] = None,
     text: Annotated[str | None, typer.Option("--input", help="The input to answer.")] = None,
     inputs: Annotated[
         str | None,
@@ -70,6 +75,12 @@ def run(
     from chatapp.evaluation.choices import changed
     from chatapp.prompting.promptfile import load_prompt
 
+    if file is None:
+        if text is not None or inputs is not None:
+            raise UserError("there is no prompt file; `chatapp run` alone lists the library")
+        _list(as_json=as_json)
+        return
+    given = {"--shots": shots, "--select": select, "--order": order, "--score": score}
     prompt = changed(
         load_prompt(prompt_path(file)),
         shots=shots,
@@ -79,12 +90,27 @@ def run(
         seed=seed,
     )
     _refuse(prompt, text, inputs, output, show_prompt=show_prompt, as_json=as_json)
+    for option, value in given.items():
+        if prompt.text is not None and value is not None:
+            raise UserError(f"{option} means nothing with {prompt.path}, a text to complete")
     goes_on = f"; the same command goes on where {output} ends" if output else ""
     with interruptible(f"interrupted{goes_on}"):
         if inputs is None:
             _one(prompt, model, text or "", show_prompt=show_prompt, as_json=as_json)
         else:
             _many(prompt, model, inputs, output)
+
+
+def _list(*, as_json: bool) -> None:
+    """The prompts of the library, each with what it is for."""
+    from chatapp.prompting.promptfile import load_prompt
+
+    texts = {name: load_prompt(path).description for name, path in library().items()}
+    if as_json:
+        write_json([{"name": name, "description": text} for name, text in texts.items()])
+        return
+    width = max(map(len, texts), default=0)
+    write("".join(f"{name:{width}}  {text}\n" for name, text in texts.items()))
 
 
 def _refuse(
@@ -141,6 +167,9 @@ def _one(
     else:
         write(answer.output.removesuffix("\n") + "\n")
         _show_probabilities(answer)
+        if question.dropped and not show_prompt:
+            asked = len(question.examples) + len(question.dropped)
+            complain(f"{len(question.dropped)} of {asked} examples did not fit and were left out")
     if answer.finished and answer.finished.reason == "error":
         complain(answer.finished.message)
         raise typer.Exit(1)

@@ -178,6 +178,40 @@ def test_a_prompt_of_the_library_by_its_name(run: Run, model: ScriptedModel) -> 
     assert result.status == 0
 
 
+def test_without_a_file_the_library_is_listed(run: Run) -> None:
+    result = run("run")
+    assert result.status == 0
+    listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in result.out.splitlines()}
+    assert "Spam" in listed["spam"]
+    made = json.loads(run("run", "--json").out)
+    assert {each["name"]: each["description"] for each in made} == listed
+    result = run("run", "--input", "x")
+    assert result.status == 2
+    assert "there is no prompt file" in result.err
+
+
+def test_an_option_for_examples_is_refused_with_a_text(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "story.txt"
+    path.write_text("Once upon a time")
+    for option, value in (("--shots", "2"), ("--select", "knn"), ("--order", "shuffled")):
+        result = run("run", str(path), option, value)
+        assert result.status == 2
+        assert f"{option} means nothing with {path}, a text to complete" in result.err
+
+
+def test_it_is_said_how_many_examples_did_not_fit(
+    run: Run, model: ScriptedModel, tmp_path: Path
+) -> None:
+    path = tmp_path / "long.toml"
+    examples = [{"input": "word " * 2000, "output": "spam"}, {"input": "short", "output": "ham"}]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(each) + "\n" for each in examples))
+    path.write_text('labels = ["spam", "ham"]\nexamples_file = "long.jsonl"\n')
+    result = run("run", str(path), "--input", "x")
+    assert result.status == 0
+    assert "1 of 2 examples did not fit and were left out" in result.err
+    assert "example 0 dropped" in run("run", str(path), "--input", "x", "--show-prompt").err
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("spamm", "did you mean 'spam'?"), ("zzzz.toml", "it has arithmetic, caracas,")],
