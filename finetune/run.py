@@ -328,7 +328,7 @@ def _run(material: Material, console: Console) -> Path:
         console.print(
             f"done: step {result['best_step']} is kept of {result['steps']}, "
             f"{duration(result['seconds'])}, {memory(result['peak_memory_bytes'])}; "
-            f"chatapp --model {output}",
+            f"{'finetune eval' if material.head else 'chatapp --model'} {output}",
             markup=False,
             highlight=False,
             soft_wrap=True,
