@@ -15,7 +15,7 @@ from chatapp.commands import ask, history, models, perplexity
 from chatapp.commands import eval as evaluation
 from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
-from chatapp.commands.ask import ModelOption, TemplateOption
+from chatapp.commands.ask import ModelOption, PrecisionOption, TemplateOption
 from chatapp.commands.console import UserError, complain
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def chat(
     context: typer.Context,
     model: ModelOption = None,
     template: TemplateOption = None,
+    precision: PrecisionOption = None,
     last: Annotated[
         bool, typer.Option("--continue", "-c", help="Go on with the chat changed last.")
     ] = False,
@@ -49,7 +50,7 @@ def chat(
         typer.echo(f"chatapp {__version__}")
         raise typer.Exit
     if context.invoked_subcommand:
-        if model or template or last:
+        if model or template or precision or last:
             raise UserError("options for a command stand after it")
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -58,7 +59,7 @@ def chat(
     from chatapp.settings import load_settings
     from chatapp.tui.app import run
 
-    settings = load_settings({"model": model, "template": template})
+    settings = load_settings({"model": model, "template": template, "precision": precision})
     raise typer.Exit(run(settings, chat_id=_last_chat() if last else None))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from chatapp.engine.load import PRECISIONS
 from chatapp.engine.model import Sampling
 from chatapp.paths import settings_path
 
@@ -25,17 +26,19 @@ class Settings:
     """What a user can choose once and for all.
 
     model: "bundled", a folder, or a hub id. template: a built-in template's name; empty for
-    the model's own. theme: a Textual theme's name. sampling: how replies are drawn; in the
-    file its fields stand beside the others (`temperature = 0.7`).
+    the model's own. theme: a Textual theme's name. precision: "auto", or what a GPT-2's
+    matrices are multiplied as. sampling: how replies are drawn; in the file its fields stand
+    beside the others (`temperature = 0.7`).
     """
 
     model: str = "bundled"
     template: str = ""
     theme: str = "textual-dark"
+    precision: str = "auto"
     sampling: Sampling = field(default_factory=Sampling)
 
 
-_TEXTS = ("model", "template", "theme")
+_TEXTS = ("model", "template", "theme", "precision")
 _NUMBERS: dict[str, type[int] | type[float]] = {
     each.name: float if each.type is float else int for each in fields(Sampling)
 }
@@ -106,6 +109,10 @@ def _checked(key: str, value: Any, origin: str) -> Any:
     if key in _TEXTS:
         if not isinstance(value, str):
             raise SettingsError(f"{origin}: {key} is {value!r}; expected text in quotes")
+        if key == "precision" and value not in PRECISIONS:
+            raise SettingsError(
+                f"{origin}: precision is {value!r}; expected one of {', '.join(PRECISIONS)}"
+            )
         return value
     kind = _NUMBERS[key]
     if isinstance(value, bool) or not isinstance(value, int | kind):

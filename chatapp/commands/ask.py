@@ -32,6 +32,10 @@ ModelOption = Annotated[
 TemplateOption = Annotated[
     str | None, typer.Option(help="Dialogue template; the model's own if not given.")
 ]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(help="auto, float32, bfloat16 or int8: what a GPT-2 multiplies in."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
 TopK = Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens; 0 is off.")]
@@ -62,6 +66,7 @@ def ask(
     ] = None,
     model: ModelOption = None,
     template: TemplateOption = None,
+    precision: PrecisionOption = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -81,7 +86,7 @@ def ask(
     from chatapp.dialogue import oneshot
     from chatapp.dialogue.session import choose_template
 
-    language_model = load(settings.model)
+    language_model = load(settings.model, settings.precision)
     try:
         chosen = choose_template(language_model, settings.template)
     except ValueError as error:
@@ -102,6 +107,7 @@ def complete(
         str | None, typer.Argument(help="What to go on with. Standard input is appended to it.")
     ] = None,
     model: ModelOption = None,
+    precision: PrecisionOption = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -120,7 +126,7 @@ def complete(
 
     from chatapp.dialogue import oneshot
 
-    language_model = load(settings.model)
+    language_model = load(settings.model, settings.precision)
 
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
         return oneshot.complete(language_model, prompt, sampling=sampling, cancel=cancel)
@@ -133,7 +139,7 @@ def settings_of(context: typer.Context) -> "Settings":
     from chatapp.engine.model import Sampling
     from chatapp.settings import load_settings
 
-    names = ("model", "template", *(field.name for field in fields(Sampling)))
+    names = ("model", "template", "precision", *(field.name for field in fields(Sampling)))
     return load_settings({name: context.params.get(name) for name in names})
 
 
@@ -147,13 +153,13 @@ def standard_input() -> str:
     return data.decode("utf-8", errors="replace")
 
 
-def load(name: str) -> "LanguageModel":
+def load(name: str, precision: str = "float32") -> "LanguageModel":
     """Load a model, saying so on a terminal. Raises ModelError."""
     from chatapp.engine.load import load_model
 
     status(f"Loading {name} …")
     try:
-        return load_model(name)
+        return load_model(name, precision=precision)
     finally:
         status("")
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from chatapp.commands.ask import JsonOption, ModelOption, load
+from chatapp.commands.ask import JsonOption, ModelOption, PrecisionOption, load
 from chatapp.commands.console import UserError, write, write_json
 from chatapp.commands.prompts import interruptible, progress
 
@@ -23,6 +23,7 @@ def perplexity(
         ),
     ] = None,
     model: ModelOption = None,
+    precision: PrecisionOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the perplexity of a text over a sliding window."""
@@ -30,8 +31,9 @@ def perplexity(
     from chatapp.settings import load_settings
 
     text = _read(file)
-    settings = load_settings({"model": model})
-    language_model = load(settings.model)
+    settings = load_settings({"model": model, "precision": precision})
+    # A figure to compare is exact unless something else is asked for.
+    language_model = load(settings.model, settings.precision if precision else "float32")
     with interruptible("interrupted"), progress("Perplexity") as show:
         try:
             found = measure.perplexity(language_model, text, stride, show)

@@ -1,10 +1,12 @@
 """Keys and values of the tokens a decoder has seen, reused by longest common prefix.
 
+A pool keeps those of several texts, so that going back to a chat computes nothing again.
+
 Keep: positions below `len(cache)` hold the keys and values of `cache.ids`; what lies above
 is undefined and never read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,10 +31,25 @@ class KeyValueCache:
     def __init__(self, layers: int, heads: int, positions: int, head_size: int) -> None:
         room = torch.empty(layers, 2, 1, heads, positions, head_size)
         self._layers = [(layer[0], layer[1]) for layer in room]
+        self._position_bytes = room.nbytes // positions
+        self._touched = 0
         self.ids: list[int] = []
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the positions written so far take."""
+        return self._touched * self._position_bytes
+
+    def copy(self, other: "KeyValueCache", size: int) -> None:
+        """Hold the first `size` tokens of another cache of the same shape, and no others."""
+        for mine, its in zip(self._layers, other._layers, strict=True):
+            for to, source in zip(mine, its, strict=True):
+                to[:, :, :size] = source[:, :, :size]
+        self.ids = other.ids[:size]
+        self._touched = max(self._touched, size)
 
     def rewind(self, ids: Sequence[int]) -> int:
         """Keep what `ids` can reuse and return how many tokens that is.
@@ -70,8 +87,64 @@ class KeyValueCache:
         all_keys, all_values = self._layers[layer]
         all_keys.narrow(2, start, new).copy_(keys)
         all_values.narrow(2, start, new).copy_(values)
+        self._touched = max(self._touched, start + new)
         return all_keys.narrow(2, 0, start + new), all_values.narrow(2, 0, start + new)
 
     def commit(self, ids: Sequence[int]) -> None:
         """Every layer has been extended by the tokens `ids`."""
         self.ids.extend(ids)
+
+
+# Texts kept at once, and how many tokens are not worth keeping.
+_MOST_TEXTS = 8
+_SHORT = 32
+
+
+class CachePool:
+    """Caches of the texts used last, together within a bound.
+
+    limit: bytes. A single cache may exceed it.
+    """
+
+    def __init__(self, new: Callable[[], KeyValueCache], limit: int) -> None:
+        self._new = new
+        self._limit = limit
+        self._caches: list[KeyValueCache] = []  # the one used last at the end
+
+    def take(self, ids: Sequence[int]) -> tuple[KeyValueCache, int]:
+        """A cache that holds what can be reused of `ids`, and how many tokens that is.
+
+        A text that shares less with `ids` than it has besides stays as it is for its return,
+        unless that is next to nothing; what it shares is copied.
+        """
+        shared, best = 0, None
+        for cache in reversed(self._caches):
+            size = min(common_prefix(cache.ids, ids), len(ids) - 1)
+            if best is None or size > shared:
+                shared, best = size, cache
+        if best is None or len(best) - shared > max(shared, _SHORT):
+            cache = self._spare(keep=best)
+            if best is not None and cache is not best:
+                cache.copy(best, shared)
+            best = cache
+        if best in self._caches:
+            self._caches.remove(best)
+        self._caches.append(best)
+        while len(self._caches) > 1 and self._bytes() > self._limit:
+            del self._caches[0]
+        return best, best.rewind(ids)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._caches.clear()
+
+    def _bytes(self) -> int:
+        return sum(cache.bytes for cache in self._caches)
+
+    def _spare(self, keep: KeyValueCache | None) -> KeyValueCache:
+        """A new cache while there is room for one, else the one unused for longest."""
+        largest = max((cache.bytes for cache in self._caches), default=0)
+        if len(self._caches) < _MOST_TEXTS and self._bytes() + largest <= self._limit:
+            return self._new()
+        others = (cache for cache in self._caches if cache is not keep)
+        return next(others, keep) or self._new()

@@ -1,4 +1,4 @@
-"""The GPT-2 decoder (Radford et al. 2019), from its formulas, in float32.
+"""The GPT-2 decoder (Radford et al. 2019), from its formulas.
 
 With token embedding E, position embedding P and L blocks:
 
@@ -6,7 +6,8 @@ With token embedding E, position embedding P and L blocks:
     x  = x + attention(norm₁(x));  x = x + mlp(norm₂(x))      in each block
     logits = norm(x) Eᵀ                                       or an own output matrix
 
-Keep: this file knows tensors only, and its logits are those of transformers' GPT2LMHeadModel.
+Keep: this file knows tensors only, and in float32 its logits are those of transformers'
+GPT2LMHeadModel. States are float32 whatever the matrices are stored as.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,8 @@ from chatapp.engine.checkpoint import (
     read_json,
     weight_files,
 )
-from chatapp.engine.linear import Linear
+from chatapp.engine.linear import Layer, linear_layer
+from chatapp.engine.precision import kept_int8, precision_for, to_bfloat16
 
 _tanh_gelu = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -112,6 +114,12 @@ class GPT2Config:
     def head_size(self) -> int:
         """Components of one attention head."""
         return self.n_embd // self.n_head
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Weights that each token is multiplied by."""
+        block = 4 * self.n_embd**2 + 2 * self.n_embd * self.n_inner
+        return self.n_layer * block + self.vocab_size * self.n_embd
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor a checkpoint must hold.
@@ -205,13 +213,15 @@ class _Norm:
 class _Block:
     """One pre-norm block: attention, then the two-layer perceptron."""
 
-    def __init__(self, weights: Mapping[str, Tensor], config: GPT2Config, layer: int) -> None:
-        def linear(name: str) -> Linear:
-            return Linear(weights[f"h.{layer}.{name}.weight"], weights[f"h.{layer}.{name}.bias"])
+    def __init__(self, weights: Mapping[str, Tensor], config: GPT2Config, index: int) -> None:
+        def linear(name: str) -> Layer:
+            return linear_layer(
+                weights, f"h.{index}.{name}.weight", weights[f"h.{index}.{name}.bias"]
+            )
 
-        self.layer = layer
-        self.norm_1 = _Norm(weights, f"h.{layer}.ln_1", config.layer_norm_epsilon)
-        self.norm_2 = _Norm(weights, f"h.{layer}.ln_2", config.layer_norm_epsilon)
+        self.layer = index
+        self.norm_1 = _Norm(weights, f"h.{index}.ln_1", config.layer_norm_epsilon)
+        self.norm_2 = _Norm(weights, f"h.{index}.ln_2", config.layer_norm_epsilon)
         self.query_key_value = linear("attn.c_attn")
         self.projection = linear("attn.c_proj")
         self.expand = linear("mlp.c_fc")
@@ -220,7 +230,7 @@ class _Block:
         self.heads, self.head_size = config.n_head, config.head_size
         self.scale = config.head_size**-0.5 if config.scale_attn_weights else 1.0
         if config.scale_attn_by_inverse_layer_idx:
-            self.scale /= layer + 1
+            self.scale /= index + 1
 
     def attention(self, x: Tensor, cache: KeyValueCache | None, mask: Tensor | None) -> Tensor:
         """softmax(q kᵀ · scale) v for all heads at once.
@@ -247,6 +257,8 @@ class _Block:
 class GPT2:
     """The decoder with its weights.
 
+    weights: as `read_weights` gives them; its matrices may be bfloat16, or int8 with a tensor
+        of row scales beside each, named with `.scale` added.
     vocabulary: how many rows of the output matrix are real tokens; logits of rows that only
         pad it are never computed. All of them by default.
     """
@@ -263,13 +275,32 @@ class GPT2:
         self.position_embedding = weights["wpe.weight"]
         self.blocks = [_Block(weights, config, layer) for layer in range(config.n_layer)]
         self.norm = _Norm(weights, "ln_f", config.layer_norm_epsilon)
-        self.head = Linear(weights.get("lm_head.weight", self.token_embedding)[:vocabulary])
+        name = "lm_head.weight" if "lm_head.weight" in weights else "wte.weight"
+        output = {
+            key: weights[key][:vocabulary] for key in (name, f"{name}.scale") if key in weights
+        }
+        self.vocabulary = output[name].shape[0]
+        self.head = linear_layer(output, name)
 
     @classmethod
-    def load(cls, folder: Path, *, vocabulary: int | None = None) -> "GPT2":
-        """From a folder in Hugging Face layout. Raises ModelError."""
+    def load(
+        cls, folder: Path, *, vocabulary: int | None = None, precision: str = "float32"
+    ) -> "GPT2":
+        """From a folder in Hugging Face layout. Raises ModelError.
+
+        precision: float32, bfloat16, int8, or auto for what is fastest here.
+        """
         config = GPT2Config.read(folder)
-        return cls(config, read_weights(folder, config), vocabulary=vocabulary)
+
+        def read() -> dict[str, Tensor]:
+            return read_weights(folder, config)
+
+        chosen = precision_for(precision, config.matrix_parameters)
+        if chosen == "int8":
+            weights = kept_int8(folder, read)
+        else:
+            weights = to_bfloat16(read()) if chosen == "bfloat16" else read()
+        return cls(config, weights, vocabulary=vocabulary)
 
     def new_cache(self, spare: int = 0) -> KeyValueCache:
         """An empty cache as long as the model's window, and `spare` slots longer."""

@@ -1,7 +1,10 @@
 """The seam for linear layers: what multiplies by a weight matrix goes through here.
 
-Keep: a layer is called with (…, in) and returns (…, out), whatever its weights are stored as.
+Keep: a layer takes float32 (…, in) and returns float32 (…, out), whatever its weights are
+stored as. The type of the stored weights alone decides how it multiplies.
 """
+
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +14,10 @@ from torch.nn import functional as F
 # one thread for it; below some size its cost a call is higher than what it saves. Not every
 # build of torch has it.
 _ONEDNN_FROM = 2**19 if torch._C._has_mkldnn else float("inf")
+
+_SMALLEST = torch.finfo(torch.float32).tiny
+
+Layer = Callable[[Tensor], Tensor]
 
 
 class Linear:
@@ -31,3 +38,77 @@ class Linear:
         multiply = torch.ops.mkldnn._linear_pointwise
         y: Tensor = multiply(x, self.weight, self.bias, "none", [], "")
         return y
+
+
+class BFloat16Linear:
+    """y = x Wᵀ + b with x and W rounded to bfloat16, summed in float32 where hardware can."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = None if bias is None else bias.to(torch.bfloat16)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x.to(torch.bfloat16), self.weight, self.bias).float()
+
+
+class Int8Linear:
+    """y = x Wᵀ + b with int8 weights, one scale a row, and activations rounded row by row.
+
+    weight: (out, in), int8. scale: (out,), so that W ≈ scale · weight.
+
+    oneDNN's fast kernels want activations without a sign. So a row x with the largest
+    magnitude m becomes u = round(127 x / m) + 128, and with exact integer products
+
+        x Wᵀ ≈ m · (scale / 127) · (u weightᵀ − 128 · Σ weight)
+    """
+
+    __slots__ = ("_bias", "_half", "_offset", "_packed", "_scale", "_zeros")
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
+        rows, columns = weight.shape
+        self._packed = torch.ops.onednn.qlinear_prepack(weight, [1, columns])
+        self._scale = scale / 127
+        self._offset = weight.sum(1, dtype=torch.int32) * self._scale * -128
+        self._zeros = torch.zeros(rows, dtype=torch.int32)
+        self._bias = torch.zeros(()) if bias is None else bias
+        self._half = torch.tensor(128.5)  # conversion to an integer cuts off
+
+    def __call__(self, x: Tensor) -> Tensor:
+        largest = x.abs().amax(-1, keepdim=True).clamp_min_(_SMALLEST)
+        unsigned = torch.addcdiv(self._half, x, largest, value=127).byte()
+        y: Tensor = torch.ops.onednn.qlinear_pointwise(
+            unsigned,
+            1.0,
+            0,
+            self._packed,
+            self._scale,
+            self._zeros,
+            self._offset,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        return torch.addcmul(self._bias, y, largest)
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix (out, in) as int8 and the scale (out,) of each row, whose largest becomes 127."""
+    scale = weight.abs().amax(1).clamp_min_(_SMALLEST) / 127
+    # What is not a number stays one in the scale.
+    rounded = (weight / scale[:, None]).round_().nan_to_num_(0.0)
+    return rounded.to(torch.int8), scale
+
+
+def linear_layer(weights: Mapping[str, Tensor], name: str, bias: Tensor | None = None) -> Layer:
+    """The layer of the matrix `name`, whose row scales, if it is int8, are `name`.scale."""
+    weight = weights[name]
+    if weight.dtype == torch.int8:
+        return Int8Linear(weight, weights[f"{name}.scale"], bias)
+    if weight.dtype == torch.bfloat16:
+        return BFloat16Linear(weight, bias)
+    return Linear(weight, bias)

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 BUNDLED = "bundled"
-PRECISIONS = ("float32",)
+PRECISIONS = ("auto", "float32", "bfloat16", "int8")
 
 # As in prompting/template.py, which the engine must not import.
 TEMPLATE_FILE = "chatapp_template.json"
@@ -79,13 +79,18 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
 
     name: "bundled", a folder of a GPT-2 or of another causal model in Hugging Face layout, a
         folder of a PEFT adapter, or a hub id.
+    precision: what its matrices are stored and multiplied as; "auto" is int8 where that is
+        faster. Only a GPT-2 can be other than float32.
     """
     if precision not in PRECISIONS:
-        raise ModelError(f"precision {precision!r} is unknown; there is {', '.join(PRECISIONS)}")
+        raise ModelError(
+            f"precision {precision!r} is unknown; expected one of {', '.join(PRECISIONS)}"
+        )
     folder = model_folder(name)
     if _is_adapter(folder):
         from chatapp.engine.transformers_model import TransformersModel
 
+        _check_precision(name, precision)
         return TransformersModel.load(base_folder(folder), name=name, adapter=folder)
     config = read_json(folder / CONFIG)
     _check_task(folder, config)
@@ -94,14 +99,23 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
         from chatapp.engine.tokenizer import NotByteLevel
 
         try:
-            return LocalModel.load(folder, name=name)
+            return LocalModel.load(folder, name=name, precision=precision)
         except NotByteLevel:
             pass  # some GPT-2 models of other languages have WordPiece or SentencePiece
         except (MemoryError, RuntimeError) as error:  # torch reports memory as RuntimeError
             raise ModelError(f"{folder}: cannot be loaded: {first_line(error)}") from None
     from chatapp.engine.transformers_model import TransformersModel
 
+    _check_precision(name, precision)
     return TransformersModel.load(folder, name=name)
+
+
+def _check_precision(name: str, precision: str) -> None:
+    if precision not in ("auto", "float32"):
+        raise ModelError(
+            f"{name}: only a GPT-2 with a byte-level tokenizer can be loaded in {precision}; "
+            "choose float32"
+        )
 
 
 def model_folder(name: str) -> Path:

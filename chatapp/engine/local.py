@@ -5,21 +5,27 @@ Keep: nothing here or below imports transformers.
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from chatapp.engine.cache import CachePool
 from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.generation import Check
 from chatapp.engine.gpt2 import GPT2
 from chatapp.engine.inspection import GPT2Trace, InspectableGenerator
+from chatapp.engine.lookup import Lookup
 from chatapp.engine.tokenizer import BPETokenizer, load_tokenizer
 from chatapp.engine.tree import PrefixTree
 
 # Rows of logits computed at once when scoring: about 50 MB with GPT-2's vocabulary.
 LOGIT_ROWS = 256
+
+# Bytes for keys and values of earlier texts: three full windows of a GPT-2 124M.
+CACHE_BYTES = 256 * 2**20
 
 
 class LocalModel(InspectableGenerator):
@@ -35,18 +41,23 @@ class LocalModel(InspectableGenerator):
             name=name,
             folder=folder,
             context=gpt2.config.n_positions,
-            vocabulary=gpt2.head.weight.shape[0],
+            vocabulary=gpt2.vocabulary,
             layers=gpt2.config.n_layer,
             tokenizer=tokenizer,
         )
         self.gpt2 = gpt2
-        self._cache = gpt2.new_cache(spare=self.batch_tokens)
+        self._pool = CachePool(partial(gpt2.new_cache, self.batch_tokens), CACHE_BYTES)
+        self._cache, _ = self._pool.take([gpt2.config.vocab_size])
+        self._lookup = Lookup()
 
     @classmethod
-    def load(cls, folder: Path, *, name: str = "") -> "LocalModel":
-        """From a folder in Hugging Face layout. Raises ModelError."""
+    def load(cls, folder: Path, *, name: str = "", precision: str = "float32") -> "LocalModel":
+        """From a folder in Hugging Face layout, in a precision of `GPT2.load`.
+
+        Raises ModelError.
+        """
         tokenizer = load_tokenizer(folder)
-        gpt2 = GPT2.load(folder, vocabulary=tokenizer.size)
+        gpt2 = GPT2.load(folder, vocabulary=tokenizer.size, precision=precision)
         # Special tokens beyond the embedding, such as an added padding token, do no harm.
         needed = max(tokenizer.end_id + 1, tokenizer.text_size)
         if needed > gpt2.config.vocab_size:
@@ -57,8 +68,19 @@ class LocalModel(InspectableGenerator):
         return cls(gpt2, tokenizer, name=name or str(folder), folder=folder)
 
     def next_logits(self, ids: Sequence[int], check: Check) -> tuple[Tensor, int]:
-        reused = self._cache.rewind(ids)
-        return self.gpt2.forward(ids[reused:], self._cache, check=check), reused
+        known = self._lookup.recall(ids)
+        if known is not None:
+            return known, len(ids) - 1
+        self._cache, reused = self._pool.take(ids)
+        if len(ids) - reused > 1:
+            return self.gpt2.forward(ids[reused:], self._cache, check=check), reused
+        guessed = self._lookup.guess(ids, self.context - len(ids))
+        if not guessed:
+            return self.gpt2.forward(ids[reused:], self._cache, check=check), reused
+        ahead = [*ids, *guessed]
+        logits = self.gpt2.forward(ahead[reused:], self._cache, every=True, check=check)
+        self._lookup.keep(ahead, logits)
+        return logits[0], reused
 
     def forget(self) -> None:
         self._cache.clear()
@@ -97,7 +119,7 @@ class LocalModel(InspectableGenerator):
         Returns the place of each of their tokens among the states, and the states
         (places, n_embd). What the cache holds has a negative place and no state.
         """
-        self._cache.rewind(rows[waiting[0]][: firsts[waiting[0]]])
+        self._cache, _ = self._pool.take(rows[waiting[0]][: firsts[waiting[0]]])
         tree = PrefixTree(self._cache.ids)
         paths: dict[int, list[int]] = {}
         while waiting:

@@ -53,7 +53,7 @@ def use_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedModel], Scri
     """Let every command load the given model."""
 
     def use(model: ScriptedModel) -> ScriptedModel:
-        monkeypatch.setattr(load, "load_model", lambda name: model)
+        monkeypatch.setattr(load, "load_model", lambda name, **_: model)
         return model
 
     return use

@@ -170,7 +170,7 @@ def test_an_unknown_template_is_refused_before_generating(run, use_model: UseMod
 
 
 def test_what_is_wrong_with_a_model_is_one_sentence(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
+    def fail(name: str, **_: object) -> None:
         raise ModelError(f"{name}: there is no such folder")
 
     monkeypatch.setattr(load, "load_model", fail)
@@ -180,7 +180,7 @@ def test_what_is_wrong_with_a_model_is_one_sentence(run, monkeypatch: pytest.Mon
 
 
 def test_an_interrupt_while_loading_ends_quietly(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(name: str) -> None:
+    def interrupt(name: str, **_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(load, "load_model", interrupt)
@@ -221,7 +221,7 @@ def reply(prompt):
     print("asked", file=sys.stderr, flush=True)
     return " word" * 200
 
-load.load_model = lambda name: ScriptedModel(reply, delay=0.1)
+load.load_model = lambda name, **_: ScriptedModel(reply, delay=0.1)
 main()
 """
 

@@ -110,7 +110,7 @@ def test_wrong_flags_give_status_two(run) -> None:
 def test_a_bug_is_one_sentence_and_a_traceback_in_the_log(
     run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(name: str) -> ScriptedModel:
+    def broken(name: str, **_: object) -> ScriptedModel:
         raise ZeroDivisionError("by \x1b[31mzero")
 
     monkeypatch.setattr(load, "load_model", broken)
@@ -130,7 +130,7 @@ def test_a_bug_is_one_sentence_and_a_traceback_in_the_log(
 def test_a_bug_is_told_even_where_no_log_can_be_written(
     run, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(name: str) -> ScriptedModel:
+    def broken(name: str, **_: object) -> ScriptedModel:
         raise ZeroDivisionError
 
     monkeypatch.setattr(load, "load_model", broken)

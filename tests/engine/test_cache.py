@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chatapp.engine.cache import KeyValueCache, common_prefix
+from chatapp.engine.cache import CachePool, KeyValueCache, common_prefix
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,78 @@ def test_new_positions_follow_the_known_ones() -> None:
     assert len(cache) == 2
     cache.clear()
     assert len(cache) == 0
+
+
+def pool(limit: int) -> CachePool:
+    """Of caches with 8 bytes a position."""
+    return CachePool(lambda: KeyValueCache(1, 1, 200, 1), limit)
+
+
+def read(caches: CachePool, ids: list[int]) -> int:
+    """Take a cache and compute what it lacks; returns how much it had."""
+    cache, reused = caches.take(ids)
+    assert cache.ids == ids[:reused]
+    new = torch.tensor(ids[reused:], dtype=torch.float32).reshape(1, 1, -1, 1)
+    keys, values = cache.extend(0, new, -new)
+    cache.commit(ids[reused:])
+    assert keys.flatten().tolist() == ids
+    assert values.flatten().tolist() == [-id for id in ids]
+    return reused
+
+
+def text(name: int, size: int = 100) -> list[int]:
+    """A text of its own after ten tokens that all share."""
+    return [*range(10), *range(1000 * name, 1000 * name + size - 10)]
+
+
+def test_going_back_to_a_text_computes_its_last_token_alone() -> None:
+    caches = pool(10**6)
+    assert [read(caches, text(n)) for n in (1, 2, 3)] == [0, 10, 10]
+    assert [read(caches, text(n)) for n in (1, 3, 2, 2)] == [99] * 4
+
+
+def test_the_text_unused_for_longest_makes_room() -> None:
+    caches = pool(3 * 100 * 8)
+    for n in (1, 2, 3, 1, 4):
+        read(caches, text(n))
+    assert [read(caches, text(n)) for n in (1, 3, 4)] == [99] * 3
+    assert read(caches, text(2)) == 10
+    assert [read(caches, text(n)) for n in (4, 2)] == [99] * 2
+
+
+@pytest.mark.parametrize("limit", [0, 800])
+def test_a_text_larger_than_the_bound_still_has_a_cache(limit: int) -> None:
+    caches = pool(limit)
+    for n in (1, 2, 1):
+        read(caches, text(n, 150))
+        assert read(caches, text(n, 150)) == 149
+
+
+def test_a_text_goes_on_and_branches_in_its_own_cache() -> None:
+    caches = pool(10**6)
+    read(caches, text(1, 100))
+    assert read(caches, text(1, 140)) == 100
+    branch = [*text(1, 120), 7, 7]
+    assert read(caches, branch) == 120
+    # It was cut back, not copied.
+    assert read(caches, text(1, 140)) == 120
+
+
+def test_next_to_nothing_is_not_kept() -> None:
+    caches = pool(10**6)
+    first, _ = caches.take([1, 2, 3])
+    read(caches, [1, 2, 3])
+    assert caches.take([4, 5, 6])[0] is first
+
+
+def test_many_short_texts_do_not_take_a_cache_each() -> None:
+    caches = pool(10**9)
+    found = {id(caches.take(text(n))[0]) for n in range(40) if read(caches, text(n)) >= 0}
+    assert len(found) <= 8
+
+
+def test_forgetting() -> None:
+    caches = pool(10**6)
+    read(caches, text(1))
+    caches.clear()
+    assert read(caches, text(1)) == 0

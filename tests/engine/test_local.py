@@ -78,8 +78,8 @@ def test_a_new_turn_computes_only_its_own_tokens(local: LocalModel) -> None:
     reply = ids_of(run(local, PROMPT, GREEDY))
     turn = PROMPT + reply + [7, 8, 9]
     finished = last(run(local, turn, GREEDY))
-    # The last token of a reply is drawn but not yet read.
-    assert finished.reused_tokens == len(PROMPT) + len(reply) - 1
+    # The last token of a reply is drawn but not yet read, unless it was guessed right.
+    assert finished.reused_tokens - len(PROMPT) - len(reply) in (-1, 0)
     assert last(run(local, turn, GREEDY)).reused_tokens == len(turn) - 1
 
 

@@ -35,7 +35,7 @@ class Stubborn(ScriptedModel):
                 threading.Event().wait()
             yield event
 
-def load_model(name):
+def load_model(name, **_):
     if sys.argv[1] == "loading":
         threading.Event().wait()
     if sys.argv[1] == "failing":

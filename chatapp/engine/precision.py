@@ -1,0 +1,127 @@
+"""What a model's matrices are stored and multiplied as, and int8 weights kept on disk.
+
+Keep: the kept weights are those of the folder as it is now. A file that is missing, old or
+broken is made again, and without room on disk the model works all the same.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from chatapp.engine.checkpoint import CONFIG, ModelError, open_weights, weight_files
+from chatapp.engine.linear import quantise
+from chatapp.paths import cache_dir
+
+# To be raised when what the files hold changes.
+_VERSION = 1
+
+# Below, a token costs less in float32: there is little to read, and int8 needs more calls.
+_INT8_FROM = 2**25
+
+Weights = dict[str, Tensor]
+
+
+def precision_for(precision: str, parameters: int) -> str:
+    """The precision that "auto" stands for: int8 where it is faster, else float32.
+
+    parameters: weights in the matrices of the model.
+    Raises ModelError when this machine cannot multiply in int8 and it was asked for.
+    """
+    able = torch._C._has_mkldnn and hasattr(torch.ops.onednn, "qlinear_prepack")
+    if precision == "int8" and not able:
+        raise ModelError("this build of torch cannot multiply in int8; choose float32")
+    if precision != "auto":
+        return precision
+    # Without these instructions, sums of two products overflow or take several steps.
+    fast = torch.cpu.get_capabilities().get("avx512_vnni", False)
+    return "int8" if able and fast and parameters >= _INT8_FROM else "float32"
+
+
+def is_matrix(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor of a GPT-2 is the matrix of a linear layer, not an embedding."""
+    return tensor.ndim == 2 and not name.startswith(("wte.", "wpe."))
+
+
+def to_bfloat16(weights: Weights) -> Weights:
+    """Matrices and the token embedding, which may be the output matrix as well, in bfloat16."""
+    return {
+        name: tensor.to(torch.bfloat16)
+        if is_matrix(name, tensor) or name == "wte.weight"
+        else tensor
+        for name, tensor in weights.items()
+    }
+
+
+def to_int8(weights: Weights) -> Weights:
+    """Each matrix in int8 with its scales; the output matrix apart from the embedding.
+
+    The embedding stays as it is, because a token needs but one row of it.
+    """
+    found: Weights = {}
+    for name, tensor in {"lm_head.weight": weights["wte.weight"], **weights}.items():
+        if is_matrix(name, tensor):
+            found[name], found[f"{name}.scale"] = quantise(tensor)
+        else:
+            found[name] = tensor
+    return found
+
+
+def kept_int8(folder: Path, read: Callable[[], Weights]) -> Weights:
+    """The int8 weights of a model folder, mapped into memory from a file.
+
+    read: the folder's weights in float32, asked for only when there is no such file yet.
+    """
+    state = json.dumps([_VERSION, *_state(folder)])
+    # One file a folder, so that a model trained further does not leave its old ones behind.
+    key = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape")).hexdigest()
+    path = cache_dir() / "int8" / f"{key[:32]}.safetensors"
+    kept = _read(path, state)
+    if kept is None:
+        kept = to_int8(read())
+        with suppress(OSError):
+            _write(path, kept, state)
+            kept = _read(path, state) or kept  # mapped, it need not stay in memory
+    return kept
+
+
+def _state(folder: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of what the weights are read from."""
+    files = [folder / CONFIG, *weight_files(folder)]
+    return [(file.name, stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]]
+
+
+def _read(path: Path, state: str) -> Weights | None:
+    if not path.is_file():
+        return None
+    try:
+        with open_weights(path, "pt") as tensors:
+            if (tensors.metadata() or {}).get("state") != state:
+                return None
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+    except ModelError:
+        return None
+
+
+def _write(path: Path, weights: Mapping[str, Tensor], state: str) -> None:
+    """Put a whole file in its place, or none. Raises OSError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    try:
+        save_file(dict(weights), temporary, metadata={"state": state})
+        os.replace(temporary, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)

@@ -1,0 +1,163 @@
+"""Matrices in int8 and bfloat16: how near they stay to float32, and the file that keeps them."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MakeGPT2, logits_of
+from torch.nn import functional as F
+
+from chatapp.engine import precision
+from chatapp.engine.gpt2 import GPT2
+from chatapp.engine.linear import BFloat16Linear, Int8Linear, quantise
+from chatapp.engine.load import BUNDLED, ModelError, load_model, model_folder
+from chatapp.engine.model import Sampling
+from chatapp.engine.precision import precision_for
+
+IDS = [(7 * n * n + 3) % 340 for n in range(60)]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def kept_files(home: Path) -> list[Path]:
+    return sorted((home / "cache" / "int8").glob("*"))
+
+
+@pytest.mark.parametrize("shape", [(33, 7), (96, 32), (768, 3072)])
+@pytest.mark.parametrize("rows", [(), (1,), (1, 1), (5,), (2, 3), (1, 70)])
+def test_an_int8_layer_is_near_the_float32_one(
+    shape: tuple[int, int], rows: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(shape, generator=generator)
+    weight[2] *= 100  # one scale for all rows would round the others away
+    bias = torch.randn(shape[0], generator=generator)
+    x = torch.randn((*rows, shape[1]), generator=generator)
+    x[..., -1:] *= 0.01
+    wanted = F.linear(x, weight)
+    layer = Int8Linear(*quantise(weight), bias)
+    found = layer(x) - bias
+    assert found.shape == wanted.shape
+    error = (found - wanted).abs() / x.norm(dim=-1, keepdim=True) / weight.norm(dim=1)
+    assert float(error.max()) < 0.03
+    assert (layer(torch.zeros_like(x)) - bias).abs().max() == 0
+    # What stands in one row changes nothing in another.
+    if len(rows) == 2 and rows[1] > 1:
+        assert torch.equal(layer(x[:, :1]), layer(x)[:, :1])
+
+
+def test_the_largest_weights_sum_without_overflow() -> None:
+    layer = Int8Linear(*quantise(torch.ones(16, 4096)))
+    assert torch.allclose(layer(torch.ones(1, 4096)), torch.tensor(4096.0))
+    assert torch.allclose(layer(-torch.ones(1, 4096)), torch.tensor(-4096.0))
+
+
+def test_rows_of_zeros_and_of_no_numbers() -> None:
+    weight = torch.ones(4, 16)
+    weight[1] = 0
+    weight[2, 3] = torch.nan
+    y = Int8Linear(*quantise(weight))(torch.ones(1, 16))[0]
+    assert y[0] == pytest.approx(16)
+    assert y[1] == 0
+    assert y[2].isnan()
+    assert Int8Linear(*quantise(torch.ones(4, 16)))(torch.full((1, 16), torch.nan)).isnan().all()
+
+
+def test_a_bfloat16_layer() -> None:
+    weight, bias, x = torch.randn(40, 64), torch.randn(40), torch.randn(1, 3, 64)
+    y = BFloat16Linear(weight.bfloat16(), bias)(x)
+    assert y.dtype == torch.float32
+    assert y == pytest.approx(F.linear(x, weight, bias), abs=0.5)
+
+
+@pytest.mark.parametrize("kind", ["int8", "bfloat16"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_whole_model(make_gpt2: MakeGPT2, kind: str, tied: bool) -> None:
+    folder, theirs = make_gpt2(tie_word_embeddings=tied, n_embd=64)
+    wanted = logits_of(theirs, IDS).log_softmax(-1)
+    found = GPT2.load(folder, precision=kind).forward(IDS, every=True).log_softmax(-1)
+    assert float((wanted.exp() * (wanted - found)).sum(-1).mean()) < 0.02  # nats
+
+
+def test_int8_keeps_what_the_bundled_model_knows() -> None:
+    exact, rounded = (load_model(BUNDLED, precision=p) for p in ("float32", "int8"))
+    card = (model_folder(BUNDLED) / "README.md").read_text(encoding="utf-8")
+    ids = exact.tokenizer.encode(card)[:900]
+    losses = []
+    best = []
+    for model in (exact, rounded):
+        logits = model.gpt2.forward(ids[:-1], every=True)  # type: ignore[attr-defined]
+        losses.append(float(F.cross_entropy(logits, torch.tensor(ids[1:]))))
+        best.append(logits.argmax(-1))
+    assert math.exp(abs(losses[1] - losses[0])) < 1.01
+    # A small model is often undecided between two tokens; it stays float32 by default.
+    assert float((best[0] == best[1]).float().mean()) >= 0.95
+
+
+def test_the_second_time_the_weights_come_from_the_file(
+    gpt2: tuple[Path, Any], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = GPT2.load(gpt2[0], precision="int8").forward(IDS)
+    assert len(kept_files(home)) == 1
+    monkeypatch.setattr(precision, "to_int8", lambda _: pytest.fail("rounded again"))
+    assert torch.equal(GPT2.load(gpt2[0], precision="int8").forward(IDS), first)
+
+
+def test_a_model_that_changed_is_rounded_again(make_gpt2: MakeGPT2, home: Path) -> None:
+    folder, _ = make_gpt2(seed=1)
+    other, _ = make_gpt2(seed=2)
+    GPT2.load(folder, precision="int8")
+    wanted = GPT2.load(other, precision="int8").forward(IDS)
+    assert len(kept_files(home)) == 2
+    os.replace(other / "model.safetensors", folder / "model.safetensors")
+    assert torch.equal(GPT2.load(folder, precision="int8").forward(IDS), wanted)
+    assert len(kept_files(home)) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", bytes(1000)])
+def test_a_broken_file_is_made_again(gpt2: tuple[Path, Any], home: Path, content: bytes) -> None:
+    wanted = GPT2.load(gpt2[0], precision="int8").forward(IDS)
+    [file] = kept_files(home)
+    whole = file.read_bytes()
+    for broken in (content, whole[: len(whole) // 2]):
+        file.write_bytes(broken)
+        assert torch.equal(GPT2.load(gpt2[0], precision="int8").forward(IDS), wanted)
+        assert kept_files(home) == [file]
+        assert file.read_bytes() == whole
+
+
+def test_without_a_place_for_the_file(gpt2: tuple[Path, Any], home: Path) -> None:
+    home.write_text("a file where the folder should be")
+    assert GPT2.load(gpt2[0], precision="int8").forward(IDS).isfinite().all()
+
+
+def test_which_precision_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for named in ("float32", "bfloat16", "int8"):
+        assert precision_for(named, 10) == precision_for(named, 10**9) == named
+    for able, wanted in ((True, "int8"), (False, "float32")):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: {"avx512_vnni": able})
+        assert precision_for("auto", 124_000_000) == wanted
+        assert precision_for("auto", 3_000_000) == "float32"
+
+
+def test_a_reply_in_int8(gpt2: tuple[Path, Any]) -> None:
+    model = load_model(str(gpt2[0]), precision="int8")
+    sampling = Sampling(temperature=1.0, seed=5, max_tokens=12)
+    first = list(model.generate(IDS[:9], sampling))
+    assert len(first) > 1
+    assert [e.text for e in model.generate(IDS[:9], sampling)] == [e.text for e in first]
+    [row] = model.score([(IDS[:5], IDS[5:9])])
+    assert len(row) == 4
+
+
+def test_only_a_gpt2_can_be_other_than_float32(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match=r"only a GPT-2 .* int8"):
+        load_model(str(tmp_path), precision="int8")
