@@ -5,6 +5,7 @@ second start with the same files continues.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -253,12 +254,14 @@ def _save(made: dict[str, Any], found: "Sequence[Result]", folder: Path) -> None
 
 def _print_table(found: "Sequence[Result]") -> None:
     import io
+    import shutil
 
     from rich.console import Console
 
     from chatapp.evaluation.report import table
 
-    made = table(found)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    made = table(found, width)
     # As wide as the table: a terminal may break its lines, but no figure is cut.
     console = Console(file=io.StringIO(), width=10_000)
     console.width = console.measure(made).maximum

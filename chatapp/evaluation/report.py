@@ -172,7 +172,8 @@ _COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("scoring", lambda r: r.scoring),
     ("mean", lambda r: f"{r.mean:.3f}"),
     ("spread", lambda r: "" if r.spread is None else f"{r.spread:.3f}"),
-    ("95 %", lambda r: f"{r.interval[0]:.3f}–{r.interval[1]:.3f} {r.interval_of}"),
+    ("95 %", lambda r: f"{r.interval[0]:.3f}–{r.interval[1]:.3f}"),
+    ("95 % by", lambda r: r.interval_of),
     ("seeds", lambda r: str(r.seeds)),
     ("n", lambda r: str(r.n)),
     ("majority", lambda r: f"{r.majority:.3f}"),
@@ -185,12 +186,37 @@ _COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
 )
 
 
+_LEAVE_OUT = (
+    *("s/item", "tokens", "dropped", "gold shown", "gold share"),
+    *("95 % by", "n", "seeds", "spread", "order"),
+)
+"""What a narrow terminal shows last, the order only where it tells no rows apart; the rest of
+the setting, the measure and the baselines stay."""
+
+
 def _or_blank(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def table(found: Sequence[Result]) -> "Table":
-    """The results for a terminal; what is the same in all of them stands in the title."""
+def table(found: Sequence[Result], width: int | None = None) -> "Table":
+    """The results for a terminal; what is the same in all of them stands in the title.
+
+    width: in columns; where they do not fit, those of `_LEAVE_OUT` go, and are named below.
+    """
+    from rich.console import Console
+
+    console = Console(width=10_000)
+    orders = {(each.selection, each.order) for each in found}
+    is_needed = len(orders) > len({each.selection for each in found})
+    leave_out = _LEAVE_OUT[:-1] if is_needed else _LEAVE_OUT
+    for number in range(len(leave_out) + 1):
+        made = _table(found, leave_out[:number])
+        if width is None or console.measure(made).maximum <= width:
+            break
+    return made
+
+
+def _table(found: Sequence[Result], leave_out: Sequence[str]) -> "Table":
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -204,10 +230,20 @@ def table(found: Sequence[Result]) -> "Table":
         if len(found) > 1 and len(set(values)) == 1 and name != "mean"
     }
     title = ", ".join(f"{name} {value}" for name, value in common.items() if value)
-    made = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    names = [name for name in cells if name not in common]
+    made = Table(
+        title=Text(title),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    left_out = [name for name in cells if name in leave_out and name not in common]
+    if left_out:
+        made.caption = Text(f"not shown for want of width: {', '.join(left_out)}")
+    names = [name for name in cells if name not in common and name not in leave_out]
     for name in names:
-        is_text = name in ("task", "measure", "selection", "order", "scoring")
+        is_text = name in ("task", "measure", "selection", "order", "scoring", "95 % by")
         made.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     for row in zip(*(cells[name] for name in names), strict=True):
         made.add_row(*map(Text, row))

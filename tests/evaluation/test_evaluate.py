@@ -293,6 +293,29 @@ def test_the_report_is_plain_data() -> None:
     ].keys()
 
 
+def test_a_narrow_table_leaves_out_what_matters_least_and_says_so() -> None:
+    from rich.console import Console
+
+    _, found = run(make(metrics=("accuracy",)), Grid((0, 2), ("knn", "random"), seeds=2))
+    found = [replace(each, seconds_per_item=number) for number, each in enumerate(found)]
+
+    def shown(width: int | None) -> str:
+        console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+        console.print(table(found, width))
+        return console.export_text()
+
+    assert "s/item" in shown(None) == shown(200)
+    assert "not shown" not in shown(None)
+    narrow = shown(80)
+    assert max(map(len, map(str.rstrip, narrow.splitlines()))) <= 80
+    assert "not shown for want of width: " in narrow
+    assert "s/item" in narrow.partition("not shown")[2]
+    for name in ("mean", "95 %", "majority", "vote"):
+        assert name in narrow.partition("not shown")[0]
+    # Never less than the settings, the figures and their baselines.
+    assert "majority" in shown(10)
+
+
 def test_the_table_shows_foreign_names_as_they_are() -> None:
     from rich.console import Console
 
