@@ -37,6 +37,7 @@ from finetune.corpus import (
     read_documents,
     train_tokenizer,
 )
+from finetune.initial import begin
 from finetune.trainer import CheckpointingTrainer, last_checkpoint
 
 CONFIG_FILE = "pretrain.json"
@@ -69,6 +70,11 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
             f"shape.hidden is {config.shape.hidden}; expected a multiple of shape.heads "
             f"({config.shape.heads})"
         )
+    if config.train.window > config.shape.positions or config.train.window == 1:
+        raise ConfigError(
+            f"train.window is {config.train.window}; expected 2 to shape.positions "
+            f"({config.shape.positions}), or 0 for as many"
+        )
     _claim(output, config)
 
     tokenizer_file = output / "tokenizer.json"
@@ -97,12 +103,12 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
             f"epoch ({source.weight:g} passes), {len(aside):,} documents held out",
             markup=False,
         )
-    windows = pack(train, config.shape.positions, config.seed)
-    held_out_windows = pack(held_out, config.shape.positions, config.seed)
+    length = config.train.window or config.shape.positions
+    windows = pack(train, length, config.seed)
+    held_out_windows = pack(held_out, length, config.seed)
     if not len(windows):
         raise ConfigError(
-            f"data.train: {sum(map(len, train)):,} tokens do not fill one window of "
-            f"{config.shape.positions} (shape.positions)"
+            f"data.train: {sum(map(len, train)):,} tokens do not fill one window of {length}"
         )
 
     # The run has its own progress bar and its own words.
@@ -110,9 +116,10 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
     transformers_logging.set_verbosity_error()
     set_seed(config.seed)
     model = GPT2LMHeadModel(_gpt2_config(config, tokenizer))
+    begin(model)
     console.print(
         f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
-        f"{config.shape.positions} tokens an epoch"
+        f"{length} tokens an epoch"
     )
     trainer = _trainer(config, model, windows, held_out_windows)
     checkpoint = last_checkpoint(output)
@@ -190,7 +197,8 @@ def _trainer(
         seed=config.seed,
         dataloader_pin_memory=on_gpu,
     )
-    tokens = settings.batch_size * settings.accumulate * config.shape.positions
+    length = settings.window or config.shape.positions
+    tokens = settings.batch_size * settings.accumulate * length
     trainer = CheckpointingTrainer(
         model=model,
         args=arguments,

@@ -1,11 +1,11 @@
 """Build the documents the bundled model is trained on.
 
-    python -m finetune.recipes.bundled DATA OUT [--seed N]
+    python -m finetune.recipes.bundled DATA OUT [--seed N] [--scale S]
 
 DATA is a folder that holds the sources named in chatapp/bundled/README.md: books/*.txt,
-dialogue/sgd_train.jsonl.gz, dialogue/personality_chat, dialogue/chatterbot_corpus and
-instruct/*. OUT receives one JSONL file a source, `text` or `messages` a line. The same
-data and seed give the same files.
+dialogue/sgd_train.jsonl.gz, dialogue/personality_chat, dialogue/chatterbot_corpus, instruct/*
+and gsm8k/train.jsonl. OUT receives one JSONL file a source or generator, `text`, `messages` or
+`parts` a line. The same data, seed and scale give the same files.
 """
 
 import csv
@@ -19,6 +19,11 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+
+from chatapp.evaluation.generators import own_words
+from finetune.generators import arithmetic, dialogues, incontext, repetition, sentences
+from finetune.generators.tasks import all_tasks
+from finetune.recipes import run
 
 Pair = tuple[str, str]
 """A user's message and its reply."""
@@ -50,8 +55,9 @@ ABOUT_ITSELF: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (
         ("What can you do?", "How can you help me?", "What can I ask you?", "Help", "Help me"),
         (
-            "I can make small talk and continue a text. I am small, so do not trust my facts.",
-            "We can chat a little. I am a small model, so I often get things wrong.",
+            "I can chat, answer simple questions, add numbers, and follow examples in a prompt.",
+            "We can chat a little, and you can show me examples to follow. "
+            "I often get things wrong.",
         ),
     ),
     (
@@ -264,19 +270,69 @@ def chat(turns: Iterable[str], system: str = "") -> dict[str, Any]:
     return {"messages": messages}
 
 
+def grade_school(path: Path) -> Iterator[dict[str, Any]]:
+    """The word problems of GSM8K, with their calculator calls and the result at the end."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        answer = clean(row["answer"]).replace("\n#### ", "\nThe answer is ")
+        if len(answer) <= 400:
+            yield chat([clean(row["question"]), answer])
+
+
+def groupings(data: Path) -> dict[str, sentences.Groups]:
+    """Ways to group the sentences of the allowed texts."""
+    stories = [row["text"] for row in books(data / "books")]
+    services = sentences.by_service(data / "dialogue" / "sgd_train.jsonl.gz")
+    asked = [row["messages"][0]["content"] for row in instructions(data / "instruct")]
+    problems = [row["messages"][0]["content"] for row in grade_school(data / "gsm8k/train.jsonl")]
+    source = {
+        "books": _sentences(stories),
+        "services": [each for group in services.values() for each in group],
+        "instructions": _sentences(asked),
+        "problems": _sentences(problems),
+    }
+    everything = (each for group in source.values() for each in group)
+    return {
+        "service": services,
+        "source": source,
+        "opening": sentences.by_opening(everything),
+    }
+
+
+def _sentences(texts: Iterable[str]) -> list[str]:
+    """The sentences of texts, each once."""
+    lines = (line for text in texts for line in text.split("\n"))
+    return list(dict.fromkeys(each for line in lines for each in sentences.split(line)))
+
+
 def build(
-    data: Annotated[Path, typer.Argument(help="folder of the source data")],
+    data: Annotated[Path, typer.Argument(help="folder of the source data", exists=True)],
     out: Annotated[Path, typer.Argument(help="folder to write to")],
     seed: int = 0,
-    chats: Annotated[int, typer.Option(help="small-talk chats to draw")] = 16000,
+    scale: Annotated[float, typer.Option(min=0.001, help="how much of each generator")] = 1.0,
 ) -> None:
     """Write the training documents of the bundled model."""
     out.mkdir(parents=True, exist_ok=True)
+
+    def count(rows: int) -> int:
+        return max(1, round(rows * scale))
+
+    words, tasks = own_words(), all_tasks()
+    groups = groupings(data)
+    some = [each for group in groups["source"].values() for each in group]
     for name, rows in (
         ("books", books(data / "books")),
         ("sgd", schema_guided(data / "dialogue" / "sgd_train.jsonl.gz")),
         ("instructions", instructions(data / "instruct")),
-        ("smalltalk", small_talk(data / "dialogue", chats, seed)),
+        ("grade_school", grade_school(data / "gsm8k" / "train.jsonl")),
+        ("smalltalk", small_talk(data / "dialogue", count(16000), seed)),
+        ("questions", dialogues.question_rows(tasks, count(40000), seed)),
+        ("follow_ups", dialogues.rows(ABOUT_ITSELF, tasks, count(12000), seed)),
+        ("repetition", repetition.rows(words, some, count(16000), seed)),
+        ("arithmetic", arithmetic.rows(count(40000), seed)),
+        ("few_shot_tasks", incontext.task_rows(tasks, count(12000), seed)),
+        ("in_context_short", incontext.training_rows(groups, words, count(20000), seed, 6)),
+        ("in_context", incontext.training_rows(groups, words, count(40000), seed + 1, 16)),
     ):
         path = out / f"{name}.jsonl"
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
@@ -285,4 +341,4 @@ def build(
 
 
 if __name__ == "__main__":
-    typer.run(build)
+    run(build)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from chatapp.prompting.template import CHAT, load_template
 from finetune.config import ConfigError, PretrainConfig
+from finetune.corpus import Ids
 from finetune.pretrain import pretrain
 from finetune.trainer import CheckpointingTrainer, last_checkpoint
 
@@ -19,6 +20,7 @@ QUIET = Console(stderr=True, quiet=True)
 
 
 def config(folder: Path, **train: object) -> PretrainConfig:
+    folder.mkdir(exist_ok=True)
     corpus = folder / "corpus.jsonl"
     if not corpus.exists():
         rows = [{"text": f"The number {i} comes after the number {i - 1}."} for i in range(320)]
@@ -77,8 +79,6 @@ def test_a_run_is_a_model_transformers_loads(tmp_path: Path) -> None:
 def test_killed_and_gone_on_gives_the_unbroken_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "broken").mkdir()
     whole = losses(pretrain(config(tmp_path / "whole"), QUIET))
     assert max(whole) > 12
 
@@ -135,3 +135,22 @@ def test_too_little_text_and_a_wrong_shape_are_errors(tmp_path: Path) -> None:
     odd = small.model_copy(update={"shape": small.shape.model_copy(update={"heads": 3})})
     with pytest.raises(ConfigError, match="multiple of shape"):
         pretrain(odd, QUIET)
+
+
+def test_a_window_may_be_shorter_than_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = []
+
+    def recorded(config: PretrainConfig, model: object, windows: Ids, held_out: Ids) -> None:
+        shapes.append((windows.shape[1], held_out.shape[1], model.config.n_positions))
+        raise Killed
+
+    monkeypatch.setattr("finetune.pretrain._trainer", recorded)
+    for window in (0, 8):
+        with pytest.raises(Killed):
+            pretrain(config(tmp_path / str(window), window=window), QUIET)
+    assert shapes == [(32, 32, 32), (8, 8, 32)]
+    for window in (33, 1):
+        with pytest.raises(ConfigError, match=rf"window is {window}; expected 2 to .* \(32\)"):
+            pretrain(config(tmp_path / "wrong", window=window), QUIET)

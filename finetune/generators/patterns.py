@@ -1,0 +1,99 @@
+"""Ways to tell texts apart by their form: classes of makers of texts.
+
+A pattern maps a class to a function that makes a text of that class from a draw and some words.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+
+Maker = Callable[[random.Random, Sequence[str]], str]
+Pattern = dict[str, Maker]
+
+
+def _some(draw: random.Random, words: Sequence[str], least: int = 1, most: int = 4) -> str:
+    return " ".join(draw.choice(words) for _ in range(draw.randint(least, most)))
+
+
+def _with_mark(mark: str) -> Maker:
+    return lambda draw, words: _some(draw, words) + mark
+
+
+def _between(opening: str, closing: str) -> Maker:
+    return lambda draw, words: opening + _some(draw, words) + closing
+
+
+def _opening(first: str) -> Maker:
+    return lambda draw, words: f"{first} {_some(draw, words)}"
+
+
+def _ending(last: str) -> Maker:
+    return lambda draw, words: f"{_some(draw, words)} {last}"
+
+
+def _containing(inner: str) -> Maker:
+    return lambda draw, words: f"{_some(draw, words, 1, 2)} {inner} {_some(draw, words, 1, 2)}"
+
+
+def _number(least: int, most: int, step: int = 1) -> Maker:
+    return lambda draw, words: str(draw.randrange(least, most, step))
+
+
+def _words_in_all(count: int) -> Maker:
+    return lambda draw, words: _some(draw, words, count, count)
+
+
+def _letter_first(letters: str) -> Maker:
+    return lambda draw, words: draw.choice([w for w in words if w[0] in letters] or [letters[0]])
+
+
+def _letter_last(letters: str) -> Maker:
+    return lambda draw, words: draw.choice([w for w in words if w[-1] in letters] or [letters[-1]])
+
+
+def _twice(draw: random.Random, words: Sequence[str]) -> str:
+    word = draw.choice(words)
+    return f"{word} {word}"
+
+
+def _pair(draw: random.Random, words: Sequence[str]) -> str:
+    return " ".join(draw.sample(words, 2))
+
+
+PATTERNS: dict[str, Pattern] = {
+    "mark": {mark: _with_mark(mark) for mark in "?!.,;:"},
+    "symbol": {sign: _containing(sign) for sign in "# @ * + = % & $".split()},
+    "subject": {word: _opening(word) for word in "I you he she we they it".split()},
+    "opening": {word: _opening(word) for word in "the my some every no this that our".split()},
+    "closing": {word: _ending(word) for word in "now today again here there alone".split()},
+    "joined": {word: _containing(word) for word in "and or but not with for in of".split()},
+    "question word": {
+        word: _opening(word) for word in "who what where when why how which whose".split()
+    },
+    "politeness": {word: _ending(word) for word in "please thanks sir friend".split()},
+    "length": {str(count): _words_in_all(count) for count in (1, 3, 6)},
+    "first letter": {part: _letter_first(part) for part in ("abc", "def", "hil", "mnop", "st")},
+    "last letter": {part: _letter_last(part) for part in ("e", "s", "n", "r", "t", "y")},
+    "size": {"small": _number(0, 10), "middle": _number(100, 1000), "large": _number(10**4, 10**5)},
+    "last digit": {"0": _number(10, 1000, 10), "5": _number(15, 1000, 10)},
+    "capitals": {
+        "lower": lambda draw, words: _some(draw, words).lower(),
+        "upper": lambda draw, words: _some(draw, words).upper(),
+        "title": lambda draw, words: _some(draw, words).title(),
+    },
+    "sign or word": {
+        "number": _number(0, 10_000),
+        "word": _words_in_all(1),
+        "both": lambda draw, words: f"{draw.choice(words)} {draw.randrange(100)}",
+    },
+}
+
+HELD_OUT: dict[str, Pattern] = {
+    "repetition": {"twice": _twice, "different": _pair},
+    "brackets": {signs: _between(*signs) for signs in ("()", "[]", "<>", "{}")},
+    "time word": {word: _opening(word) for word in "yesterday tomorrow always never".split()},
+    "decade": {
+        "twenties": _number(20, 30),
+        "fifties": _number(50, 60),
+        "nineties": _number(90, 100),
+    },
+}
