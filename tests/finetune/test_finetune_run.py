@@ -247,8 +247,8 @@ def test_a_second_interrupt_stops_at_once_and_names_the_checkpoint_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def twice() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     for step, words in ((2, "there is no checkpoint yet"), (5, "checkpoint-3 is whole: `finetune")):
         config = tiny.config(tmp_path, output=str(tmp_path / f"run{step}"))
