@@ -4,6 +4,7 @@ The one invariant: what is exported is the text as it was written; nothing in it
 shortened or left out, so that it can be read back.
 """
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -12,6 +13,23 @@ from typing import Any
 from chatapp.dialogue.store import Chat, StoredMessage
 
 _NAMES = {"user": "User", "assistant": "Assistant"}
+
+
+def as_text(chat: Chat, messages: Sequence[StoredMessage], suffix: str) -> str:
+    """A chat as the content of a file with this suffix: .md, .json or .jsonl.
+
+    Raises ValueError for another one, and when there is nothing that could be trained on.
+    """
+    if suffix == ".md":
+        return to_markdown(chat, messages)
+    if suffix == ".json":
+        return json.dumps(to_json(chat, messages), indent=2, ensure_ascii=False) + "\n"
+    if suffix != ".jsonl":
+        raise ValueError("its name has to end in .md, .json or .jsonl")
+    rows = to_training_rows(chat, messages)
+    if not rows:
+        raise ValueError("there is no complete exchange to train on")
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def to_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:

@@ -126,6 +126,18 @@ class Session:
         """The chat's current path, oldest first."""
         return list(self._path)
 
+    @property
+    def system(self) -> str | None:
+        """The chat's instructions; None for those of the template."""
+        return self._system
+
+    @system.setter
+    def system(self, system: str | None) -> None:
+        if self.chat_id is not None:
+            self._store.set_system(self.chat_id, system)
+        self._system = system
+        self._usage = None
+
     def say(self, text: str, cancel: threading.Event | None = None) -> Iterator[SessionEvent]:
         """Add a user's message and generate its reply.
 

@@ -653,7 +653,8 @@ class Store:
         never has to give up half-way because another process wrote in between. Within
         another it is a part of that."""
         with self._lock:
-            within_another = self._connection.in_transaction
+            with self._errors():
+                within_another = self._connection.in_transaction
             if within_another:
                 yield
                 return

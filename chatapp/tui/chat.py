@@ -21,6 +21,7 @@ from textual.widgets import OptionList, Static, TextArea
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
 from chatapp.tui import events, timings
+from chatapp.tui.completions import Completions
 from chatapp.tui.conversation import Conversation, Order, in_words
 from chatapp.tui.help import HelpScreen
 from chatapp.tui.history import ChatList, HistoryScreen
@@ -33,6 +34,7 @@ from chatapp.tui.message import MessageView
 from chatapp.tui.parameters import ParametersScreen
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.ranking import RankScreen
+from chatapp.tui.slash import SlashCommands, SlashError, is_command
 from chatapp.tui.status import StatusLine
 from chatapp.tui.transcript import Transcript
 from chatapp.tui.welcome import Welcome
@@ -66,8 +68,10 @@ class ChatScreen(Screen[None]):
         chat_id: int | None,
     ) -> None:
         super().__init__()
-        self._store = store
+        self._store = self.store = store
         self._model_name = settings.model
+        self._commands = SlashCommands(self)
+        self._models: list[str] | None = None
         self._first_chat = chat_id
         self.conversation = Conversation(settings, store, load, self)
         self._streaming: MessageView | None = None
@@ -80,7 +84,8 @@ class ChatScreen(Screen[None]):
         yield Transcript()
         with Vertical(id="desk"):
             yield Static(id="problem", markup=False)
-            yield Prompt(self._earlier_inputs)
+            yield Completions()
+            yield Prompt(self._earlier_inputs, self._commands.arguments)
             yield StatusLine()
             yield KeyBar(compact=True, show_command_palette=False)
 
@@ -115,20 +120,52 @@ class ChatScreen(Screen[None]):
         except (ValueError, StoreError) as error:
             self.post_message(events.LoadFailed(in_words(error)))
             return
-        session = self.conversation.session
-        assert session is not None
-        self._status.state = "ready"
-        self._status.model = event.model.name
-        self._status.limit = event.model.context
-        self._status.template = session.template.name
-        self.conversation.measure()
+        self._model_name = event.model.name
+        self.show_model()
         if self.conversation.order is not None:
             self._begin(self.conversation.order)
+
+    def show_model(self) -> None:
+        """Show what the chat is held with."""
+        session = self.conversation.session
+        if session is None:
+            return
+        self._status.state = "ready"
+        self._status.model = session.model.name
+        self._status.limit = session.model.context
+        self._status.template = session.template.name
+        self.conversation.measure()
+
+    def models(self) -> list[str]:
+        """The names of the models on this machine, as far as they have been found."""
+        if self._models is None:
+            self._models = []
+            self.conversation.find_models()
+        return self._models
+
+    @on(events.ModelsFound)
+    def _models_found(self, event: events.ModelsFound) -> None:
+        self._models = event.names
+        self._prompt.suggest_again()
+
+    def load_other(self, name: str) -> None:
+        """Go on with another model, when it is loaded."""
+
+        def load() -> "LanguageModel":
+            from chatapp.engine.load import load_model
+
+            return load_model(name)
+
+        self._status.state = "loading"
+        self._status.model = name
+        self.conversation.load_other(load)
 
     @on(events.LoadFailed)
     async def _load_failed(self, event: events.LoadFailed) -> None:
         self.conversation.loading = False
         self._status.state = "no model"
+        if self.conversation.recover():
+            self.show_model()
         await self._refuse(f"The model could not be loaded: {event.reason}")
 
     # A turn
@@ -138,6 +175,9 @@ class ChatScreen(Screen[None]):
         text, editing = event.text, event.editing
         if editing is not None and editing.role == "assistant":
             self._keep_correction(editing, text)
+            return
+        if editing is None and is_command(text):
+            await self._run_command(text)
             return
         if self._is_busy():
             self._prompt.give_back(text, editing)
@@ -151,6 +191,26 @@ class ChatScreen(Screen[None]):
         ready = self.conversation.session is not None
         await self._transcript.wait(text, "" if ready else "waiting for the model to be loaded")
         self._begin(order)
+
+    async def _run_command(self, text: str) -> None:
+        self._tell("")
+        try:
+            await self._commands.run(text)
+        except (SlashError, StoreError) as error:
+            self._prompt.give_back(text)
+            self._tell(str(error))
+
+    def write_instead(self, text: str) -> None:
+        """Put a text into the prompt, to be changed and sent."""
+        self._prompt.give_back(text)
+
+    def inform(self, words: str) -> None:
+        """Say in passing what has been done."""
+        self.notify(printable(words), markup=False)
+
+    @on(events.Suggested)
+    def _suggested(self, event: events.Suggested) -> None:
+        self.query_one(Completions).show(event.text, event.completions)
 
     def _begin(self, order: Order) -> None:
         if self.conversation.begin(order):
@@ -175,7 +235,7 @@ class ChatScreen(Screen[None]):
         self._streaming = self._transcript.view(started.message.id)
         self._prompt_tokens = self._status.used = started.prompt_tokens
         self._status.dropped = started.dropped
-        self._show_title()
+        self.show_title()
 
     def _flush(self) -> None:
         """Bring what the turn has generated to the screen."""
@@ -282,10 +342,11 @@ class ChatScreen(Screen[None]):
                 self._status.state = "ready"
             self.conversation.measure()
             self._prompt.focus()
-            self._show_title()
+            self.show_title()
             self._look_again()
 
-    def _show_title(self) -> None:
+    def show_title(self) -> None:
+        """Show what the chat is called."""
         with self._store_errors():
             title = printable(self.conversation.title()).replace("\n", " ")
             self.query_one("#title", Static).update(title)
@@ -464,7 +525,7 @@ class ChatScreen(Screen[None]):
         if chosen is None:
             if self.conversation.is_deleted():
                 await self._open(None)
-            self._show_title()
+            self.show_title()
         elif chosen.message_id is None:
             await self._open(chosen.chat_id)
         else:

@@ -8,7 +8,7 @@ long prompt, and Textual's own thread workers would be joined when the program e
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from textual.message_pump import MessagePump
@@ -52,6 +52,7 @@ class Conversation:
         self._threads: list[threading.Thread] = []
         self._sampling = settings.sampling
         self._chat_id: int | None = None
+        self._system: str | None = None
         self.model: LanguageModel | None = None
         self.session: Session | None = None
         self.loading = False
@@ -77,10 +78,11 @@ class Conversation:
     def load(self) -> None:
         """Load the model; ends in a ModelLoaded or a LoadFailed."""
         self.loading = True
+        load = self._load
 
         def run() -> None:
             try:
-                model = self._load()
+                model = load()
             except Exception as error:
                 # A broken installation fails in its own ways; what it says is for the user.
                 self._listener.post_message(events.LoadFailed(in_words(error)))
@@ -88,6 +90,61 @@ class Conversation:
                 self._listener.post_message(events.ModelLoaded(model))
 
         self._start_thread(run)
+
+    def find_models(self) -> None:
+        """Look for the models on this machine; ends in a ModelsFound."""
+
+        def run() -> None:
+            from chatapp.engine.load import local_models
+
+            self._listener.post_message(events.ModelsFound(local_models()))
+
+        self._start_thread(run)
+
+    def load_other(self, load: "Callable[[], LanguageModel]") -> None:
+        """Load another model to go on with, while no order is under way.
+
+        Messages wait for it. Ends in a ModelLoaded or, after which `recover` goes back to the
+        model there was, in a LoadFailed.
+        """
+        self._load = load
+        self._chat_id, self._system = self.chat_id, self.system()
+        self.session = None
+        self.load()
+
+    def recover(self) -> bool:
+        """Go on with the model there was before; False when there was none."""
+        if self.model is None:
+            return False
+        model = self.model
+        self._load = lambda: model
+        self._new_session(model, self._chat_id)
+        return True
+
+    def use_template(self, name: str) -> None:
+        """Write the chat in another template. Raises ValueError, and changes nothing."""
+        from chatapp.dialogue.session import choose_template
+
+        if self.model is not None:
+            choose_template(self.model, name)
+        self._settings = replace(self._settings, template=name)
+        if self.model is not None and self.session is not None:
+            self._chat_id, self._system = self.chat_id, self.system()
+            self._new_session(self.model, self._chat_id)
+
+    def system(self) -> str | None:
+        """The chat's instructions; None for those of the template. Raises StoreError."""
+        if self.session is not None:
+            return self.session.system
+        return self._system if self.chat_id is None else self._store.chat(self.chat_id).system
+
+    def set_system(self, system: str | None) -> None:
+        """Give the chat other instructions. Raises StoreError."""
+        if self.session is not None:
+            self.session.system = system
+        elif self.chat_id is not None:
+            self._store.set_system(self.chat_id, system)
+        self._system = system
 
     def attach(self, model: "LanguageModel") -> None:
         """Use this model. Raises ValueError when it cannot be chatted with."""
@@ -105,8 +162,8 @@ class Conversation:
         turns = [] if chat_id is None else self._store.turns(chat_id)
         self.stop()
         self.order = self.turn = None
-        self._chat_id = chat_id
-        if self.model is not None:
+        self._chat_id, self._system = chat_id, None
+        if self.model is not None and not self.loading:
             self._new_session(self.model, chat_id)
         return path, {turn.message_id: turn.reason or "" for turn in turns}
 
@@ -229,6 +286,7 @@ class Conversation:
             store=self._store,
             chat_id=chat_id,
             sampling=self._sampling,
+            system=self._system,
         )
 
 

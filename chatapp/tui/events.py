@@ -40,6 +40,21 @@ class Submitted(Message):
 
 
 @dataclass
+class ModelsFound(Message):
+    """The models on this machine have been looked for."""
+
+    names: list[str]
+
+
+@dataclass
+class Suggested(Message):
+    """What a command that is being written could become."""
+
+    text: str
+    completions: list[str]
+
+
+@dataclass
 class TurnStarted(Message):
     """A reply is about to be generated; its row is in the store."""
 

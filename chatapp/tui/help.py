@@ -1,4 +1,4 @@
-"""All keys, generated from the bindings themselves, so that none can be forgotten."""
+"""All keys and commands, generated from where they are defined, so that none is forgotten."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,6 +10,15 @@ from textual.containers import Vertical, VerticalScroll
 from textual.dom import DOMNode
 from textual.screen import ModalScreen
 from textual.widgets import Static
+
+from chatapp.tui.slash import COMMANDS
+
+
+def _table() -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(width=17, style="bold")
+    table.add_column()
+    return table
 
 
 class HelpScreen(ModalScreen[None]):
@@ -29,7 +38,15 @@ class HelpScreen(ModalScreen[None]):
                 for title, place in self._places:
                     yield Static(title, classes="heading", markup=False)
                     yield Static(self._rows(place), classes="keys")
+                yield Static("Commands, written in place of a message", classes="heading")
+                yield Static(self._commands(), classes="keys")
             yield Static("Esc closes · ↑ ↓ PgUp PgDn scroll", classes="hint")
+
+    def _commands(self) -> Table:
+        table = _table()
+        for command in COMMANDS:
+            table.add_row(f"/{command.name} {command.argument}", command.words)
+        return table
 
     def _rows(self, place: type[DOMNode]) -> Table:
         keys: dict[str, list[str]] = {}
@@ -37,9 +54,7 @@ class HelpScreen(ModalScreen[None]):
             if not binding.system:
                 words = binding.tooltip or binding.description
                 keys.setdefault(words, []).append(self.app.get_key_display(binding))
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(width=17, style="bold")
-        table.add_column()
+        table = _table()
         for words, names in keys.items():
             table.add_row(" ".join(names), words)
         return table

@@ -15,7 +15,9 @@ from textual.events import Key, Resize
 from textual.widgets import TextArea
 
 from chatapp.foreign import printable
-from chatapp.tui.events import Submitted
+from chatapp.tui.editor import EditorError, edited
+from chatapp.tui.events import Submitted, Suggested
+from chatapp.tui.slash import completions
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import StoredMessage
@@ -27,7 +29,11 @@ _TASKS = {
 
 
 class Prompt(TextArea):
-    """The input. `earlier` gives the texts sent before, oldest first, when they are needed."""
+    """The input.
+
+    earlier: gives the texts sent before, oldest first, when they are needed. arguments: gives
+    the values that a slash command can take.
+    """
 
     BINDING_GROUP_TITLE = "Writing"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -35,12 +41,18 @@ class Prompt(TextArea):
         Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", show=False),
         Binding("up", "cursor_up", "Earlier input, on the first line", show=False),
         Binding("down", "cursor_down", "Later input, on the last line", show=False),
+        Binding("tab", "complete", "Complete a command", show=False),
+        Binding("ctrl+g", "editor", "Write in your editor ($VISUAL or $EDITOR)", show=False),
         Binding("ctrl+up", "screen.focus_last_message", "Go to the messages", show=False),
         Binding("pageup", "screen.page(-1)", "Scroll the chat up", show=False),
         Binding("pagedown", "screen.page(1)", "Scroll the chat down", show=False),
     ]
 
-    def __init__(self, earlier: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self,
+        earlier: Callable[[], Sequence[str]],
+        arguments: Callable[[str], Sequence[str]],
+    ) -> None:
         super().__init__(
             compact=True,
             highlight_cursor_line=False,
@@ -48,6 +60,11 @@ class Prompt(TextArea):
         )
         self._wrapped_width = 0
         self._load_earlier = earlier
+        self._arguments = arguments
+        self._typed = ""
+        self._completions: list[str] = []
+        self._completed = -1
+        self._chosen: str | None = None
         self._earlier: list[str] | None = None
         self._place = 0
         self._draft = ""
@@ -105,6 +122,42 @@ class Prompt(TextArea):
                 self._earlier.append(text)
             self._start_over("")
             self.post_message(Submitted(text, editing))
+
+    def on_text_area_changed(self) -> None:
+        self._suggest()
+
+    def suggest_again(self) -> None:
+        """Look anew at what a command could become: there is more to choose from."""
+        self._typed, self._chosen = "", None
+        self._suggest()
+
+    def _suggest(self) -> None:
+        """Say what a command that is being written could become."""
+        text = self.text if self.document.line_count == 1 else ""
+        if text not in (self._typed, self._chosen):
+            self._typed, self._chosen, self._completed = text, None, -1
+            self._completions = [] if self.editing else completions(text, self._arguments)
+            self.post_message(Suggested(text, self._completions))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "complete" or bool(self._completions)
+
+    def action_complete(self) -> None:
+        """Write the next thing that the command could become."""
+        self._completed = (self._completed + 1) % len(self._completions)
+        chosen = self._completions[self._completed]
+        # While there is more to choose from, the list stays as it is.
+        self._chosen = chosen if len(self._completions) > 1 else None
+        self._show(chosen)
+
+    async def action_editor(self) -> None:
+        """Let the user write the text in an editor."""
+        try:
+            text = edited(self.text, self.app.suspend)
+        except EditorError as error:
+            self.notify(printable(str(error)), severity="warning", markup=False)
+        else:
+            self._show(text)
 
     def action_newline(self) -> None:
         self.insert("\n")

@@ -168,7 +168,16 @@ def test_history(take: Callable[..., bool], size: str) -> None:
     assert take(size, ScriptedModel([REPLY]), scene)
 
 
-@pytest.mark.parametrize("size", ["60x20", "100x30", "200x60"])
+@pytest.mark.parametrize("size", SIZES)
+def test_completions(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await driver.say("Tell me about the sea.")
+        await driver.press(*"/")
+
+    assert take(size, ScriptedModel([REPLY]), scene)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_ranking(take: Callable[..., bool], size: str) -> None:
     async def scene(driver: Driver) -> None:
         await driver.say("Tell me about the sea.")

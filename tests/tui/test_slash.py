@@ -1,0 +1,271 @@
+"""Slash commands: completed with Tab, carried out, refused in words, and never sent."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import Driver, OpenApp
+from fakes import ScriptedModel
+
+from chatapp.dialogue.store import Store
+from chatapp.engine import load
+from chatapp.engine.model import Sampling
+from chatapp.tui.completions import Completions
+from chatapp.tui.help import HelpScreen
+from chatapp.tui.history import HistoryScreen
+from chatapp.tui.slash import COMMANDS, completions, is_command
+
+
+async def order(driver: Driver, text: str) -> None:
+    """Write a command and send it."""
+    driver.prompt.text = text
+    await driver.press("enter")
+
+
+def notices(driver: Driver) -> list[str]:
+    return [notification.message for notification in driver.app._notifications]
+
+
+@pytest.mark.parametrize("text", ["/usr/bin", "/ new", " /new", "/", "new", "//", "/New", "/a1"])
+def test_what_is_a_message(text: str) -> None:
+    assert not is_command(text)
+
+
+def test_completions_are_what_the_text_could_become() -> None:
+    def arguments(name: str) -> list[str]:
+        return {"set": ["seed", "top_k"], "theme": ["[b]", "calm"]}.get(name, [])
+
+    assert completions("/", arguments) == [
+        f"/{each.name}" + " " * bool(each.argument) for each in COMMANDS
+    ]
+    assert completions("/t", arguments) == ["/title ", "/template ", "/theme "]
+    assert completions("/set ", arguments) == ["/set seed ", "/set top_k "]
+    assert completions("/set t", arguments) == ["/set top_k "]
+    assert completions("/theme ", arguments) == ["/theme [b]", "/theme calm"]
+    assert completions("/theme calm", arguments) == []
+    for text in ("/nothing", "/nothing x", "hello", "", "/t\nx"):
+        assert completions(text, arguments) == []
+
+
+async def test_tab_goes_through_what_a_command_could_become(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press(*"/te")
+        assert driver.chat.query_one(Completions).display
+        assert "go on in another dialogue template" in driver.screen_text
+        await driver.press("tab")
+        assert driver.prompt.text == "/template "
+        assert "/template plain" in driver.screen_text
+        await driver.press("tab", "tab")
+        assert driver.prompt.text == "/template alpaca"
+        await driver.press(*" x")
+        assert driver.chat.query_one(Completions).display
+        await driver.press("ctrl+u")
+        assert not driver.chat.query_one(Completions).display
+        await driver.press("tab")  # with nothing to complete it moves the focus
+        assert driver.app.focused is not driver.prompt
+
+
+async def test_models_are_found_when_they_are_asked_for(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
+    async with open_app() as driver:
+        await driver.press(*"/model ")
+        await driver.until(lambda: "/model runs/[b]mine[/b]" in driver.screen_text)
+        await driver.press("tab", "tab")
+        assert driver.prompt.text == "/model runs/[b]mine[/b]"
+
+
+async def test_an_unknown_command_is_not_sent(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel(["Yes."])) as driver:
+        await order(driver, "/sistem x")
+        assert "there is no command /sistem; did you mean /system?" in driver.problem
+        assert driver.prompt.text == "/sistem x"
+        assert store.chats() == []
+        await order(driver, " /sistem x")
+        await driver.idle()
+        assert driver.texts == [" /sistem x", "Yes."]
+        assert driver.problem == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("/new x", "/new stands alone"),
+        ("/title", "/title is followed by TITLE"),
+        ("/title x", "from its first message on"),
+        ("/set temprature 1", "there is no parameter 'temprature'; did you mean temperature?"),
+        ("/set temperature hot", "temperature is 'hot'; expected a number"),
+        ("/set temperature -1", "temperature is -1.0; expected from 0 to 100"),
+        ("/set top_k", "top_k is ''; expected a whole number"),
+        ("/template odd", "there is no template 'odd'"),
+        ("/theme odd", "there is no theme 'odd'"),
+        ("/export chat.md", "there is nothing to export yet"),
+    ],
+)
+async def test_what_cannot_be_done_is_said_and_the_command_comes_back(
+    open_app: OpenApp, text: str, words: str
+) -> None:
+    async with open_app() as driver:
+        await order(driver, text)
+        assert words in driver.problem
+        assert driver.prompt.text == text
+        assert driver.chat.conversation.sampling == Sampling()
+
+
+async def test_screens_open(open_app: OpenApp) -> None:
+    async with open_app(size=(100, 200)) as driver:
+        await order(driver, "/help")
+        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        for command in COMMANDS:
+            assert f"/{command.name} {command.argument}".strip() in driver.screen_text
+            assert command.words.split(";")[0] in driver.screen_text
+        await driver.press("escape")
+        await order(driver, "/chats")
+        await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
+        await driver.press("escape")
+        await order(driver, "/theme nord")
+        assert driver.app.theme == "nord"
+        await order(driver, "/quit")
+        await driver.until_left()
+
+
+async def test_set_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
+    model = ScriptedModel(["Yes."])
+    async with open_app(model) as driver:
+        await order(driver, "/set temperature 0.25")
+        await order(driver, "/set seed 5")
+        await driver.say("Go")
+        assert (model.samplings[-1].temperature, model.samplings[-1].seed) == (0.25, 5)
+        await order(driver, "/set seed")
+        assert driver.chat.conversation.sampling.seed is None
+        assert "seed is drawn anew each time from the next message on." in notices(driver)
+
+
+async def test_system_instructs_the_chat(open_app: OpenApp, store: Store) -> None:
+    model = ScriptedModel(["Yes."])
+    async with open_app(model) as driver:
+        await order(driver, "/system Be [b]brief[/b].")
+        await driver.say("Hello")
+        assert "Be [b]brief[/b]." in model.prompts[-1]
+        assert store.chat(1).system == "Be [b]brief[/b]."
+        await order(driver, "/system")
+        assert driver.prompt.text == "/system Be [b]brief[/b]."
+        await order(driver, "/system Be kind.")
+        await driver.say("More")
+        assert "Be kind." in model.prompts[-1]
+        assert "brief" not in model.prompts[-1]
+        await order(driver, "/system default")
+        assert store.chat(1).system is None
+        await order(driver, "/system Only here.")
+        await order(driver, "/new")
+        await driver.say("Hello")
+        assert "Only here." not in model.prompts[-1]
+
+
+async def test_system_before_the_model_is_loaded(open_app: OpenApp) -> None:
+    opened = threading.Event()
+    model = ScriptedModel(["Yes."])
+
+    def slowly() -> ScriptedModel:
+        opened.wait(20)
+        return model
+
+    async with open_app(load=slowly) as driver:
+        await order(driver, "/system Be brief.")
+        opened.set()
+        await driver.ready()
+        await driver.say("Hello")
+        assert "Be brief." in model.prompts[-1]
+
+
+async def test_another_model_goes_on_with_the_chat(
+    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = threading.Event()
+    other = ScriptedModel(["Two."], name="other")
+
+    def load_model(name: str, **options: object) -> ScriptedModel:
+        assert name == "runs/other"
+        opened.wait(20)
+        return other
+
+    monkeypatch.setattr(load, "load_model", load_model)
+    async with open_app(ScriptedModel(["One."])) as driver:
+        await order(driver, "/system Be brief.")
+        await driver.say("First")
+        await order(driver, "/model runs/other")
+        assert driver.status.state == "loading"
+        await order(driver, "Second")
+        await driver.until(lambda: "waiting for the model" in driver.screen_text)
+        opened.set()
+        await driver.until(lambda: driver.texts == ["First", "One.", "Second", "Two."])
+        await driver.idle()
+        assert driver.status.model == "other"
+        assert "One." in other.prompts[-1]
+        assert "Be brief." in other.prompts[-1]
+        assert [turn.model for turn in store.turns(1)] == ["scripted", "other"]
+
+
+async def test_a_model_that_cannot_be_loaded_leaves_the_one_there_was(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_model(name: str, **options: object) -> ScriptedModel:
+        raise ValueError(f"{name}: no such model")
+
+    monkeypatch.setattr(load, "load_model", load_model)
+    async with open_app(ScriptedModel(["One.", "Two."])) as driver:
+        await driver.say("First")
+        await order(driver, "/model [b]x[/b]")
+        await driver.until(lambda: driver.problem)
+        assert driver.problem == "The model could not be loaded: [b]x[/b]: no such model"
+        assert (driver.status.state, driver.status.model) == ("ready", "scripted")
+        await driver.say("Second")
+        assert driver.texts == ["First", "One.", "Second", "Two."]
+
+
+async def test_another_template_goes_on_with_the_chat(open_app: OpenApp) -> None:
+    model = ScriptedModel(["One."])
+    async with open_app(model) as driver:
+        await driver.say("First")
+        assert driver.status.template == "plain"
+        await order(driver, "/template alpaca")
+        await driver.until(lambda: driver.status.template == "alpaca")
+        await driver.say("Second")
+        assert "### Instruction" in model.prompts[-1]
+        assert "First" in model.prompts[-1]
+
+
+@pytest.mark.parametrize("text", ["/model x", "/system x", "/template plain"])
+async def test_what_would_disturb_a_reply_waits(open_app: OpenApp, text: str) -> None:
+    model = ScriptedModel(["One."])
+    model.gate = threading.Event()
+    async with open_app(model) as driver:
+        await order(driver, "First")
+        await driver.until(lambda: driver.texts)
+        await order(driver, text)
+        assert driver.problem == "a reply is being written; Esc stops it"
+        assert driver.prompt.text == text
+        model.gate.set()
+        await driver.idle()
+
+
+async def test_title_and_export(open_app: OpenApp, store: Store, tmp_path: Path) -> None:
+    async with open_app(ScriptedModel(["It [b]is[/b]."])) as driver:
+        await driver.say("Hello")
+        await order(driver, "/title On  [b] and more")
+        assert store.chat(1).title == "On [b] and more"
+        assert "On [b] and more" in driver.screen_text
+        for suffix in ("md", "json", "jsonl"):
+            path = tmp_path / f"chat.{suffix}"
+            await order(driver, f"/export {path}")
+            await driver.until(lambda path=path: f"The chat is in {path}." in notices(driver))
+            assert "It [b]is[/b]." in path.read_text()
+        assert json.loads((tmp_path / "chat.json").read_text())["title"] == "On [b] and more"
+        await order(driver, f"/export {path}")
+        await driver.until(lambda: "this file exists" in driver.problem)
+        await driver.press("ctrl+u", "ctrl+k")
+        await order(driver, f"/export {tmp_path / 'chat.txt'}")
+        await driver.until(lambda: "has to end in .md, .json or .jsonl" in driver.problem)
+        assert not (tmp_path / "chat.txt").exists()
