@@ -1,0 +1,139 @@
+"""Measure the bundled model on what its generators keep out of training.
+
+    python -m finetune.recipes.bundled_report DATA OUT [--model M] [--items N]
+
+OUT receives tasks.json (exact match of greedy replies to each generated task, in wordings that
+training has and in others) and in_context.json (accuracy on the twenty held-out tasks with
+label words drawn at random, by the number of demonstrations), and both as tables in report.md.
+The answers to the in-context tasks are kept in OUT/answers.jsonl: a second start goes on.
+
+What the program measures itself is measured with it: `chatapp eval --task 2D+,…` for the
+arithmetic of the GPT-3 paper, `chatapp eval PROMPT --test FILE` for TREC and MR, `chatapp
+perplexity FILE` for WikiText-2.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+
+from chatapp.dialogue.oneshot import ask
+from chatapp.engine.events import Token
+from chatapp.engine.load import load_model, model_folder
+from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan
+from chatapp.evaluation.generators import own_words
+from chatapp.evaluation.inputs import Item
+from chatapp.evaluation.journal import Journal
+from chatapp.evaluation.report import results
+from chatapp.prompting.template import CHAT, DialogueTemplate, load_template
+from finetune.generators.incontext import HeldOut, held_out_tasks
+from finetune.generators.tasks import Problem, all_tasks
+from finetune.recipes import run
+from finetune.recipes.bundled import groupings
+
+GRID = Grid(shots=(0, 1, 2, 4, 8, 16), select=("random", "knn:tfidf"))
+_GREEDY = Sampling(temperature=0.0, max_tokens=64)
+
+
+def exact(model: LanguageModel, template: DialogueTemplate, problems: Sequence[Problem]) -> float:
+    """The share of problems whose greedy reply, asked as the first message, is the answer."""
+    right = 0
+    for problem in problems:
+        events = ask(model, template, problem.question, sampling=_GREEDY)
+        reply = "".join(event.text for event in events if isinstance(event, Token))
+        right += reply.strip() == problem.answer
+    return right / len(problems)
+
+
+def task_rows(model: LanguageModel, template: DialogueTemplate, items: int) -> list[dict[str, Any]]:
+    """Exact match of each generated task: problems kept out, in known and unseen wordings."""
+    rows = []
+    for task in all_tasks():
+        row: dict[str, Any] = {"task": task.name}
+        for unseen in (False, True):
+            problems = task.held_out(items, seed=0, unseen=unseen)
+            side = "unseen" if unseen else "seen"
+            row |= {side: exact(model, template, problems), f"n_{side}": len(problems)}
+        rows.append(row)
+        print(f"{task.name}: {row['seen']:.2f} {row['unseen']:.2f}", flush=True)
+    return rows
+
+
+def in_context_rows(
+    model: LanguageModel, held_out: Sequence[HeldOut], journal: Journal
+) -> list[dict[str, Any]]:
+    """Accuracy on each held-out task by number of demonstrations and selection.
+
+    Beside it the vote of the demonstrations and the commonest label, as in `chatapp eval`.
+    """
+    tasks = [
+        Task(each.name, each.prompt, [Item(*shot, line) for line, shot in enumerate(each.items, 1)])
+        for each in held_out
+    ]
+    cells = [(task, cell) for task in tasks for cell in plan(task, GRID)]
+    selectors = {task.name: Selectors(task, model, None) for task in tasks}
+    rows = evaluate(model, cells, selectors, journal=journal)
+    votes = {name: each.voted for name, each in selectors.items()}
+    found = results(tasks, rows, (), votes)
+    columns = ("task", "shots", "selection", "mean", "vote", "majority", "n")
+    return [{name: getattr(each, name) for name in columns} for each in found]
+
+
+def curve(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The mean over tasks for each number of demonstrations and selection."""
+    settings = dict.fromkeys((row["shots"], row["selection"]) for row in rows)
+    means = []
+    for shots, selection in settings:
+        group = [row for row in rows if (row["shots"], row["selection"]) == (shots, selection)]
+        voted = [row["vote"] for row in group if row["vote"] is not None]
+        means.append(
+            {
+                "shots": shots,
+                "selection": selection,
+                "mean": fmean(row["mean"] for row in group),
+                "vote": fmean(voted) if voted else None,
+                "tasks": len(group),
+            }
+        )
+    return means
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as a Markdown table; proportions in per cent."""
+    lines = ["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|"]
+    for row in rows:
+        cells = (
+            f"{100 * value:.1f}" if isinstance(value, float) else "" if value is None else value
+            for value in row.values()
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def measure(
+    data: Annotated[Path, typer.Argument(help="folder of the source data", exists=True)],
+    out: Annotated[Path, typer.Argument(help="folder to write to")],
+    model: Annotated[str, typer.Option(help="bundled, or a model's folder")] = "bundled",
+    items: Annotated[int, typer.Option(min=1, help="of each task")] = 200,
+) -> None:
+    """Measure a model on held-out tasks and write the figures."""
+    out.mkdir(parents=True, exist_ok=True)
+    loaded = load_model(model)
+    template = load_template(model_folder(model)) or CHAT
+    held_out = held_out_tasks(groupings(data), own_words(), min(items, 40), seed=0)
+    with Journal(out / "answers.jsonl") as journal:
+        in_context = in_context_rows(loaded, held_out, journal)
+    tasks = task_rows(loaded, template, items)
+    for name, rows in (("in_context", in_context), ("tasks", tasks)):
+        (out / f"{name}.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    report = "\n".join(map(table, (curve(in_context), in_context, tasks)))
+    (out / "report.md").write_text(report, encoding="utf-8")
+    print(table(curve(in_context)))
+
+
+if __name__ == "__main__":
+    run(measure)
