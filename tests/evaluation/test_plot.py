@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from matplotlib.figure import Figure
 
 from chatapp.evaluation.plot import picture, plot
@@ -124,6 +125,7 @@ def test_without_demonstrations_there_is_no_vote() -> None:
     }
 
 
+@pytest.mark.filterwarnings("ignore:Glyph")
 def test_tasks_of_foreign_names_in_one_png(tmp_path: Path) -> None:
     odd = [replace(each, task="a $ b_ {^ 字\x1b[31m") for each in grid(1, 8)]
     narrow = [replace(ONE, task="third", interval=(-0.2, 1.2))]
