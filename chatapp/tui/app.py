@@ -66,7 +66,7 @@ class ChatApp(App[int]):
     def _load_by_name(self) -> "LanguageModel":
         from chatapp.engine.load import load_model
 
-        return load_model(self._settings.model)
+        return load_model(self._settings.model, precision=self._settings.precision)
 
     def get_default_screen(self) -> ChatScreen:
         return self.chat
