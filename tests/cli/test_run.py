@@ -16,6 +16,8 @@ import pytest
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
+from chatapp.engine import load
+
 Run = Callable[..., Any]
 UseModel = Callable[[ScriptedModel], ScriptedModel]
 
@@ -176,6 +178,20 @@ def test_a_prompt_of_the_library_by_its_name(run: Run, model: ScriptedModel) -> 
         assert result.out in ("spam\n", "ham\n")
     result = run("run", "unicorns")
     assert result.status == 0
+
+
+def test_labels_are_scored_in_float32_whatever_the_chat_multiplies_in(
+    run: Run, spam: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load_model(name: str, *, precision: str = "float32") -> ScriptedModel:
+        asked.append(precision)
+        return ScriptedModel([" spam"])
+
+    monkeypatch.setattr(load, "load_model", load_model)
+    assert run("run", spam, "--input", "x").status == 0
+    assert asked == ["float32"]
 
 
 def test_without_a_file_the_library_is_listed(run: Run) -> None:
