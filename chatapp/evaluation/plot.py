@@ -91,6 +91,7 @@ def _over_shots(part: "SubFigure", group: Sequence[Result]) -> None:
         legend["majority"] = axes.axhline(group[0].majority, color=_BASELINE, linestyle=":")
         axes.set_title(scoring, fontsize="medium")
         axes.set_xticks(range(len(shots)), [str(k) for k in shots])
+        axes.set_xlim(-0.4, len(shots) - 0.6)
         axes.set_xlabel("demonstrations")
         axes.set_ylim(*_RANGE)
         axes.grid(axis="y", alpha=0.3)

@@ -92,6 +92,13 @@ def test_several_numbers_are_drawn_as_curves_from_zero_on() -> None:
     assert_nothing_is_hidden(figure)
 
 
+def test_a_panel_without_a_first_point_has_the_same_axis() -> None:
+    votes = [replace(ONE, shots=k, selection="vote", order="none", scoring="vote") for k in (1, 8)]
+    figure = picture(zero() + grid(1, 8) + votes)
+    assert figure.axes[-1].get_title() == "vote"
+    assert len({axes.get_xlim() for axes in figure.axes}) == 1
+
+
 def test_orders_are_told_apart() -> None:
     several = [replace(each, order="shuffled") for each in grid(1, 8)]
     figure = picture(grid(1, 8) + several)
