@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from chatapp import __version__
-from chatapp.commands import ask, history, models, perplexity
+from chatapp.commands import ask, bench, history, models, perplexity
 from chatapp.commands import eval as evaluation
 from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
@@ -30,6 +30,7 @@ app.command()(run_command.run)
 app.command("eval")(evaluation.evaluate)
 app.command()(perplexity.perplexity)
 app.command()(inspect_command.inspect)
+app.command()(bench.bench)
 app.add_typer(history.app, name="history", help="List, search, show, export and delete chats.")
 app.add_typer(models.app, name="models", help="Show the models on this machine.")
 

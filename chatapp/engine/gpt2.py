@@ -29,7 +29,7 @@ from chatapp.engine.checkpoint import (
     weight_files,
 )
 from chatapp.engine.linear import Layer, linear_layer
-from chatapp.engine.precision import kept_int8, precision_for, to_bfloat16
+from chatapp.engine.precision import is_matrix, kept_int8, precision_for, to_bfloat16
 
 _tanh_gelu = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -261,6 +261,7 @@ class GPT2:
         of row scales beside each, named with `.scale` added.
     vocabulary: how many rows of the output matrix are real tokens; logits of rows that only
         pad it are never computed. All of them by default.
+    matrix_bytes: what each token has to read of the weights.
     """
 
     def __init__(
@@ -280,6 +281,10 @@ class GPT2:
             key: weights[key][:vocabulary] for key in (name, f"{name}.scale") if key in weights
         }
         self.vocabulary = output[name].shape[0]
+        self.precision = str(output[name].dtype).removeprefix("torch.")
+        matrices = {key: part for key, part in weights.items() if is_matrix(key, part)}
+        matrices[name] = output[name]
+        self.matrix_bytes = sum(matrix.nbytes for matrix in matrices.values())
         self.head = linear_layer(output, name)
 
     @classmethod

@@ -1,0 +1,110 @@
+"""How fast a model runs on this machine, and how fast it could.
+
+Decoding reads every matrix once a token, so the time to read that many bytes is a limit that
+no program passes while the weights do not fit into the processor's cache.
+
+Keep: what is timed is what a chat runs, on tokens drawn at random, so that nothing is reused.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import torch
+
+from chatapp.engine.generation import LocalGenerator
+from chatapp.engine.local import LocalModel
+from chatapp.engine.model import Sampling
+from chatapp.engine.sampling import Sampler
+
+PROMPT = 64
+PREFILL = 512
+DECODE = 64
+REPEATS = 3
+# Bytes: far more than the cache of a processor holds.
+_READ = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Medians of some repetitions.
+
+    prefill, decode: tokens a second; prefill of `prefill_tokens`, decoding of
+        `decode_tokens` after `prompt_tokens`. bandwidth: bytes read a second.
+    matrix_bytes, limit_share: bytes of weights a token reads, and the decoding speed over
+        that of reading alone; None for models whose weights this program does not hold.
+    """
+
+    precision: str
+    threads: int
+    prefill_tokens: int
+    prefill: float
+    prompt_tokens: int
+    decode_tokens: int
+    decode: float
+    bandwidth: float
+    matrix_bytes: int | None
+    limit_share: float | None
+
+
+def measure(model: LocalGenerator) -> Speed:
+    """Time a model that runs in this process."""
+    draw = random.Random(0)
+
+    def text(size: int) -> list[int]:
+        return [draw.randrange(model.vocabulary) for _ in range(size)]
+
+    # Both fit into the smallest windows.
+    prefill = min(PREFILL, model.context - 1)
+    prompt = min(PROMPT, model.context // 2)
+    decode = min(DECODE, model.context - prompt)
+    _decode(model, text(prompt), text(2))  # the first passes reserve memory
+    prefills, decodes, reads = [], [], []
+    for _ in range(REPEATS):
+        reads.append(_seconds_to_read())
+        prefills.append(_seconds(partial(model.next_logits, text(prefill), _never)))
+        start = text(prompt)
+        model.next_logits(start, _never)
+        decodes.append(_seconds(partial(_decode, model, start, text(decode))))
+    bandwidth = _READ / median(reads)
+    speed = decode / median(decodes)
+    size = model.gpt2.matrix_bytes if isinstance(model, LocalModel) else None
+    return Speed(
+        precision=model.gpt2.precision if isinstance(model, LocalModel) else "float32",
+        threads=torch.get_num_threads(),
+        prefill_tokens=prefill,
+        prefill=prefill / median(prefills),
+        prompt_tokens=prompt,
+        decode_tokens=decode,
+        decode=speed,
+        bandwidth=bandwidth,
+        matrix_bytes=size,
+        limit_share=None if size is None else speed * size / bandwidth,
+    )
+
+
+def _decode(model: LocalGenerator, start: list[int], rest: list[int]) -> None:
+    """Compute and draw a token after each of `rest`, which are read whatever was drawn."""
+    sampler, ids = Sampler(Sampling(seed=0)), list(start)
+    with torch.inference_mode():
+        for id in rest:
+            ids.append(id)
+            sampler.draw(model.next_logits(ids, _never)[0], ids)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _seconds_to_read() -> float:
+    block = torch.ones(_READ // 8, dtype=torch.int64)
+    return min(_seconds(block.sum) for _ in range(3))
+
+
+def _never() -> None:
+    """Nobody cancels a measurement."""
