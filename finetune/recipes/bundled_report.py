@@ -3,9 +3,10 @@
     python -m finetune.recipes.bundled_report DATA OUT [--model M] [--items N]
 
 OUT receives tasks.json (exact match of greedy replies to each generated task, in wordings that
-training has and in others) and in_context.json (accuracy on the twenty held-out tasks with
-label words drawn at random, by the number of demonstrations), and both as tables in report.md.
-The answers to the in-context tasks are kept in OUT/answers.jsonl: a second start goes on.
+training has and in others), in_context.json (accuracy on the twenty held-out tasks with label
+words drawn at random, by the number of demonstrations), both as tables in report.md, and
+chats.md (a scripted chat, sampled three times). The answers to the in-context tasks are kept in
+OUT/answers.jsonl: a second start goes on.
 
 What the program measures itself is measured with it: `chatapp eval --task 2D+,…` for the
 arithmetic of the GPT-3 paper, `chatapp eval PROMPT --test FILE` for TREC and MR, `chatapp
@@ -14,29 +15,68 @@ perplexity FILE` for WikiText-2.
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 
 from chatapp.dialogue.oneshot import ask
+from chatapp.dialogue.session import Session, choose_template
+from chatapp.dialogue.store import Store
 from chatapp.engine.events import Token
-from chatapp.engine.load import load_model, model_folder
+from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan
 from chatapp.evaluation.generators import own_words
 from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal
 from chatapp.evaluation.report import results
-from chatapp.prompting.template import CHAT, DialogueTemplate, load_template
+from chatapp.prompting.template import DialogueTemplate
 from finetune.generators.incontext import HeldOut, held_out_tasks
 from finetune.generators.tasks import Problem, all_tasks
 from finetune.recipes import run
 from finetune.recipes.bundled import groupings
 
 GRID = Grid(shots=(0, 1, 2, 4, 8, 16), select=("random", "knn:tfidf"))
+TURNS = (
+    "Hello!",
+    "What is your name?",
+    "My name is Clara.",
+    "How are you today?",
+    "I like tea.",
+    "What is the capital of France?",
+    "And of Spain?",
+    "What is 48 plus 76?",
+    "Add 10 to that.",
+    "Correct this sentence: I eated the purple berries.",
+    "What is the opposite of hot?",
+    "Spell apple.",
+    "And backwards?",
+    "What colour is snow?",
+    "How many days are in a week?",
+    "What is the weather today?",
+    "What is my name?",
+    "What do I like?",
+    "Thank you!",
+    "Goodbye!",
+)
+_SEEDS = 3
 _GREEDY = Sampling(temperature=0.0, max_tokens=64)
+
+
+def chat(model: LanguageModel, template: DialogueTemplate, sampling: Sampling) -> str:
+    """The scripted chat, whole: what the user says and what the model makes of it."""
+    lines = []
+    with TemporaryDirectory() as folder, closing(Store(Path(folder) / "chat.sqlite")) as store:
+        session = Session(model, template=template, store=store, sampling=sampling)
+        for said in TURNS:
+            events = session.say(said)
+            reply = "".join(event.text for event in events if isinstance(event, Token))
+            lines.append(f"**User:** {said}\n\n**Model:** {reply.strip()}\n")
+    return "\n".join(lines)
 
 
 def exact(model: LanguageModel, template: DialogueTemplate, problems: Sequence[Problem]) -> float:
@@ -123,7 +163,11 @@ def measure(
     """Measure a model on held-out tasks and write the figures."""
     out.mkdir(parents=True, exist_ok=True)
     loaded = load_model(model)
-    template = load_template(model_folder(model)) or CHAT
+    template = choose_template(loaded, "")
+    chats = [
+        f"## Seed {seed}\n\n{chat(loaded, template, Sampling(seed=seed))}" for seed in range(_SEEDS)
+    ]
+    (out / "chats.md").write_text("\n".join(chats), encoding="utf-8")
     held_out = held_out_tasks(groupings(data), own_words(), min(items, 40), seed=0)
     with Journal(out / "answers.jsonl") as journal:
         in_context = in_context_rows(loaded, held_out, journal)

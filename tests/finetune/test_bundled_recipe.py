@@ -8,6 +8,7 @@ import pytest
 from fakes import ScriptedModel
 
 from chatapp.engine.load import load_model
+from chatapp.engine.model import Sampling
 from chatapp.evaluation.evaluate import Grid
 from chatapp.evaluation.journal import Journal
 from chatapp.prompting.examples import Pool
@@ -72,6 +73,20 @@ def test_sentences_are_grouped(tmp_path: Path) -> None:
     assert groups["service"].keys() == {"Buses", "Hotels"}
     assert {"what", "please", "explain"} <= groups["opening"].keys()
     assert "What the baring saw was a river in the valley." in groups["source"]["books"]
+
+
+def test_a_scripted_chat_is_printed_whole() -> None:
+    prompts = []
+
+    def reply(prompt: str) -> str:
+        prompts.append(prompt)
+        return f" Reply {len(prompts)}."
+
+    text = bundled_report.chat(ScriptedModel(reply), CHAT, Sampling(seed=0))
+    assert text.count("**User:**") == text.count("**Model:**") == len(bundled_report.TURNS) == 20
+    assert "**User:** And of Spain?\n\n**Model:** Reply 7.\n" in text
+    # A follow-up is asked behind what it follows up on.
+    assert "What is the capital of France?" in prompts[6]
 
 
 def test_right_replies_are_counted() -> None:
