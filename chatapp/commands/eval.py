@@ -220,6 +220,8 @@ def _evaluate(
     from chatapp.evaluation.journal import Journal
     from chatapp.evaluation.report import document, results
 
+    if grid.scoring and not any(task.prompt.labels for task in tasks):
+        raise UserError("--score says how labels are scored; none of these tasks has labels")
     cells = [(task, cell) for task in tasks for cell in plan(task, grid)]
     model = load(model_name)
     with ExitStack() as stack:

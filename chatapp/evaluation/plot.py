@@ -21,7 +21,7 @@ _LINES = ("-", "--", "-.", ":")
 _RANGE = (-0.02, 1.02)
 _BASELINE = "0.35"
 # Inches.
-_PANEL, _LEGEND, _WIDEST_LEGEND = 3.4, 2.2, 7.5
+_PANEL, _LEGEND, _NARROWEST = 3.4, 2.2, 7.5
 
 
 def plot(found: Sequence[Result], path: Path) -> None:
@@ -42,7 +42,7 @@ def picture(found: Sequence[Result]) -> "Figure":
     groups = _by_task(found)
     heights = [3.8 if _shots(each)[1:] else 1.7 + 0.55 * len(_rows(each)) for each in groups]
     panels = max(len(_scorings(each)) if _shots(each)[1:] else 0 for each in groups)
-    width = max(_WIDEST_LEGEND, _PANEL * panels + _LEGEND)
+    width = max(_NARROWEST, _PANEL * panels + _LEGEND)
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(groups), squeeze=False, height_ratios=heights)[:, 0]
     for part, group in zip(parts, groups, strict=True):

@@ -189,6 +189,7 @@ def test_lambada(run: Run, use_model: UseModel, tmp_path: Path, name: str) -> No
         (["TASK", "--test", "TEST", "--order", "up"], "--order is 'up'"),
         (["TASK", "--test", "TEST", "--score", "x"], "--score is 'x'"),
         (["TASK", "--test", "none.jsonl"], "none.jsonl: cannot be read"),
+        (["--task", "2D+", "--score", "channel"], "none of these tasks has labels"),
         (["--task", "9D"], "there is no task '9D'"),
         (["--task", "RW", "--limit", "9000"], "name a file of more words"),
         (["--lambada", "none.txt"], "none.txt: cannot be read"),
