@@ -21,6 +21,7 @@ from textual.widgets import OptionList, Static, TextArea
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
 from chatapp.tui import events, timings
+from chatapp.tui.branches import BranchScreen
 from chatapp.tui.completions import Completions
 from chatapp.tui.conversation import Conversation, Order, in_words
 from chatapp.tui.help import HelpScreen
@@ -55,6 +56,7 @@ class ChatScreen(Screen[None]):
         Binding("escape", "stop", "Stop the reply; go to the prompt", show=False),
         Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat"),
         Binding("ctrl+o", "history", "Chats", tooltip="List, search, open and tidy up chats"),
+        Binding("ctrl+b", "branches", "All branches of this chat", show=False),
         Binding("f2", "parameters", "Parameters", tooltip="Change how replies are drawn"),
         Binding("f3", "inspect", "Look into the model at this message, or close", show=False),
         Binding("f1", "help", "Help", tooltip="Show all keys"),
@@ -541,6 +543,15 @@ class ChatScreen(Screen[None]):
             await self._transcript.reveal(message_id)
 
     @work
+    async def action_branches(self) -> None:
+        chat_id = self.conversation.chat_id
+        if chat_id is None or self._is_busy():
+            return
+        chosen = await self.app.push_screen_wait(BranchScreen(self._store, chat_id))
+        if chosen is not None:
+            await self._open_at(chosen)
+
+    @work
     async def action_parameters(self) -> None:
         screen = ParametersScreen(self.conversation.sampling, self._status.template)
         sampling = await self.app.push_screen_wait(screen)
@@ -551,7 +562,7 @@ class ChatScreen(Screen[None]):
     def action_help(self) -> None:
         own: tuple[type[DOMNode], ...] = (
             *(type(self.app), ChatScreen, Prompt, MessageView),
-            *(HistoryScreen, ChatList, ParametersScreen, RankScreen),
+            *(HistoryScreen, ChatList, ParametersScreen, RankScreen, BranchScreen),
             *(Inspector, TokenText, AttentionView, HeatMap, StepView),
         )
         places = [(place.BINDING_GROUP_TITLE or "", place) for place in own]

@@ -39,6 +39,7 @@ COMMANDS = (
     Command("help", "", "show all keys and commands"),
     Command("new", "", "start a new chat"),
     Command("chats", "", "list, search and open chats"),
+    Command("branches", "", "show all branches of this chat"),
     Command("title", "TITLE", "call the chat so"),
     Command("system", "TEXT", "instructions of this chat; default is the template's own"),
     Command("set", "NAME VALUE", "change how replies are drawn, as F2 does"),
@@ -131,6 +132,9 @@ class SlashCommands:
 
     async def _chats(self, argument: str) -> None:
         self._chat.action_history()
+
+    async def _branches(self, argument: str) -> None:
+        self._chat.action_branches()
 
     async def _quit(self, argument: str) -> None:
         self._chat.app.call_later(self._chat.app.action_quit)

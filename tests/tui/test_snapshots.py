@@ -178,6 +178,21 @@ def test_completions(take: Callable[..., bool], size: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_branches(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await driver.say("Tell me about the sea.")
+        await driver.press("ctrl+up", "r")
+        await driver.idle()
+        await driver.say("Go on.")
+        await driver.press("ctrl+up", "up", "up", "up", "e", "!", "enter")
+        await driver.idle()
+        await driver.press("ctrl+b")
+        await driver.until(lambda: "You  ‹ 2/2 ›" in driver.screen_text)
+
+    assert take(size, ScriptedModel([REPLY, "It is [b]wide[/b]."]), scene)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_ranking(take: Callable[..., bool], size: str) -> None:
     async def scene(driver: Driver) -> None:
         await driver.say("Tell me about the sea.")

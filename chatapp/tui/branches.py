@@ -1,0 +1,108 @@
+"""All branches of a chat at one glance, to go to any of them.
+
+The one invariant: a row is one message; rows are indented below a message that was answered
+or written in more than one way, and only there, so that a long chat stays narrow.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from chatapp.dialogue.store import StoreError
+from chatapp.foreign import printable
+from chatapp.tui.message import SPEAKERS
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store import Store, StoredMessage
+
+_DEEPEST = 12
+_LINE = 200
+
+
+def in_order(messages: "Sequence[StoredMessage]") -> "Iterator[tuple[StoredMessage, int]]":
+    """Each message with the number of forks above it: a branch from end to end, then the next.
+
+    messages: of one chat, oldest first.
+    """
+    below: dict[int | None, list[StoredMessage]] = {}
+    for message in messages:
+        below.setdefault(message.parent_id, []).append(message)
+    waiting = [(message, int(message.siblings > 1)) for message in reversed(below.get(None, []))]
+    while waiting:
+        message, forks = waiting.pop()
+        yield message, forks
+        waiting += [
+            (answer, forks + (answer.siblings > 1))
+            for answer in reversed(below.get(message.id, []))
+        ]
+
+
+class BranchScreen(ModalScreen[int | None]):
+    """Gives the id of the message to go to, or None."""
+
+    BINDING_GROUP_TITLE = "Branches of a chat"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "go", "Go to this message"),
+        Binding("escape,ctrl+b", "dismiss", "Stay"),
+    ]
+
+    def __init__(self, store: "Store", chat_id: int) -> None:
+        super().__init__()
+        self._store = store
+        self._chat_id = chat_id
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static("Branches", classes="title")
+            yield OptionList(markup=False, compact=True)
+            yield Static(id="nothing", markup=False)
+            yield Static("● is what you see · Enter goes there · Esc stays", classes="hint")
+
+    def on_mount(self) -> None:
+        self.query_one("#nothing").display = False
+        self._fill()
+
+    @work
+    async def _fill(self) -> None:
+        try:
+            messages = await asyncio.to_thread(self._store.tree, self._chat_id)
+            path = await asyncio.to_thread(self._store.path, self._chat_id)
+        except StoreError as error:
+            nothing = self.query_one("#nothing", Static)
+            nothing.update(printable(str(error)))
+            nothing.display = True
+            return
+        seen = {message.id for message in path}
+        rows = list(in_order(messages))
+        options = self.query_one(OptionList)
+        options.add_options(
+            Option(self._row(message, forks, message.id in seen), id=str(message.id))
+            for message, forks in rows
+        )
+        places = [place for place, (message, _) in enumerate(rows) if message.id in seen]
+        options.highlighted = places[-1] if places else None
+
+    def _row(self, message: "StoredMessage", forks: int, seen: bool) -> Content:
+        version = f"‹ {message.sibling}/{message.siblings} › " if message.siblings > 1 else ""
+        text = " ".join(printable(message.text[:_LINE]).split()) or "(empty)"
+        return Content.assemble(
+            "  " * min(forks, _DEEPEST),
+            ("● " if seen else "○ ", "$text-accent" if seen else "dim"),
+            (f"{SPEAKERS[message.role]}  {version}", "bold"),
+            text,
+        )
+
+    @on(OptionList.OptionSelected)
+    def action_go(self) -> None:
+        chosen = self.query_one(OptionList).highlighted_option
+        if chosen is not None and chosen.id is not None:
+            self.dismiss(int(chosen.id))

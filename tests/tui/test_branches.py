@@ -1,0 +1,80 @@
+"""All branches of a chat are shown in order, and any of them can be gone to."""
+
+from conftest import Driver, OpenApp, fill
+from fakes import ScriptedModel
+from textual.widgets import OptionList
+
+from chatapp.dialogue.store import Store
+from chatapp.tui.branches import BranchScreen, in_order
+
+
+async def rows(driver: Driver) -> list[str]:
+    """What the screen of branches lists."""
+    await driver.until(
+        lambda: (
+            isinstance(driver.app.screen, BranchScreen)
+            and driver.app.screen.query_one(OptionList).option_count
+        )
+    )
+    return [str(option.prompt) for option in driver.app.screen.query_one(OptionList).options]
+
+
+def test_branches_follow_one_another(store: Store) -> None:
+    chat_id = fill(store, ["a", "b", "c", "d"])
+    store.add_message(chat_id, 1, "assistant", "b2")
+    store.add_message(chat_id, 3, "assistant", "d2")
+    fork = store.add_message(chat_id, None, "user", "a2")
+    store.add_message(chat_id, fork.id, "assistant", "e")
+    found = [(message.text, forks) for message, forks in in_order(store.tree(chat_id))]
+    assert found == [
+        ("a", 1),
+        ("b", 2),
+        ("c", 2),
+        ("d", 3),
+        ("d2", 3),
+        ("b2", 2),
+        ("a2", 1),
+        ("e", 1),
+    ]
+
+
+def test_a_long_chat_is_no_deep_one(store: Store) -> None:
+    chat_id = fill(store, ["x"] * 3_000)
+    assert {forks for _, forks in in_order(store.tree(chat_id))} == {0}
+
+
+async def test_ctrl_b_goes_to_any_branch(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel(["First.", "Second [b].", "Third."])) as driver:
+        await driver.press("ctrl+b")
+        assert driver.app.screen is driver.chat  # there is no chat yet
+        await driver.say("Hello")
+        await driver.press("ctrl+up", "r")
+        await driver.idle()
+        await driver.say("More")
+        assert driver.texts == ["Hello", "Second [b].", "More", "Third."]
+        await driver.press("ctrl+b")
+        assert await rows(driver) == [
+            "● You  Hello",
+            "  ○ Assistant  ‹ 1/2 › First.",
+            "  ● Assistant  ‹ 2/2 › Second [b].",
+            "  ● You  More",
+            "  ● Assistant  Third.",
+        ]
+        assert driver.app.screen.query_one(OptionList).highlighted == 4
+        await driver.press("up", "up", "up", "enter")
+        await driver.until(lambda: driver.texts == ["Hello", "First."])
+        assert driver.app.focused is driver.transcript.views[-1]
+        await driver.press("escape", *"/branches", "enter")
+        await rows(driver)
+        await driver.press("end", "enter")
+        await driver.until(lambda: len(driver.texts) == 4)
+
+
+async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -> None:
+    async with open_app() as driver:
+        await driver.say("Hello")
+        store.close()
+        await driver.press("ctrl+b")
+        await driver.until(lambda: "cannot be used" in driver.screen_text)
+        await driver.press("escape")
+        assert driver.app.screen is driver.chat
