@@ -40,7 +40,7 @@ from finetune.generators.tasks import Problem, all_tasks
 from finetune.recipes import run
 from finetune.recipes.bundled import groupings
 
-GRID = Grid(shots=(0, 1, 2, 4, 8, 16), select=("random", "knn:tfidf"))
+GRID = Grid(shots=(0, 1, 2, 4, 8, 16), select=("random", "knn"))
 TURNS = (
     "Hello!",
     "What is your name?",
