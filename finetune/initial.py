@@ -15,14 +15,21 @@ from transformers import GPT2LMHeadModel
 
 # Radians a token of the fastest and the slowest pair of dimensions.
 _FASTEST, _SLOWEST = 2.5, 0.001
-# Standard deviation of GPT-2's token vectors, which those of the positions share.
-_DEVIATION = 0.02
 # Pairs that tell near positions apart turn by so many radians or more a token. They are twice
 # as long, so that they stand out from the token's own vector.
 _FAST = 0.7
 # How many tokens back each of the first heads begins by looking, and how sharply.
 _STEPS_BACK = (1, 1, 2)
 _SHARPNESS = 0.8
+
+
+def deviation(hidden: int) -> float:
+    """Of the first token vectors, so that logits begin at about 1.
+
+    GPT-2's 0.02 is for wide models. Here token vectors would soon grow to four times that and
+    drown the positions beside them, and with them the heads that look back.
+    """
+    return hidden**-0.5
 
 
 def frequencies(hidden: int) -> Tensor:
@@ -35,7 +42,7 @@ def sinusoids(positions: int, hidden: int) -> Tensor:
     """Sines in the even and cosines in the odd dimensions: (positions, hidden)."""
     speeds = frequencies(hidden)
     angles = torch.arange(positions)[:, None] * speeds
-    lengths = _DEVIATION * math.sqrt(2) * (1 + (speeds >= _FAST))
+    lengths = deviation(hidden) * math.sqrt(2) * (1 + (speeds >= _FAST))
     pairs = torch.stack([angles.sin(), angles.cos()], dim=-1) * lengths[:, None]
     vectors = torch.zeros(positions, hidden)
     vectors[:, : 2 * len(speeds)] = pairs.flatten(1)
@@ -71,5 +78,7 @@ def look_back(attention: Tensor, heads: int) -> None:
 def begin(model: GPT2LMHeadModel) -> None:
     """Give a GPT-2 with random weights these positions and first heads."""
     decoder = model.transformer
+    hidden = model.config.n_embd
+    decoder.wte.weight.mul_(deviation(hidden) / model.config.initializer_range)
     decoder.wpe.weight.copy_(sinusoids(*decoder.wpe.weight.shape))
     look_back(decoder.h[0].attn.c_attn.weight, model.config.n_head)

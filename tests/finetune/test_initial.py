@@ -38,13 +38,19 @@ def test_the_first_heads_look_back_at_any_position() -> None:
     assert first_block[5].max(-1).values[50:].max() < 0.2
 
 
+def test_tokens_and_positions_begin_alike() -> None:
+    decoder = begun(hidden=192, heads=6).transformer
+    assert decoder.wte.weight.std().item() == pytest.approx(192**-0.5, rel=0.05)
+    assert 1 < decoder.wpe.weight.std().item() / decoder.wte.weight.std().item() < 1.5
+
+
 def test_one_step_is_the_same_everywhere() -> None:
     vectors = sinusoids(1024, 192)
     nearness = vectors @ vectors.T
     for distance in (0, 1, 5):
         found = nearness.diagonal(distance)
         assert torch.allclose(found, found[0].expand_as(found), atol=1e-4)
-    assert 0.02 < vectors.std() < 0.03
+    assert 1 < vectors.std() * 192**0.5 < 1.5
 
 
 @pytest.mark.parametrize(("hidden", "heads"), [(16, 1), (16, 2), (15, 3), (8, 8)])
