@@ -36,7 +36,7 @@ BESIDE_FROM = 120
 _TABS = ("prompt", "tokens", "attention", "layers", "step")
 
 
-class Inspector(Vertical):
+class Inspector(Vertical, can_focus=True):
     """Looks into the model at one message."""
 
     BINDING_GROUP_TITLE = "Inspector"
@@ -82,10 +82,8 @@ class Inspector(Vertical):
         scrollbar-background: $background; scrollbar-color: $border-blurred; }
     #layers-scroll { height: auto; max-height: 60%; scrollbar-size-vertical: 1;
         scrollbar-background: $background; scrollbar-color: $border-blurred; }
-    .-inspecting #bar, .-inspecting #desk, .-inspecting Transcript, .-inspecting Welcome {
-        display: none;
-    }
-    .-inspecting Inspector { width: 100%; border-left: none; }
+    ChatScreen { layers: default over; }
+    Inspector.-over { layer: over; width: 100%; border-left: none; }
     """
 
     @dataclass
@@ -106,7 +104,6 @@ class Inspector(Vertical):
         self._conversation = conversation
         self._message_id = message_id
         self._is_example = False
-        self._takes_focus = True
         self._found: Look | None = None
         self._up_to_date: set[View] = set()
         self._numbers = count(1)
@@ -125,6 +122,7 @@ class Inspector(Vertical):
 
     def on_mount(self) -> None:
         self._fit()
+        self.focus()
         self.query_one(ContentSwitcher).display = False
         self._show_tabs()
         self.look_at(self._message_id)
@@ -133,11 +131,18 @@ class Inspector(Vertical):
         self._fit()
 
     def on_unmount(self) -> None:
-        self.screen.remove_class("-inspecting")
+        self._shut_out(False)
 
     def _fit(self) -> None:
         """Stand over the chat where there is no room beside it."""
-        self.screen.set_class(self.is_over, "-inspecting")
+        self.set_class(self.is_over, "-over")
+        self._shut_out(self.is_over)
+
+    def _shut_out(self, over: bool) -> None:
+        """Let the keys not reach what cannot be seen."""
+        for sibling in self.screen.children:
+            if sibling is not self:
+                sibling.disabled = over
 
     @property
     def is_over(self) -> bool:
@@ -184,12 +189,13 @@ class Inspector(Vertical):
         self._found = found
         self._up_to_date.clear()
         self._show_view()
-        if self._takes_focus:
-            self._takes_focus = False
+        if self.has_focus:
             self.focus_view()
 
     def _failed(self, reason: str) -> None:
         self._found = None
+        if self.has_focus_within:
+            self.focus()
         self.query_one(ContentSwitcher).display = False
         self.add_class("-failed")
         self._about(reason)
@@ -216,7 +222,10 @@ class Inspector(Vertical):
 
     def focus_view(self) -> None:
         """Give the keys to what is open."""
-        self._view.take_focus()
+        if self._found is None:
+            self.focus()
+        else:
+            self._view.take_focus()
 
     # Computing
 

@@ -13,14 +13,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import OptionList, Static
-from textual.widgets.option_list import Option
 
 from chatapp.engine.model import Sampling
 from chatapp.foreign import printable
 from chatapp.shading import bar, percent
 from chatapp.tui.inspector_look import ALTERNATIVES, Look
 from chatapp.tui.inspector_tokens import TokenText, surprise
-from chatapp.tui.inspector_views import Branch, Compute, View, padded
+from chatapp.tui.inspector_views import Branch, Choices, Compute, View, padded
 
 if TYPE_CHECKING:
     from chatapp.engine.inspection import Candidate, Cut, Inspectable, Stepper
@@ -103,7 +102,7 @@ class StepView(View):
     def compose(self) -> ComposeResult:
         yield TokenText(id="step-text")
         yield Static(id="step-parameters", markup=False)
-        yield OptionList(id="step-candidates", markup=False, compact=True)
+        yield Choices(id="step-candidates")
 
     def show(self, look: Look) -> None:
         self._look = look
@@ -111,7 +110,7 @@ class StepView(View):
         self._sampling = self._conversation.sampling
         self._step = Step((), None)
         self._generation = None
-        self.query_one("#step-candidates", OptionList).clear_options()
+        self.query_one(Choices).show([])
         self.query_one(TokenText).show((), 0)
         if look.model is None:
             self._failed(look.reason)
@@ -120,7 +119,7 @@ class StepView(View):
         self._order(lambda stepper: None)
 
     def take_focus(self) -> None:
-        self.query_one("#step-candidates").focus()
+        self.query_one(Choices).focus()
 
     def on_resize(self) -> None:
         self._list()
@@ -177,20 +176,18 @@ class StepView(View):
         self.query_one("#step-parameters", Static).update(Content("\n").join(lines))
 
     def _list(self) -> None:
-        options = self.query_one("#step-candidates", OptionList)
-        highlighted = options.highlighted or 0
-        options.clear_options()
-        if (cut := self._step.cut) is None:
-            return
-        size = max(2, min(20, (self.size.width - 44) // 2))
-        for each, drawn in zip(cut.before.candidates, cut.drawn, strict=True):
-            left = percent(drawn) if drawn else "  cut"
-            line = Content.assemble(
-                f"{each.rank:>2} ", padded(each.text), f" {percent(each.probability)} ",
-                (bar(each.probability, size), "dim"), f" → {left} {bar(drawn, size)}",
-            )  # fmt: skip
-            options.add_option(Option(line if drawn else line.stylize("dim"), id=str(each.id)))
-        options.highlighted = min(highlighted, len(cut.before.candidates) - 1)
+        choices = self.query_one(Choices)
+        lines: list[tuple[str, Content]] = []
+        size = max(2, min(20, (self.size.width - 46) // 2))
+        if (cut := self._step.cut) is not None:
+            for each, drawn in zip(cut.before.candidates, cut.drawn, strict=True):
+                left = percent(drawn) if drawn else "  cut"
+                line = Content.assemble(
+                    f"{each.rank:>2} ", padded(each.text), f" {percent(each.probability)} ",
+                    (bar(each.probability, size), "dim"), f" → {left} {bar(drawn, size)}",
+                )  # fmt: skip
+                lines.append((str(each.id), line if drawn else line.stylize("dim")))
+        choices.show(lines, choices.highlighted or 0)
 
     def action_draw(self) -> None:
         self._is_playing = False

@@ -133,6 +133,7 @@ class TokenText(ScrollView, can_focus=True):
         self._held = None
         self.cursor = max(0, min(cursor, len(texts) - 1))
         self._width = 0
+        self._rows, self._first_row = [], []
         self.refresh(layout=True)
         self.call_after_refresh(self._show_cursor)
 
@@ -198,7 +199,7 @@ class TokenText(ScrollView, can_focus=True):
 
     def _go(self, position: int) -> None:
         position = max(0, min(position, len(self.texts) - 1))
-        if self.texts and position != self.cursor:
+        if self._first_row and position != self.cursor:
             self.cursor = position
             self._show_cursor()
             self.refresh()
@@ -211,7 +212,7 @@ class TokenText(ScrollView, can_focus=True):
         self._go(place if place >= 0 else len(self.texts) + place)
 
     def action_row(self, step: int) -> None:
-        if not self.texts:
+        if not self._first_row:
             return
         row = self._first_row[self.cursor]
         x = next(piece.x for piece in self._rows[row] if piece.token == self.cursor)

@@ -4,7 +4,7 @@ The one invariant: a view shows one `Look`, and asks the inspector, never the mo
 has to be computed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -84,11 +84,35 @@ def padded(text: str) -> Content:
 
 def candidate_line(candidate: "Candidate", came: bool, width: int) -> Content:
     """An alternative with its rank, text, probability and a bar."""
-    size = max(0, min(24, width - _LONGEST - 16))
+    size = max(0, min(24, width - _LONGEST - 18))
     return Content.assemble(
         f"{candidate.rank:>2} {'●' if came else ' '} ", padded(candidate.text),
         f" {percent(candidate.probability)} {bar(candidate.probability, size)}",
     )  # fmt: skip
+
+
+class Choices(OptionList):
+    """Lines to choose from. A mark shows which one is chosen where there are no colours."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id, markup=False, compact=True)
+        self._contents: list[Content] = []
+
+    def show(self, lines: Sequence[tuple[str, Content]], highlighted: int = 0) -> None:
+        """Offer other lines, each with an id; one of them is highlighted."""
+        self.clear_options()
+        self._contents = [line for _, line in lines]
+        self.add_options(Option(Content("  ") + line, id=id) for id, line in lines)
+        self.highlighted = min(highlighted, len(lines) - 1) if lines else None
+        self._mark_chosen()
+
+    def on_option_list_option_highlighted(self) -> None:
+        self._mark_chosen()
+
+    def _mark_chosen(self) -> None:
+        for place, line in enumerate(self._contents):
+            mark = Content("› " if place == self.highlighted else "  ")
+            self.replace_option_prompt_at_index(place, mark + line)
 
 
 class View(Vertical):
@@ -153,7 +177,7 @@ class TokensView(View):
     def compose(self) -> ComposeResult:
         yield TokenText(id="tokens-text")
         yield Static(id="tokens-detail", markup=False)
-        yield OptionList(id="tokens-alternatives", markup=False, compact=True)
+        yield Choices(id="tokens-alternatives")
 
     def show(self, look: Look) -> None:
         self._look = look
@@ -186,8 +210,7 @@ class TokensView(View):
             ("token ", "dim"), f"{position} ", quoted(look.texts[position]),
             (" id ", "dim"), f"{look.ids[position]}",
         )  # fmt: skip
-        options = self.query_one("#tokens-alternatives", OptionList)
-        options.clear_options()
+        lines: list[tuple[str, Content]] = []
         if before is None or before.actual is None:
             words = look.reason or "Nothing comes before the first token, so nothing predicts it."
             line += Content.styled(f"\n{printable(words)}", "dim")
@@ -197,14 +220,10 @@ class TokensView(View):
                 ("  rank ", "dim"), f"{before.actual.rank:,}",
                 ("  entropy ", "dim"), f"{before.entropy:.2f} bits",
             )  # fmt: skip
-            width = self.size.width
-            options.add_options(
-                Option(
-                    candidate_line(each, each.id == before.actual.id, width),
-                    id=f"{position} {each.id}",
-                )
-                for each in before.candidates
-            )
+            for each in before.candidates:
+                came = each.id == before.actual.id
+                lines.append((f"{position} {each.id}", candidate_line(each, came, self.size.width)))
+        self.query_one(Choices).show(lines)
         self.query_one("#tokens-detail", Static).update(line)
 
     @on(OptionList.OptionSelected)
