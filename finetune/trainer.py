@@ -438,7 +438,8 @@ def check_whole(checkpoint: Path) -> None:
                         pass
                 case ".pt" | ".pth":
                     with ZipFile(file) as archive:
-                        archive.testzip()
+                        if damaged := archive.testzip():
+                            raise BadZipFile(f"{damaged} does not match its checksum")
         except (OSError, ValueError, BadZipFile, SafetensorError) as error:
             raise ConfigError(
                 f"{file}: is damaged: {_first_line(error)}; remove {checkpoint.name} to go on from "

@@ -28,7 +28,13 @@ from finetune.cli import app
 from finetune.config import ConfigError
 from finetune.material import gather
 from finetune.run import Interrupted, check_unchanged, resume, timed_steps, train
-from finetune.trainer import NotFinite, ObjectiveTrainer, SaveError, last_checkpoint
+from finetune.trainer import (
+    NotFinite,
+    ObjectiveTrainer,
+    SaveError,
+    check_whole,
+    last_checkpoint,
+)
 
 QUIET = Console(stderr=True, quiet=True)
 METHODS = [
@@ -293,6 +299,16 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_can_be_gone_on_with(
         resume(tmp_path / "run", [], QUIET)
     shutil.rmtree(damaged.parent)
     assert resume(tmp_path / "run", [], QUIET) == tmp_path / "run"
+
+
+def test_a_changed_byte_of_an_optimizer_is_seen(tmp_path: Path) -> None:
+    torch.save({"moments": torch.ones(1000)}, tmp_path / "optimizer.pt")
+    check_whole(tmp_path)
+    content = bytearray((tmp_path / "optimizer.pt").read_bytes())
+    content[content.index(torch.ones(100).numpy().tobytes()) + 9] ^= 1
+    (tmp_path / "optimizer.pt").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"optimizer\.pt: is damaged: .* checksum"):
+        check_whole(tmp_path)
 
 
 def test_another_run_is_refused_and_what_differs_is_named(
