@@ -29,7 +29,7 @@ def deviation(hidden: int) -> float:
     GPT-2's 0.02 is for wide models. Here token vectors would soon grow to four times that and
     drown the positions beside them, and with them the heads that look back.
     """
-    return hidden**-0.5
+    return 1 / math.sqrt(hidden)
 
 
 def frequencies(hidden: int) -> Tensor:
