@@ -51,11 +51,12 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model consists of."""
-    from chatapp.engine.load import describe, model_folder
+    from chatapp.engine.load import describe, model_folder, usual_precision
 
     found = describe(model_folder(name))
+    precision = usual_precision(found.folder)
     if as_json:
-        write_json({"name": name, **_document(found)})
+        write_json({"name": name, **_document(found), "precision": precision})
         return
     formula = found.parameters_by_formula
     lines = {
@@ -71,6 +72,7 @@ def info(
         "vocabulary (V)": f"{found.vocabulary:,} tokens",
         "context (n)": f"{found.context:,} tokens",
         "stored as": found.dtype,
+        "computed in": f"{precision}, unless another precision is chosen",
         "on disk": _megabytes(found.bytes),
         "template": found.template or "none of its own; plain is used",
         "licence": found.licence or "not named",

@@ -34,6 +34,7 @@ __all__ = [
     "load_model",
     "local_models",
     "model_folder",
+    "usual_precision",
 ]
 
 BUNDLED = "bundled"
@@ -108,6 +109,19 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
 
     _check_precision(name, precision)
     return TransformersModel.load(folder, name=name)
+
+
+def usual_precision(folder: Path) -> str:
+    """What a chat multiplies a model in on this machine when nothing else is chosen."""
+    if _is_adapter(folder) or read_json(folder / CONFIG).get("model_type") != "gpt2":
+        return "float32"
+    from chatapp.engine.gpt2 import GPT2Config
+    from chatapp.engine.precision import precision_for
+
+    try:
+        return precision_for("auto", GPT2Config.read(folder).matrix_parameters)
+    except ModelError:  # a GPT-2 of a kind that transformers computes
+        return "float32"
 
 
 def _check_precision(name: str, precision: str) -> None:

@@ -32,6 +32,7 @@ def test_info_shows_parameters_counted_and_calculated(run, model: Path) -> None:
         "hidden size (H)  16\n",
         "vocabulary (V)   108 tokens\n",
         "context (n)      64 tokens\n",
+        "computed in      float32, unless another precision is chosen\n",
         "template         mine\n",
         "licence          mit\n",
     ):
