@@ -72,6 +72,7 @@ class ChatScreen(Screen[None]):
         super().__init__()
         self._store = self.store = store
         self._model_name = settings.model
+        self._precision = settings.precision
         self._commands = SlashCommands(self)
         self._models: list[str] | None = None
         self._first_chat = chat_id
@@ -156,7 +157,7 @@ class ChatScreen(Screen[None]):
         def load() -> "LanguageModel":
             from chatapp.engine.load import load_model
 
-            return load_model(name)
+            return load_model(name, precision=self._precision)
 
         self._status.state = "loading"
         self._status.model = name
