@@ -1,0 +1,105 @@
+"""Models one can look into, for tests: a real one of random weights, and a scripted one."""
+
+import math
+import os
+from collections.abc import Sequence
+
+# Before tokenizers starts its threads: it warns when a test then starts a process.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+import torch
+from fakes import ScriptedModel
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from chatapp.engine.gpt2 import GPT2, GPT2Config
+from chatapp.engine.inspection import Stepper, Trace
+from chatapp.engine.local import LocalModel
+from chatapp.engine.model import Sampling
+from chatapp.engine.tokenizer import END_OF_TEXT, BPETokenizer
+
+
+def random_gpt2(*, context: int = 512, layers: int = 2, heads: int = 3) -> LocalModel:
+    """A GPT-2 of random weights; one token for each byte of text, and a few words."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=280,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["User: he has it.\nAssistant: he has it.\n"] * 4, trainer)
+    config = GPT2Config(
+        n_layer=layers,
+        n_head=heads,
+        n_embd=8 * heads,
+        n_positions=context,
+        vocab_size=tokenizer.get_vocab_size(),
+        n_inner=16,
+    )
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(shape, generator=generator) * 0.3
+        for name, shape in config.tensor_shapes().items()
+    }
+    weights = {
+        name: tensor.t().contiguous() if name.startswith("h.") and tensor.ndim == 2 else tensor
+        for name, tensor in weights.items()
+    }
+    return LocalModel(GPT2(config, weights), BPETokenizer(tokenizer, 0), name="random")
+
+
+class _ScriptedTrace(Trace):
+    """Numbers of a formula, so that a picture of them is the same on every machine."""
+
+    def __init__(self, model: "GlassModel", ids: Sequence[int]) -> None:
+        super().__init__(ids, layers=model.layers, heads=model.heads, piece=model.tokenizer.piece)
+        self._model = model
+
+    def logits(self, start: int, stop: int) -> torch.Tensor:
+        rows = [self._model.logits(self.ids[: place + 1]) for place in range(start, stop)]
+        return torch.stack(rows)
+
+    def layer_logits(self, position: int) -> torch.Tensor:
+        ids = self.ids[: position + 1]
+        return torch.stack([self._model.logits(ids, layer) for layer in range(self.layers + 1)])
+
+    def attention(self, position: int) -> NDArray[np.float32]:
+        weights = np.array(
+            [
+                [
+                    [1 + (layer * 7 + head * 5 + place * 3) % 11 for place in range(position + 1)]
+                    for head in range(self.heads)
+                ]
+                for layer in range(self.layers)
+            ],
+            dtype=np.float32,
+        )
+        weights[:, :, 0] *= 3
+        return np.asarray(weights / weights.sum(2, keepdims=True), dtype=np.float32)
+
+
+class GlassModel(ScriptedModel):
+    """A scripted model that shows an inside."""
+
+    layers = 6
+    heads = 8
+
+    def logits(self, ids: Sequence[int], layer: int | None = None) -> torch.Tensor:
+        """The formula: every token has some chance, and the last layer is the surest."""
+        sharp = 1.0 if layer is None else (layer + 1) / (self.layers + 1)
+        values = [
+            4 * sharp * math.sin(1.7 * id + 0.9 * len(ids) + 0.3 * (layer or self.layers))
+            for id in range(self.tokenizer.size)
+        ]
+        return torch.tensor(values)
+
+    def inspect(self, ids: Sequence[int]) -> Trace:
+        return _ScriptedTrace(self, ids)
+
+    def stepper(self, ids: Sequence[int], sampling: Sampling) -> Stepper:
+        piece = self.tokenizer.piece
+        return Stepper(self.logits, piece, ids, sampling, self.context, {self.tokenizer.end_id})
