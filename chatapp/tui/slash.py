@@ -113,7 +113,7 @@ class SlashCommands:
         command = _BY_NAME.get(name)
         if command is None:
             near = difflib.get_close_matches(name, _BY_NAME, n=1)
-            hint = f"did you mean /{near[0]}?" if near else "/help lists them all"
+            hint = f"did you mean /{near[0]}?" if near else "/help lists them all."
             raise SlashError(
                 f"there is no command /{name}; {hint} A space before it sends it as a message."
             )
