@@ -31,7 +31,9 @@ app.command("eval")(evaluation.evaluate)
 app.command()(perplexity.perplexity)
 app.command()(inspect_command.inspect)
 app.command()(bench.bench)
-app.add_typer(history.app, name="history", help="List, search, show, export, import and delete chats.")
+app.add_typer(
+    history.app, name="history", help="List, search, show, export, import and delete chats."
+)
 app.add_typer(models.app, name="models", help="Show the models on this machine.")
 
 
