@@ -210,5 +210,4 @@ def test_int8_is_near_float32(checkpoint: tuple[Path, Any], ours: GPT2) -> None:
     same = float((wanted.argmax(-1) == found.argmax(-1)).float().mean())
     print(f"\ncross-entropy {losses[0]:.4f} and {losses[1]:.4f} nats; same best token {same:.1%}")
     assert abs(losses[1] - losses[0]) < 0.01
-    # Random weights leave many tokens nearly level; trained ones are in tests/engine.
-    assert same >= 0.9
+    assert same >= 0.98  # not reached so far: random weights leave many tokens nearly level

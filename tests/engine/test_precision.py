@@ -97,7 +97,8 @@ def test_int8_keeps_what_the_bundled_model_knows() -> None:
         losses.append(float(F.cross_entropy(logits, torch.tensor(ids[1:]))))
         best.append(logits.argmax(-1))
     assert math.exp(abs(losses[1] - losses[0])) < 1.01
-    # A small model is often undecided between two tokens; it stays float32 by default.
+    # 98 % is the aim, 97 % what it reaches: a small model is often undecided between two
+    # tokens. It stays float32 by default; this only keeps it from getting worse.
     assert float((best[0] == best[1]).float().mean()) >= 0.95
 
 
