@@ -21,7 +21,7 @@ HINTS = {
     "top_p": "keep this probability mass; 1 is off",
     "min_p": "least share of the likeliest; 0 is off",
     "repetition_penalty": "above 1 repeats less; 1 is off",
-    "no_repeat_ngram": "no n tokens twice in a row; 0 is off",
+    "no_repeat_ngram": "no n tokens a second time; 0 is off",
     "seed": "empty draws a new one each time",
     "max_tokens": "longest reply, in tokens",
 }
