@@ -215,6 +215,6 @@ def _cost(found: Examination) -> str:
     return (
         f"{found.trainable_parameters:,} parameters learn ({found.material.config.train.method}); "
         f"{found.steps:,} steps of {found.seconds_per_step:.2f} s, about "
-        f"{duration(found.steps * found.seconds_per_step)}; at most "
-        f"{memory(found.peak_memory_bytes)} of memory"
+        f"{duration(found.steps * found.seconds_per_step)}; the longest step took "
+        f"{memory(found.peak_memory_bytes)} of memory, and measuring and saving take more"
     )
