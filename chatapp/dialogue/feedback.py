@@ -8,13 +8,13 @@ The rows are the conversational formats of TRL, https://huggingface.co/docs/trl/
 lists of {"role", "content"}. `finetune` reads those of corrections as they stand.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Chat, Feedback, Store, StoredMessage
+    from chatapp.dialogue.store import Chat, Comparison, Feedback, Store, StoredMessage
 
 _Turn = dict[str, str]
 
@@ -34,13 +34,15 @@ def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Itera
         that were corrected stand there as corrected.
     dpo: {"prompt", "chosen", "rejected"}, a row for each pair of different answers to one
         message of which the user preferred one: a correction to its reply, the better ranked
-        to the other, and where they were not both ranked the good to the bad one.
+        to the other, and where they were not both ranked the one that was better when they
+        were compared, and else the good to the bad one.
     kto: {"prompt", "completion", "label"}, a row for each answer: a correction is good and
         its reply bad; else what the thumb says.
     Raises StoreError when there is no such chat.
     """
     chat = store.chat(chat_id)
     judged = store.feedback(chat_id)
+    compared = _compared(store.comparisons(chat_id))
     by_parent: dict[int, list[Feedback]] = {}
     for feedback in judged.values():
         parent_id = store.message(feedback.message_id).parent_id
@@ -54,7 +56,7 @@ def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Itera
                 if answer.correction:
                     yield {"messages": prompt + _said(answer.correction)}
         elif format is FeedbackFormat.DPO:
-            for chosen, rejected in _preferences(answers):
+            for chosen, rejected in _preferences(answers, compared):
                 yield {
                     "prompt": _prompt(chat, path, {}),
                     "chosen": _said(chosen),
@@ -88,13 +90,26 @@ def _said(text: str) -> list[_Turn]:
     return [{"role": "assistant", "content": text}]
 
 
-def _preferences(answers: "Sequence[Feedback]") -> Iterator[tuple[str, str]]:
+def _compared(comparisons: "Iterable[Comparison]") -> set[tuple[int, int]]:
+    """(better, worse) message ids of the comparisons that one of the two has won."""
+    won = set()
+    for each in comparisons:
+        if each.choice == "left":
+            won.add((each.left_id, each.right_id))
+        elif each.choice == "right":
+            won.add((each.right_id, each.left_id))
+    return won
+
+
+def _preferences(
+    answers: "Sequence[Feedback]", compared: set[tuple[int, int]]
+) -> Iterator[tuple[str, str]]:
     """(better, worse) texts, each pair once."""
     pairs = [
         (answer.correction, answer.reply) for answer in answers if answer.correction is not None
     ]
     for one, other in combinations(answers, 2):
-        order = _preference(one, other)
+        order = _preference(one, other, compared)
         if order:
             better, worse = (one, other) if order > 0 else (other, one)
             pairs.append((better.reply, worse.reply))
@@ -103,10 +118,14 @@ def _preferences(answers: "Sequence[Feedback]") -> Iterator[tuple[str, str]]:
             yield pair
 
 
-def _preference(one: "Feedback", other: "Feedback") -> int:
+def _preference(one: "Feedback", other: "Feedback", compared: set[tuple[int, int]]) -> int:
     """Above 0 when `one` is better, below when `other` is, 0 when nothing was said of it."""
     if one.rank is not None and other.rank is not None:
         return other.rank - one.rank
+    if (one.message_id, other.message_id) in compared:
+        return 1
+    if (other.message_id, one.message_id) in compared:
+        return -1
     return one.thumb - other.thumb if one.thumb * other.thumb < 0 else 0
 
 

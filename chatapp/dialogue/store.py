@@ -22,6 +22,7 @@ from chatapp.foreign import without_surrogates
 from chatapp.prompting.messages import Role
 
 Status = Literal["complete", "partial", "stopped", "error"]
+Verdict = Literal["left", "right", "equal", "both bad"]
 
 _APPLICATION_ID = 0x63686174  # "chat": tells this program's databases from any other
 _BUSY_SECONDS = 10.0
@@ -104,6 +105,17 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) STRICT""",
         "ALTER TABLE chats ADD COLUMN archived INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE chats ADD COLUMN deleted REAL",
+    ),
+    (
+        """CREATE TABLE comparisons (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            left_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE,
+            right_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE,
+            choice TEXT NOT NULL CHECK (choice IN ('left', 'right', 'equal', 'both bad')),
+            created REAL NOT NULL
+        ) STRICT""",
+        "CREATE INDEX comparisons_by_left ON comparisons (left_id)",
+        "CREATE INDEX comparisons_by_right ON comparisons (right_id)",
     ),
 )
 
@@ -205,6 +217,18 @@ class Feedback:
     thumb: int
     rank: int | None
     correction: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two replies to one message that the user has set side by side, and which is better.
+
+    What each was drawn from is in its turns, its text in its feedback.
+    """
+
+    left_id: int
+    right_id: int
+    choice: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,7 +553,9 @@ class Store:
         rows = self._rows(
             """SELECT message_id, reply, thumb, rank, correction FROM feedback
             WHERE message_id IN (SELECT id FROM messages WHERE chat_id = ?)
-                AND (thumb OR rank IS NOT NULL OR correction IS NOT NULL)
+                AND (thumb OR rank IS NOT NULL OR correction IS NOT NULL
+                    OR EXISTS (SELECT 1 FROM comparisons WHERE left_id = message_id)
+                    OR EXISTS (SELECT 1 FROM comparisons WHERE right_id = message_id))
             ORDER BY message_id""",
             (chat_id,),
         )
@@ -556,6 +582,30 @@ class Store:
                 if sibling.id in message_ids:
                     rank = list(message_ids).index(sibling.id) + 1
                 self._judge(sibling.id, "rank", rank)
+
+    def add_comparison(self, left_id: int, right_id: int, choice: Verdict) -> None:
+        """Say which of two replies to one message is better, or that both are bad."""
+        with self._transaction():
+            left, right = self.message(left_id), self.message(right_id)
+            if left_id == right_id or left.parent_id != right.parent_id:
+                raise StoreError("only two replies to the same message can be compared")
+            said = self.feedback(left.chat_id)
+            for reply in (left, right):
+                thumb = said[reply.id].thumb if reply.id in said else 0
+                self._judge(reply.id, "thumb", -1 if choice == "both bad" else thumb)
+            self._insert(
+                "INSERT INTO comparisons (left_id, right_id, choice, created) VALUES (?, ?, ?, ?)",
+                (left_id, right_id, choice, time.time()),
+            )
+
+    def comparisons(self, chat_id: int) -> list[Comparison]:
+        """What was compared in a chat, oldest first."""
+        rows = self._rows(
+            """SELECT left_id, right_id, choice FROM comparisons
+            WHERE left_id IN (SELECT id FROM messages WHERE chat_id = ?) ORDER BY id""",
+            (chat_id,),
+        )
+        return [Comparison(*row) for row in rows]
 
     def _judge(self, message_id: int, column: str, value: int | str | None) -> None:
         reply = self.message(message_id)

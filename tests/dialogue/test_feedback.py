@@ -13,7 +13,7 @@ from tiny import write_tiny_gpt2
 from chatapp.dialogue import store as store_module
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Feedback, Store, StoreError
+from chatapp.dialogue.store import Comparison, Feedback, Store, StoreError
 from chatapp.prompting.template import PLAIN
 
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend"
@@ -140,6 +140,56 @@ def test_preferences_come_from_ranks_thumbs_and_corrections(
     assert pairs() == [("No.", "Yes."), (HOSTILE, "Yes."), (HOSTILE, "No.")]
     store.set_correction(no, "No, thanks.")
     assert pairs()[0] == ("No, thanks.", "No.")
+
+
+def test_what_won_a_comparison_is_preferred(store: Store, replies: list[int]) -> None:
+    yes, no, hostile = replies
+    store.add_comparison(yes, no, "equal")
+    assert rows(store, "dpo") == []
+    store.add_comparison(yes, hostile, "right")
+    store.add_comparison(no, hostile, "left")
+    store.update_message(hostile, HOSTILE + " and more", "complete")
+    assert [(row["chosen"], row["rejected"]) for row in rows(store, "dpo")] == [
+        ([assistant(HOSTILE)], [assistant("Yes.")]),
+        ([assistant("No.")], [assistant(HOSTILE)]),
+    ]
+    assert rows(store, "kto") == rows(store, "sft") == []
+    store.set_ranking([yes, hostile])  # decided later, and about the same two
+    assert [row["chosen"] for row in rows(store, "dpo")] == [
+        [assistant("Yes.")],
+        [assistant("No.")],
+    ]
+    assert store.comparisons(1) == [
+        Comparison(yes, no, "equal"),
+        Comparison(yes, hostile, "right"),
+        Comparison(no, hostile, "left"),
+    ]
+
+
+def test_both_bad_is_a_verdict_on_each(store: Store, replies: list[int]) -> None:
+    store.set_thumb(replies[2], 1)
+    store.add_comparison(replies[0], replies[1], "both bad")
+    assert rows(store, "dpo") == [
+        {"prompt": PROMPT, "chosen": [assistant(HOSTILE)], "rejected": [assistant(text)]}
+        for text in ("Yes.", "No.")
+    ]
+    labels = [(row["completion"][0]["content"], row["label"]) for row in rows(store, "kto")]
+    assert labels == [("Yes.", False), ("No.", False), (HOSTILE, True)]
+    store.add_comparison(replies[0], replies[2], "left")  # which takes no thumb back
+    assert store.feedback(1)[replies[2]].thumb == 1
+
+
+def test_only_two_replies_to_one_message_are_compared(store: Store, replies: list[int]) -> None:
+    for left, right in ((replies[0], 2), (replies[0], replies[0]), (replies[0], 1)):
+        with pytest.raises(StoreError, match="only two replies to the same message"):
+            store.add_comparison(left, right, "left")
+    with pytest.raises(StoreError, match="is no reply"):
+        store.add_comparison(1, store.add_message(1, None, "user", "x").id, "left")
+    assert store.comparisons(1) == []
+    assert store.feedback(1) == {}
+    store.add_comparison(replies[0], replies[1], "left")
+    store.delete_chat(1)
+    assert store.comparisons(1) == []
 
 
 def test_verdicts_come_from_thumbs_and_corrections(store: Store, replies: list[int]) -> None:
