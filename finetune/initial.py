@@ -1,10 +1,13 @@
-"""Where a decoder's weights begin: positions as sinusoids, and heads that look back.
+"""Where a decoder's weights begin: positions as sinusoids, heads that look back, heads that copy.
 
 Learned positions that begin at random must each learn alone what stands before them; on little
-text they never do, and without a head that looks at the token before nothing can be copied
-from the context (Olsson et al. 2022). Sinusoids (Vaswani et al. 2017) make one step back the
-same rotation everywhere, and some heads of the first block begin as that rotation. The one
-invariant: every weight stays free to learn; only its first value is chosen.
+text they never do, and nothing is ever copied from the context. Here the pair of heads that
+copies begins ready made (an induction head, Olsson et al. 2022): a head of the first block
+looks one token back and notes what stood there, a head of the second block looks for the place
+whose note is the token at hand, and passes on the token that stands there. Sinusoids (Vaswani
+et al. 2017) make one step back the same rotation everywhere.
+
+The one invariant: every weight stays free to learn; only its first value is chosen.
 """
 
 import math
@@ -20,7 +23,11 @@ _FASTEST, _SLOWEST = 2.5, 0.001
 _FAST = 0.7
 # How many tokens back each of the first heads begins by looking, and how sharply.
 _STEPS_BACK = (1, 1, 2)
-_SHARPNESS = 0.8
+_SHARPNESS = 1.2
+# Of the heads that copy: how loud the note of the token before is, how sharply it is looked
+# for, and how loud the copy. Softer than what copies best at once (measured), so that other
+# text is not drowned by copies while the rest learns.
+_NOTE, _SEARCH, _COPY = 0.33, 2.5, 1.0
 
 
 def deviation(hidden: int) -> float:
@@ -32,14 +39,23 @@ def deviation(hidden: int) -> float:
     return 1 / math.sqrt(hidden)
 
 
+def position_dimensions(hidden: int) -> int:
+    """How many dimensions tell the position, the first ones: even, about a third.
+
+    The others begin with nothing but the token, so that tokens can be compared wherever they
+    stand.
+    """
+    return max(2, 2 * (hidden // 6))
+
+
 def frequencies(hidden: int) -> Tensor:
-    """Radians a token of each pair of dimensions, falling: (hidden // 2,)."""
-    share = torch.arange(hidden // 2) / max(1, hidden // 2)
-    return _FASTEST * (_SLOWEST / _FASTEST) ** share
+    """Radians a token of each pair of dimensions, falling: (position_dimensions // 2,)."""
+    pairs = position_dimensions(hidden) // 2
+    return _FASTEST * (_SLOWEST / _FASTEST) ** (torch.arange(pairs) / pairs)
 
 
 def sinusoids(positions: int, hidden: int) -> Tensor:
-    """Sines in the even and cosines in the odd dimensions: (positions, hidden)."""
+    """Sines in the even and cosines in the odd dimensions, then zeros: (positions, hidden)."""
     speeds = frequencies(hidden)
     angles = torch.arange(positions)[:, None] * speeds
     lengths = deviation(hidden) * math.sqrt(2) * (1 + (speeds >= _FAST))
@@ -61,17 +77,47 @@ def look_back(attention: Tensor, heads: int) -> None:
     width = hidden // heads
     speeds = frequencies(hidden)
     for head, steps in enumerate(_STEPS_BACK[: heads // 2]):
-        for pair in range(width // 2):
+        attention[:, head * width : (head + 1) * width] = 0
+        attention[:, hidden + head * width : hidden + (head + 1) * width] = 0
+        for pair in range(min(width // 2, len(speeds))):
             sine, cosine = 2 * pair, 2 * pair + 1
             query = head * width + 2 * pair
             key = hidden + query
-            attention[:, query : query + 2] = 0
-            attention[:, key : key + 2] = 0
             angle = float(speeds[pair]) * steps
             turned = _SHARPNESS * math.cos(angle), _SHARPNESS * math.sin(angle)
             attention[sine, key] = attention[cosine, key + 1] = _SHARPNESS
             attention[sine, query] = attention[cosine, query + 1] = turned[0]
             attention[cosine, query], attention[sine, query + 1] = -turned[1], turned[1]
+
+
+@torch.no_grad()
+def copy(model: GPT2LMHeadModel) -> None:
+    """Let heads of the second block pass on what stood after the token at hand before; in place.
+
+    As many heads as look one token back and as there are free dimensions for. Each has two
+    spaces of its own, as wide as a head and at right angles to all others: in one it reads the
+    token, in the other stands the note of the token before.
+    """
+    blocks = model.transformer.h
+    hidden, width = model.config.n_embd, model.config.n_embd // model.config.n_head
+    first = position_dimensions(hidden)
+    back = _STEPS_BACK[: model.config.n_head // 2].count(1)
+    count = min(back, (hidden - first) // (2 * width))
+    if len(blocks) < 2 or not count:
+        return
+    spaces = torch.zeros(2 * count * width, hidden)
+    torch.nn.init.orthogonal_(spaces[:, first:])
+    notes, searches = blocks[0].attn, blocks[1].attn
+    for head in range(count):
+        token, note = spaces[2 * head * width :].split(width)[:2]
+        own = slice(head * width, (head + 1) * width)
+        query, key, value = (weight[:, own] for weight in searches.c_attn.weight.chunk(3, dim=1))
+        notes.c_attn.weight[:, 2 * hidden :][:, own] = token.T
+        notes.c_proj.weight[own] = _NOTE * note
+        query.copy_(_SEARCH * token.T)
+        key.copy_(_SEARCH * note.T)
+        value.copy_(token.T)
+        searches.c_proj.weight[own] = _COPY * token
 
 
 @torch.no_grad()
@@ -82,3 +128,4 @@ def begin(model: GPT2LMHeadModel) -> None:
     decoder.wte.weight.mul_(deviation(hidden) / model.config.initializer_range)
     decoder.wpe.weight.copy_(sinusoids(*decoder.wpe.weight.shape))
     look_back(decoder.h[0].attn.c_attn.weight, model.config.n_head)
+    copy(model)

@@ -155,6 +155,8 @@ def _gpt2_config(config: PretrainConfig, tokenizer: Tokenizer) -> GPT2Config:
         n_embd=config.shape.hidden,
         n_layer=config.shape.layers,
         n_head=config.shape.heads,
+        # GPT-2's own function, in one operation where "gelu_new" takes eight.
+        activation_function="gelu_pytorch_tanh",
         # Few passes over much text: dropout would only slow learning.
         resid_pdrop=0.0,
         embd_pdrop=0.0,
