@@ -21,6 +21,11 @@ def config_dir() -> Path:
     return _folder("config", platformdirs.user_config_path("chatapp", appauthor=False))
 
 
+def prompts_dir() -> Path:
+    """The folder of the user's own prompt files, with their personas below it."""
+    return config_dir() / "prompts"
+
+
 def data_dir() -> Path:
     """The folder of the chats and of models the user keeps."""
     return _folder("data", platformdirs.user_data_path("chatapp", appauthor=False))

@@ -19,33 +19,22 @@ Report = Callable[[int, int | None], None]
 
 
 def prompt_path(name: str) -> Path:
-    """The prompt file of that name, or the one in the library that comes with the program.
+    """The prompt file of that name, or the one in the library.
 
     In the library `spam`, `spam.toml` and `prompts/spam.toml` are the same.
     Raises UserError for a name that is in neither place.
     """
     from chatapp.prompting.examples import nearest
+    from chatapp.prompting.library import files, tasks
 
     path = Path(name)
     if "\0" in name or path.exists() or path.parent not in (Path(), Path("prompts")):
         return path
-    prompts = library()
-    if found := (prompts | {file.name: file for file in _library_files()}).get(path.name):
+    prompts = tasks()
+    if found := (prompts | {file.name: file for file in files()}).get(path.name):
         return found
     hint = nearest(path.stem, prompts) or f"; it has {', '.join(prompts)}"
     raise UserError(f"{name}: there is no such file, and none in the library of prompts{hint}")
-
-
-def library() -> dict[str, Path]:
-    """The prompt files that come with the program, by their names."""
-    return {file.stem: file for file in _library_files() if file.suffix in (".toml", ".txt")}
-
-
-def _library_files() -> list[Path]:
-    package = Path(__file__).parent.parent
-    # Within the package when installed, beside it when run from a copy of the sources.
-    places = (package / "prompts", package.parent / "prompts")
-    return next((sorted(place.iterdir()) for place in places if place.is_dir()), [])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import typer
 
 from chatapp.commands.ask import JsonOption, ModelOption, load
 from chatapp.commands.console import UserError, complain, write, write_json
-from chatapp.commands.prompts import interruptible, library, progress, prompt_path
+from chatapp.commands.prompts import interruptible, progress, prompt_path
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -103,9 +103,10 @@ def run(
 
 def _list(*, as_json: bool) -> None:
     """The prompts of the library, each with what it is for."""
+    from chatapp.prompting.library import tasks
     from chatapp.prompting.promptfile import load_prompt
 
-    texts = {name: load_prompt(path).description for name, path in library().items()}
+    texts = {name: load_prompt(path).description for name, path in tasks().items()}
     if as_json:
         write_json([{"name": name, "description": text} for name, text in texts.items()])
         return

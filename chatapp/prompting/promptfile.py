@@ -1,16 +1,17 @@
 """A prompt file: what a task is, how its prompt is laid out, and which examples it has.
+And a persona: instructions for a chat.
 
-The invariant to keep: a file either becomes a `PromptFile` that can be rendered as it is, or
+The invariant to keep: a file either becomes something that can be rendered as it is, or
 one `PromptError` that names the file, the line, the key and what was expected there. No key
 is ignored and no value is converted in silence.
 """
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
@@ -29,6 +30,7 @@ from chatapp.prompting.examples import (
     shown,
 )
 from chatapp.prompting.selection import Select
+from chatapp.prompting.template import TEMPLATES
 
 Scoring = Literal["direct", "calibrated", "channel"]
 Measure = Literal["accuracy", "macro_f1", "exact_match", "token_f1", "bleu", "rouge_l"]
@@ -92,6 +94,49 @@ class PromptFile:
     def error(self, key: str, message: str) -> PromptError:
         """An error about a key of this file ("select.k"), naming the line it stands on."""
         return _error(self.path, self.source, tuple(key.split(".")), message)
+
+
+@dataclass(frozen=True, slots=True)
+class Persona:
+    """Who a model is to be in a chat.
+
+    path: the file it was read from. description: one line for lists. system: the chat's
+    instructions. template: the dialogue template for models that were trained in none; ""
+    leaves it open.
+    """
+
+    path: Path
+    description: str
+    system: str
+    template: str = ""
+
+
+def load_for_chat(path: Path) -> PromptFile | Persona:
+    """The prompt or the persona in a file; a TOML file with the key `system` is a persona.
+
+    Raises PromptError when it cannot be used, or takes no message.
+    """
+    if path.suffix.lower() == ".toml" and "system" in _keys_of(source := _read(path)):
+        own = _parsed(path, source, _PersonaFile)
+        if own.template and own.template not in TEMPLATES:
+            known = ", ".join(TEMPLATES)
+            message = f"is {quoted(own.template)}; there are {known}"
+            raise _error(path, source, ("template",), message)
+        return Persona(path, own.description.strip(), own.system, own.template)
+    prompt = load_prompt(path)
+    if prompt.text is not None:
+        raise PromptError(f"{path}: is a text to complete and takes no message")
+    return prompt
+
+
+def describe(path: Path) -> str:
+    """One line on a prompt file or persona, without reading its examples.
+
+    Raises PromptError when the file itself cannot be used.
+    """
+    source = _read(path)
+    schema = _PersonaFile if "system" in _keys_of(source) else _File
+    return _parsed(path, source, schema).description.strip()
 
 
 def load_prompt(path: Path) -> PromptFile:
@@ -179,10 +224,20 @@ _Label = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 _Stop = Annotated[str, StringConstraints(min_length=1)]
 
 
-class _File(_Strict):
+class _Described(_Strict):
+    description: str = ""
+
+
+class _PersonaFile(_Described):
+    """The keys of a persona, with what stands for those left out."""
+
+    system: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+    template: str = ""
+
+
+class _File(_Described):
     """The keys of a prompt file, with what stands for those left out."""
 
-    description: str = ""
     instruction: str = ""
     input_prefix: str = "Input: "
     output_prefix: str = "Output:"
@@ -204,18 +259,34 @@ _TABLES: dict[tuple[str, ...], type[BaseModel]] = {
 }
 
 
-def _from_toml(path: Path, source: str) -> PromptFile:
+_Schema = TypeVar("_Schema", bound=_Described)
+
+
+def _parsed(path: Path, source: str, schema: type[_Schema]) -> _Schema:
+    """The keys of a TOML file, checked. Raises PromptError."""
     try:
-        file = _File.model_validate(tomllib.loads(source))
+        return schema.model_validate(tomllib.loads(source))
     except ValidationError as error:
         # A key that does not exist is likely why another one is missing: it comes first.
         details = error.errors()
         unknown = [each for each in details if each["type"] == "extra_forbidden"]
-        raise _invalid(path, source, (unknown or details)[0]) from None
+        raise _invalid(path, source, (unknown or details)[0], schema) from None
     except RecursionError:
         raise PromptError(f"{path}: is nested too deeply") from None
     except ValueError as error:
         raise _not_toml(path, source, str(error)) from None
+
+
+def _keys_of(source: str) -> Set[str]:
+    """The keys at the top of a TOML file; none when it is no TOML."""
+    try:
+        return tomllib.loads(source).keys()
+    except (ValueError, RecursionError):
+        return frozenset()
+
+
+def _from_toml(path: Path, source: str) -> PromptFile:
+    file = _parsed(path, source, _File)
     measures = _LABEL_MEASURES if file.labels else _TEXT_MEASURES
     return PromptFile(
         path=path,
@@ -262,15 +333,18 @@ def _inline(rows: list[Any], place: str) -> Iterator[tuple[int, Row | PromptErro
         yield number, parse_row(row, here)
 
 
-def _invalid(path: Path, source: str, details: ErrorDetails) -> PromptError:
+def _invalid(
+    path: Path, source: str, details: ErrorDetails, schema: type[_Described]
+) -> PromptError:
     """What pydantic found first, as a sentence about a key of the file."""
     keys = tuple(str(each) for each in details["loc"] if isinstance(each, str))
     items = "".join(f"[{each + 1}]" for each in details["loc"] if isinstance(each, int))
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
-        known = _TABLES.get(keys[:-1], _File).model_fields
+        known = _TABLES.get(keys[:-1], schema).model_fields
         hint = nearest(keys[-1], known) or f"; there are {', '.join(known)}"
-        return _error(path, source, keys, f"is no key of a prompt file{hint}")
+        whole = "persona" if schema is _PersonaFile else "prompt file"
+        return _error(path, source, keys, f"is no key of a {whole}{hint}")
     if kind == "model_type":
         expected = "a table"
     elif kind == "string_too_short":

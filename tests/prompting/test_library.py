@@ -14,7 +14,7 @@ from chatapp.prompting.segments import text_of
 from chatapp.prompting.selection import build_selector
 
 FOLDER = Path(__file__).parents[2] / "prompts"
-TASKS = sorted(path for path in FOLDER.iterdir() if path.suffix != ".jsonl")
+TASKS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".toml", ".txt"))
 
 
 def tokens(text: str) -> int:

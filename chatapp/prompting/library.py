@@ -1,0 +1,52 @@
+"""The prompt files there are by name: the user's own, then those that come with the program.
+
+The one invariant: a name stands for the same file everywhere, for `run`, `eval` and the chat;
+a file of the user's own takes the place of one that comes with the program.
+"""
+
+from pathlib import Path
+
+from chatapp.paths import prompts_dir
+from chatapp.prompting.examples import PromptError
+
+_TASKS = (".toml", ".txt")
+
+
+def tasks() -> dict[str, Path]:
+    """Prompt files and texts to complete."""
+    return {file.stem: file for file in files() if file.suffix in _TASKS}
+
+
+def personas() -> dict[str, Path]:
+    """Instructions for a chat, from the folder `personas` below that of the prompts."""
+    return {file.stem: file for file in _files("personas") if file.suffix == ".toml"}
+
+
+def for_chats() -> dict[str, Path]:
+    """What a chat can be held with: personas, and prompt files that take an input."""
+    takes_input = {name: path for name, path in tasks().items() if path.suffix == ".toml"}
+    return personas() | takes_input
+
+
+def files() -> list[Path]:
+    """All files where the prompt files are, pools among them; the user's own last.
+
+    Raises PromptError, as the functions above do, when a folder cannot be read.
+    """
+    return _files("")
+
+
+def _files(below: str) -> list[Path]:
+    package = Path(__file__).parent.parent
+    # Within the package when installed, beside it when run from a copy of the sources.
+    places = (package / "prompts", package.parent / "prompts")
+    shipped = next((place for place in places if place.is_dir()), None)
+    found: list[Path] = []
+    for place in (shipped, prompts_dir()):
+        if place is None or not (folder := place / below).is_dir():
+            continue
+        try:
+            found += sorted(each for each in folder.iterdir() if each.is_file())
+        except OSError as error:
+            raise PromptError(f"{folder}: cannot be read: {error.strerror}") from None
+    return found
