@@ -6,6 +6,7 @@ the very tokens the model drew, which are still in its cache.
 """
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,15 +42,28 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
+class Shot:
+    """A demonstration, and how near its input is to the message; None where nearness means
+    nothing."""
+
+    input: str
+    output: str
+    similarity: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """What the model is given.
 
-    dropped: how many of the oldest exchanges are left out.
+    dropped: how many of the oldest exchanges are left out for length. shots: the demonstrations
+    in it, the nearest first; dropped_shots: those that did not fit.
     """
 
     segments: tuple[Segment, ...]
     ids: tuple[int, ...]
     dropped: int
+    shots: tuple[Shot, ...] = ()
+    dropped_shots: tuple[Shot, ...] = ()
 
     @property
     def text(self) -> str:
@@ -57,64 +71,47 @@ class Prompt:
         return text_of(self.segments)
 
 
-class PromptWriter:
-    """Writes prompts for one model in one template, and remembers what it encoded."""
+class Writer(ABC):
+    """Writes prompts for one model in one layout, and remembers what it encoded.
 
-    def __init__(self, model: LanguageModel, template: DialogueTemplate) -> None:
+    name: of the layout. stop: the strings at which a reply is cut off.
+    """
+
+    name: str
+    stop: tuple[str, ...]
+
+    def __init__(self, model: LanguageModel) -> None:
         self._model = model
-        self._template = template
         self._encoded: dict[str, list[int]] = {}
         self._generated: dict[str, list[int]] = {}
 
+    @abstractmethod
     def write(
         self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
     ) -> Prompt:
         """The prompt for the last exchange's reply, or for going on with it if it has one.
 
-        system: instructions in place of the template's own. exchanges: at least one.
+        system: instructions in place of the layout's own. exchanges: at least one.
         max_tokens: the longest reply wanted; a quarter of the window is kept free for it
             at most.
         Raises MessageTooLong, or ContextOverflow when it is the reply that fills the window.
         """
-        *history, newest = exchanges
-        instructions = self._template.render_instruction(system)
-        turns = [self._closed(exchange) for exchange in history]
-        last = self._template.render_user(newest.user, after=END_OF_TEXT)
-        # Whichever turn comes to stand first follows the instructions, not a reply.
-        first = self._template.render_user("", after=next(iter(instructions), None))[0]
-        if newest.reply:
-            last += self._template.render_reply(newest.reply, closed=False)
-        window = self._model.context
-        budget = fit(
-            window=window,
-            instructions=self._count([*instructions, first]) - self._count(last[:1]),
-            history=[self._count(turn) for turn in turns],
-            newest=self._count(last),
-            reserve=min(max_tokens, window // 4),
-        )
-        if budget.room < 1 and newest.reply:
-            raise ContextOverflow(
-                f"the reply fills the model's window of {window} tokens and cannot be continued"
-            )
-        if budget.room < 1:
-            tokens = sum(self._count([part]) for part in last if part.kind == "user")
-            raise MessageTooLong(tokens, tokens + budget.room - 1, window)
-        _, *kept = (part for turn in [*turns[budget.dropped :], last] for part in turn)
-        segments = (*instructions, first, *kept)
-        ids = tuple(id for part in segments for id in self._ids(part))
-        if len(ids) >= window:
-            # Drawn tokens can be more than their text needs. Counting the latter makes the
-            # choice of turns depend on the chat alone, so the former have to give way.
-            ids = tuple(id for part in segments for id in self._encode(part))
-        return Prompt(segments, ids, budget.dropped)
+
+    @abstractmethod
+    def render_instruction(self, system: str | None) -> list[Segment]:
+        """The opening of a prompt."""
+
+    @abstractmethod
+    def render_reply(self, reply: str) -> list[Segment]:
+        """A reply, left open where it ends; nothing for an empty one."""
 
     def remember(self, reply: str, drawn: Sequence[int]) -> None:
         """Keep the tokens that the model drew for a reply.
 
         drawn: its tokens in order, with what was cut off the end of it. They are used when
-        they stand for exactly the text that the template would render.
+        they stand for exactly the text that the layout would render.
         """
-        text = text_of(self._template.render_reply(reply, closed=False))
+        text = text_of(self.render_reply(reply))
         ids = list(drawn)
         decoded = self._model.tokenizer.decode(ids)
         while ids and len(decoded) > len(text):
@@ -125,21 +122,31 @@ class PromptWriter:
 
     def reply_ids(self, reply: str) -> list[int]:
         """The tokens of a reply as a prompt would hold them."""
-        segments = self._template.render_reply(reply, closed=False)
-        return [id for part in segments for id in self._ids(part)]
+        return [id for part in self.render_reply(reply) for id in self._ids(part)]
 
     def instruction_ids(self, system: str | None) -> list[int]:
         """The tokens of a prompt's opening."""
-        segments = self._template.render_instruction(system)
-        return [id for part in segments for id in self._encode(part)]
+        return [id for part in self.render_instruction(system) for id in self._encode(part)]
 
-    def _closed(self, exchange: Exchange) -> list[Segment]:
-        """A past exchange. A message nobody answered is followed by no reply at all, because
-        an empty one would teach the model to say nothing."""
-        segments = self._template.render_user(exchange.user, after=END_OF_TEXT)
-        if exchange.reply:
-            return segments + self._template.render_reply(exchange.reply)
-        return segments[:-1]
+    def _tokens(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        ids = tuple(id for part in segments for id in self._ids(part))
+        if len(ids) < self._model.context:
+            return ids
+        # Drawn tokens can be more than their text needs. Counting the latter makes the
+        # choice of turns depend on the chat alone, so the former have to give way.
+        return tuple(id for part in segments for id in self._encode(part))
+
+    def _check_room(self, last: Sequence[Segment], room: int, *, begun: bool) -> None:
+        """Refuse a newest exchange that leaves no room. begun: it has the beginning of a reply."""
+        if room >= 1:
+            return
+        window = self._model.context
+        if begun:
+            raise ContextOverflow(
+                f"the reply fills the model's window of {window} tokens and cannot be continued"
+            )
+        tokens = sum(self._count([part]) for part in last if part.kind == "user")
+        raise MessageTooLong(tokens, tokens + room - 1, window)
 
     def _count(self, segments: Iterable[Segment]) -> int:
         return sum(len(self._encode(part)) for part in segments)
@@ -155,6 +162,53 @@ class PromptWriter:
         if segment.text not in self._encoded:
             self._encoded[segment.text] = self._model.tokenizer.encode(segment.text)
         return self._encoded[segment.text]
+
+
+class PromptWriter(Writer):
+    """Writes chats in a dialogue template."""
+
+    def __init__(self, model: LanguageModel, template: DialogueTemplate) -> None:
+        super().__init__(model)
+        self._template = template
+        self.name = template.name
+        self.stop = template.stop
+
+    def write(
+        self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
+    ) -> Prompt:
+        *history, newest = exchanges
+        instructions = self.render_instruction(system)
+        turns = [self._closed(exchange) for exchange in history]
+        last = self._template.render_user(newest.user, after=END_OF_TEXT)
+        # Whichever turn comes to stand first follows the instructions, not a reply.
+        first = self._template.render_user("", after=next(iter(instructions), None))[0]
+        last += self.render_reply(newest.reply or "")
+        window = self._model.context
+        budget = fit(
+            window=window,
+            instructions=self._count([*instructions, first]) - self._count(last[:1]),
+            history=[self._count(turn) for turn in turns],
+            newest=self._count(last),
+            reserve=min(max_tokens, window // 4),
+        )
+        self._check_room(last, budget.room, begun=bool(newest.reply))
+        _, *kept = (part for turn in [*turns[budget.dropped :], last] for part in turn)
+        segments = (*instructions, first, *kept)
+        return Prompt(segments, self._tokens(segments), budget.dropped)
+
+    def render_instruction(self, system: str | None) -> list[Segment]:
+        return self._template.render_instruction(system)
+
+    def render_reply(self, reply: str) -> list[Segment]:
+        return self._template.render_reply(reply, closed=False)
+
+    def _closed(self, exchange: Exchange) -> list[Segment]:
+        """A past exchange. A message nobody answered is followed by no reply at all, because
+        an empty one would teach the model to say nothing."""
+        segments = self._template.render_user(exchange.user, after=END_OF_TEXT)
+        if exchange.reply:
+            return segments + self._template.render_reply(exchange.reply)
+        return segments[:-1]
 
 
 def seeded(sampling: Sampling) -> Sampling:

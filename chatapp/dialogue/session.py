@@ -14,6 +14,7 @@ from chatapp.dialogue.prompt import (
     MessageTooLong,
     Prompt,
     PromptWriter,
+    Writer,
     seeded,
     trimmed,
 )
@@ -22,6 +23,7 @@ from chatapp.engine.events import Event, Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.messages import Role
+from chatapp.prompting.segments import Segment
 from chatapp.prompting.template import PLAIN, TEMPLATES, DialogueTemplate, load_template, named
 
 __all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started", "choose_template"]
@@ -64,14 +66,17 @@ SessionEvent = Started | Token | Finished
 _STATUS: dict[FinishReason, Status] = {"cancelled": "stopped", "error": "error"}
 
 
-def choose_template(model: LanguageModel, requested: str) -> DialogueTemplate:
+def choose_template(model: LanguageModel, requested: str, asked: str = "") -> DialogueTemplate:
     """The template to chat with `model` in.
 
     requested: a template's name, or "" for the model's own, or `plain` when it has none.
+    asked: what the chat asks for, and gets when the model has none of its own.
     Raises ValueError in one sentence when there is no such template, when the model was
     trained in another one, or when its template file is damaged.
     """
     own = load_template(model.folder) if model.folder else None
+    if asked in TEMPLATES and own is None:
+        return TEMPLATES[asked]
     if not requested:
         return own or PLAIN
     if own and requested == own.name and requested not in TEMPLATES:
@@ -104,21 +109,27 @@ class Session:
         chat_id: int | None = None,
         sampling: Sampling | None = None,
         system: str | None = None,
+        prompt: str = "",
+        asked_template: str = "",
     ) -> None:
         """Go on with the chat `chat_id`, or begin one, stored with its first message.
 
-        sampling: may be set at any time; the next turn uses it.
-        system: a new chat's instructions; a chat that exists has its own.
+        sampling: how replies are drawn where the chat's prompt file does not say.
+        system, prompt, asked_template: a new chat's (see `Chat`); one that exists has its own.
         Raises StoreError when there is no such chat.
         """
+        chat = None if chat_id is None else store.chat(chat_id)
         self.model = model
         self.template = template
-        self.sampling = sampling or Sampling()
         self.chat_id = chat_id
         self._store = store
-        self._system = system if chat_id is None else store.chat(chat_id).system
+        self._sampling = sampling or Sampling()
+        self._sampling_is_set = False
+        self._system = system if chat is None else chat.system
+        self.prompt = prompt if chat is None else chat.prompt
+        self.asked_template = asked_template if chat is None else chat.asked_template
         self._path = [] if chat_id is None else store.path(chat_id)
-        self._writer = PromptWriter(model, template)
+        self._opened_writer: Writer | None = None
         self._usage: tuple[int, int] | None = None
 
     @property
@@ -127,8 +138,23 @@ class Session:
         return list(self._path)
 
     @property
+    def layout(self) -> str:
+        """What its prompts are laid out by: the name of the prompt file, or of the template."""
+        return self.prompt or self.template.name
+
+    @property
+    def sampling(self) -> Sampling:
+        """How replies are drawn. What is set here holds from the next turn on."""
+        return self._sampling
+
+    @sampling.setter
+    def sampling(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._sampling_is_set = True
+
+    @property
     def system(self) -> str | None:
-        """The chat's instructions; None for those of the template."""
+        """The chat's instructions; None for those of the prompt file or the template."""
         return self._system
 
     @system.setter
@@ -191,8 +217,23 @@ class Session:
         prompt = self._write(path)
         ids = self._writer.reply_ids(reply.text) if reply else []
         room = self.model.context - len(prompt.ids)
-        left_out = path[: self._messages_in(prompt.dropped, path)]
-        return Reading(prompt, reply, tuple(ids[:room]), tuple(left_out))
+        return Reading(prompt, reply, tuple(ids[:room]), self._left_out(prompt, path))
+
+    def draft(self, text: str, instead_of: int | None = None) -> Reading:
+        """What the model would read if the user said `text` now. Nothing is stored.
+
+        instead_of: the user's message it would take the place of.
+        Raises ValueError as `say` does.
+        """
+        path = self._path
+        if instead_of is not None:
+            path = self._path_to(self._message(instead_of, "user").parent_id)
+        prompt = self._write(path, _said(text))
+        return Reading(prompt, None, (), self._left_out(prompt, path))
+
+    def render_reply(self, text: str) -> list[Segment]:
+        """A reply as a prompt would hold it, left open."""
+        return self._writer.render_reply(text)
 
     def continue_reply(
         self, message_id: int, cancel: threading.Event | None = None
@@ -230,9 +271,7 @@ class Session:
         """Generate a reply to `text`, or to the last message of `path` when it is None."""
         user: StoredMessage | None = None
         if text is not None:
-            text = without_surrogates(text)
-            if not text.strip():
-                raise ValueError("the message is empty")
+            text = _said(text)
         prompt = self._write(path, text)
         if len(prompt.ids) + len(begin) >= self.model.context:
             raise ContextOverflow(
@@ -241,7 +280,11 @@ class Session:
             )
         if self.chat_id is None:
             self.chat_id = self._store.create_chat(
-                system=self._system, template=self.template.name, model=self.model.name
+                system=self._system,
+                template=self.template.name,
+                model=self.model.name,
+                prompt=self.prompt,
+                asked_template=self.asked_template,
             )
         parent_id = path[-1].id if path else None
         if text is not None:
@@ -268,7 +311,7 @@ class Session:
         turn_id = self._store.begin_turn(
             reply.id,
             model=self.model.name,
-            template=self.template.name,
+            template=self._writer.name,
             prompt=prompt.text,
             sampling=asdict(sampling),
             seed=sampling.seed or 0,
@@ -334,11 +377,12 @@ class Session:
             yield Finished("stop", prompt_tokens=len(prompt.ids), reply_tokens=len(begin) - 1)
             return
         ids = (*prompt.ids, *begin)
-        events = self.model.generate(ids, sampling, stop=self.template.stop, cancel=cancel)
+        events = self.model.generate(ids, sampling, stop=self._writer.stop, cancel=cancel)
         for event in events:
             if isinstance(event, Finished):
                 total = event.reply_tokens + len(begin)
-                event = replace(event, prompt_tokens=len(prompt.ids), reply_tokens=total)
+                read = event.prompt_tokens - len(begin)
+                event = replace(event, prompt_tokens=read, reply_tokens=total)
             yield event
 
     def _write(self, path: list[StoredMessage], text: str | None = None) -> Prompt:
@@ -346,7 +390,22 @@ class Session:
         exchanges = _exchanges(path)
         if text is not None:
             exchanges.append(Exchange(text))
-        return self._writer.write(self._system, exchanges, max_tokens=self.sampling.max_tokens)
+        writer = self._writer  # which may change the sampling
+        return writer.write(self._system, exchanges, max_tokens=self.sampling.max_tokens)
+
+    @property
+    def _writer(self) -> Writer:
+        """What writes the chat's prompts. Raises PromptError as long as its file is no good."""
+        if self._opened_writer is None and self.prompt:
+            from chatapp.dialogue.fewshot import FewShotWriter
+
+            writer = FewShotWriter.open(self.model, self.prompt)
+            if not self._sampling_is_set:
+                self._sampling = writer.sampling(self._sampling)
+            self._opened_writer = writer
+        elif self._opened_writer is None:
+            self._opened_writer = PromptWriter(self.model, self.template)
+        return self._opened_writer
 
     def _measure(self) -> tuple[int, int]:
         """Tokens in use and messages out of context, kept up to date while a reply grows."""
@@ -367,10 +426,13 @@ class Session:
         used = len(prompt.ids) + len(self._writer.reply_ids(reply))
         return min(used, self.model.context), self._messages_in(prompt.dropped, self._path)
 
+    def _left_out(self, prompt: Prompt, path: Sequence[StoredMessage]) -> tuple[StoredMessage, ...]:
+        return tuple(path[: self._messages_in(prompt.dropped, path)])
+
     def _messages_in(self, exchanges: int, path: Sequence[StoredMessage]) -> int:
         """How many messages of a path its oldest `exchanges` hold."""
         starts = [place for place, message in enumerate(path) if message.role == "user"]
-        return starts[exchanges]
+        return [*starts, len(path)][exchanges]
 
     def _message(self, message_id: int, *roles: Role) -> StoredMessage:
         """A message of this chat, from one of `roles`."""
@@ -385,6 +447,13 @@ class Session:
         if message_id is None or self.chat_id is None:
             return []
         return self._store.path(self.chat_id, message_id)
+
+
+def _said(text: str) -> str:
+    """A user's text as a message. Raises ValueError when there is nothing in it."""
+    if not text.strip():
+        raise ValueError("the message is empty")
+    return without_surrogates(text)
 
 
 def _exchanges(path: list[StoredMessage]) -> list[Exchange]:

@@ -117,6 +117,10 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX comparisons_by_left ON comparisons (left_id)",
         "CREATE INDEX comparisons_by_right ON comparisons (right_id)",
     ),
+    (
+        "ALTER TABLE chats ADD COLUMN prompt TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE chats ADD COLUMN asked_template TEXT NOT NULL DEFAULT ''",
+    ),
 )
 
 _MESSAGE = """
@@ -138,7 +142,9 @@ class StoreError(Exception):
 class Chat:
     """A chat without its messages. Times are unix seconds; `leaf_id` ends its current path.
 
-    deleted: when it was put into the bin; None while it was not.
+    deleted: when it was put into the bin; None while it was not. prompt: the prompt file its
+    messages are put into, by its name in the library or its path. asked_template: the template
+    it asks for where a model has none of its own. Both are "" where there is none.
     """
 
     id: int
@@ -151,6 +157,8 @@ class Chat:
     leaf_id: int | None
     archived: bool = False
     deleted: float | None = None
+    prompt: str = ""
+    asked_template: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,21 +305,28 @@ class Store:
     # Chats
 
     def create_chat(
-        self, *, title: str = "", system: str | None = None, template: str = "", model: str = ""
+        self,
+        *,
+        title: str = "",
+        system: str | None = None,
+        template: str = "",
+        model: str = "",
+        prompt: str = "",
+        asked_template: str = "",
     ) -> int:
         """A new, empty chat; returns its id. Ids are never used twice."""
         now = time.time()
         return self._insert(
-            "INSERT INTO chats (title, system, template, model, created, updated)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
-            (title, system, template, model, now, now),
+            "INSERT INTO chats (title, system, template, model, prompt, asked_template, created,"
+            " updated) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (title, system, template, model, prompt, asked_template, now, now),
         )
 
     def chat(self, chat_id: int) -> Chat:
         """A chat by its id."""
         row = self._row(
             "SELECT id, title, system, template, model, created, updated, leaf_id, archived,"
-            " deleted FROM chats WHERE id = ?",
+            " deleted, prompt, asked_template FROM chats WHERE id = ?",
             (chat_id,),
             f"there is no chat {chat_id}",
         )
@@ -357,6 +372,16 @@ class Store:
     def set_system(self, chat_id: int, system: str | None) -> None:
         """Give a chat other instructions; None for those of its template."""
         self._change_chat(chat_id, "system", system)
+
+    def set_prompt(
+        self, chat_id: int, *, prompt: str, system: str | None, asked_template: str
+    ) -> None:
+        """Hold a chat with another prompt file, instructions and template (see `Chat`)."""
+        self._row(
+            "UPDATE chats SET prompt = ?, system = ?, asked_template = ? WHERE id = ? RETURNING id",
+            (prompt, system, asked_template, chat_id),
+            f"there is no chat {chat_id}",
+        )
 
     def set_archived(self, chat_id: int, archived: bool) -> None:
         """Put a chat out of the way, or back."""

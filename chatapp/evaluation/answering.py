@@ -20,7 +20,14 @@ from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.evaluation.scoring import CONTENT_FREE, Likelihoods, best, probabilities
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.fewshot import continuation, fit, render, render_channel
+from chatapp.prompting.fewshot import (
+    Demonstration,
+    continuation,
+    demonstrations,
+    fit,
+    render,
+    render_channel,
+)
 from chatapp.prompting.promptfile import PromptFile
 from chatapp.prompting.segments import Segment
 from chatapp.prompting.selection import Selector, vote
@@ -30,14 +37,6 @@ _BATCH = 16
 
 # Texts whose tokens are remembered; demonstrations come back, inputs do not.
 _REMEMBERED = 2**14
-
-
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """A pool item and how near it is to the input; None where the selector knows no nearness."""
-
-    index: int
-    similarity: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +111,11 @@ class Answerer:
         prompt = self._prompt
         if prompt.text is not None:
             return Question(text, render(prompt, [], text), [], [])
-        ranked = self._selector.select(text, prompt.select.k) if self._selector else []
-        nearness = self._selector.similarities(text, ranked) if self._selector else []
-        chosen = dict(zip(ranked, map(Demonstration, ranked, nearness), strict=True))
+        chosen = demonstrations(prompt, self._selector, text)
         if prompt.select.method == "vote":
             return Question(text, [], list(chosen.values()), [])
-        fitted = fit(prompt, ranked, text, lambda part: len(self._encode(part)), self._room(text))
+        count, room = lambda part: len(self._encode(part)), self._room(text)
+        fitted = fit(prompt, list(chosen), text, count, room)
         return Question(
             text,
             self._layout(fitted.kept, text),

@@ -31,16 +31,38 @@ from dataclasses import dataclass
 from chatapp.prompting.examples import Example, PromptError
 from chatapp.prompting.promptfile import PromptFile
 from chatapp.prompting.segments import Kind, Segment
-from chatapp.prompting.selection import Select
+from chatapp.prompting.selection import Select, Selector
 
 Part = tuple[Kind, str]
 
 
-def render(prompt: PromptFile, ranked: Sequence[int], query: str) -> list[Segment]:
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A pool item and how near it is to the input; None where the selector knows no nearness."""
+
+    index: int
+    similarity: float | None
+
+
+def demonstrations(
+    prompt: PromptFile, selector: Selector | None, query: str
+) -> dict[int, Demonstration]:
+    """As many as the prompt file wants, by their index, nearest first; None chooses none."""
+    if selector is None:
+        return {}
+    ranked = selector.select(query, prompt.select.k)
+    nearness = selector.similarities(query, ranked)
+    return dict(zip(ranked, map(Demonstration, ranked, nearness), strict=True))
+
+
+def render(
+    prompt: PromptFile, ranked: Sequence[int], query: str, turns: Sequence[Example] = ()
+) -> list[Segment]:
     """The prompt that asks for the output of `query`.
 
     ranked: indices into the prompt's pool, nearest first; they are printed in the order the
-    prompt file asks for. A text prompt has neither examples nor a query.
+    prompt file asks for. turns: what was asked and answered before, which stands between the
+    examples and the query. A text prompt has neither examples nor a query.
     Raises PromptError when a text prompt is given a query.
     """
     if prompt.text is not None:
@@ -52,7 +74,12 @@ def render(prompt: PromptFile, ranked: Sequence[int], query: str) -> list[Segmen
         ("user", query.strip()),
         ("marker", _answer_marker(prompt)),
     ]
-    return _segments([*_opening(prompt), *_shots(prompt, ranked, _direct), *ask])
+    before: list[Part] = []
+    for turn in turns:
+        asked, answered = turn.input.strip(), turn.output.strip()
+        before += [*_direct(prompt, Example(asked, answered), "user", "assistant")]
+        before.append(("marker", prompt.separator))
+    return _segments([*_opening(prompt), *_shots(prompt, ranked, _direct), *before, *ask])
 
 
 def continuation(prompt: PromptFile, output: str) -> str:
@@ -184,12 +211,14 @@ def _shots(
     return parts
 
 
-def _direct(prompt: PromptFile, example: Example) -> list[Part]:
+def _direct(
+    prompt: PromptFile, example: Example, asked: Kind = "example", answered: Kind = "example"
+) -> list[Part]:
     return [
         ("marker", prompt.input_prefix),
-        ("example", example.input),
+        (asked, example.input),
         ("marker", _answer_marker(prompt)),
-        ("example", continuation(prompt, example.output)),
+        (answered, continuation(prompt, example.output)),
     ]
 
 

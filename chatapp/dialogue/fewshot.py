@@ -1,0 +1,159 @@
+"""A chat held with a prompt file: each message is put into its fields, after demonstrations.
+
+A file whose demonstrations are fixed is the beginning of a dialogue, and the chat goes on
+where they end. A file that has them chosen for the input is a task: each message is asked
+about by itself, with the demonstrations that suit it.
+
+The one invariant: the examples and the layout for a message are those of `chatapp run` for
+the same input, but for what the chat itself takes of the window.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from chatapp.dialogue.prompt import Exchange, Prompt, Shot, Writer
+from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.evaluation.answering import sampling_of
+from chatapp.evaluation.choices import selector_for
+from chatapp.prompting import budget
+from chatapp.prompting.examples import Example, PromptError
+from chatapp.prompting.fewshot import (
+    Demonstration,
+    Fitted,
+    continuation,
+    demonstrations,
+    fit,
+    render,
+)
+from chatapp.prompting.library import for_chats
+from chatapp.prompting.promptfile import Persona, PromptFile, load_for_chat
+from chatapp.prompting.segments import Segment
+from chatapp.prompting.selection import Selector
+
+
+def find(name: str) -> Path:
+    """The file that a chat calls by this name: one of the library's, or a path.
+
+    Raises PromptError when a folder of the library cannot be read.
+    """
+    return for_chats().get(name) or Path(name)
+
+
+class FewShotWriter(Writer):
+    """Writes chats in the layout of a prompt file.
+
+    selector: chooses from the file's pool; None shows no demonstrations.
+    Raises PromptError when the file asks for a sampling there is not.
+    """
+
+    def __init__(
+        self, model: LanguageModel, name: str, prompt: PromptFile, selector: Selector | None
+    ) -> None:
+        super().__init__(model)
+        self.name = name
+        self.stop = prompt.stop
+        self.prompt = prompt
+        # How labels would be scored means nothing to a reply, which is always generated.
+        self._prompt = replace(prompt, scoring="direct")
+        self._selector = selector
+        sampling_of(prompt)
+
+    @classmethod
+    def open(cls, model: LanguageModel, name: str) -> "FewShotWriter":
+        """The writer for the prompt file that a chat calls by this name.
+
+        It may take long: a pool is read and encoded. Raises PromptError when the file, or the
+        encoder that it asks for, cannot be used.
+        """
+        prompt = load_for_chat(find(name))
+        if isinstance(prompt, Persona):
+            raise PromptError(f"{prompt.path}: is a persona, expected a prompt file")
+        return cls.of(model, name, prompt)
+
+    @classmethod
+    def of(cls, model: LanguageModel, name: str, prompt: PromptFile) -> "FewShotWriter":
+        """The writer for a prompt file that was read already (see `open`)."""
+        try:
+            return cls(model, name, prompt, selector_for(prompt, model))
+        except ModelError as error:
+            raise PromptError(f"{prompt.path}: {error}") from None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a prompt holds the chat so far, and not the message alone."""
+        return self._prompt.select.method == "fixed"
+
+    def sampling(self, base: Sampling) -> Sampling:
+        """How replies are drawn: as the file says, and as `base` where it says nothing."""
+        return sampling_of(self._prompt, base)
+
+    def write(
+        self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
+    ) -> Prompt:
+        *history, newest = exchanges
+        prompt, window = self._prompt, self._model.context
+        if system is not None:
+            prompt = replace(prompt, instruction=system.strip())
+        begun = self.render_reply(newest.reply or "")
+        alone = self._count(render(prompt, [], newest.user))
+        room = window - alone - self._count(begun)
+        self._check_room(render(prompt, [], newest.user), room, begun=bool(begun))
+        reserve = min(max_tokens, window // 4)
+        # What nobody answered is no example of an answer.
+        answered = [
+            (place, Example(exchange.user, exchange.reply))
+            for place, exchange in enumerate(history)
+            if exchange.reply and self.goes_on
+        ]
+        costs = [
+            self._count(render(prompt, [], newest.user, [turn])) - alone for _, turn in answered
+        ]
+        # The chat so far may take up to half of the room from the demonstrations.
+        for_turns = min(max(0, room - reserve) // 2, sum(costs))
+        limit = window - reserve - self._count(begun) - for_turns
+        chosen = self._choose(newest.user)
+        fitted = self._fit(prompt, list(chosen), newest.user, limit)
+        shown = self._count([*render(prompt, fitted.kept, newest.user), *begun])
+        turns = budget.fit(
+            window=window, instructions=0, history=costs, newest=shown, reserve=reserve
+        )
+        kept = [turn for _, turn in answered[turns.dropped :]]
+        segments = (*render(prompt, fitted.kept, newest.user, kept), *begun)
+        return Prompt(
+            segments,
+            self._tokens(segments),
+            dropped=answered[turns.dropped - 1][0] + 1 if turns.dropped else 0,
+            shots=self._shots(chosen[index] for index in fitted.kept),
+            dropped_shots=self._shots(chosen[index] for index in fitted.dropped),
+        )
+
+    def render_instruction(self, system: str | None) -> list[Segment]:
+        text = self._prompt.instruction if system is None else system.strip()
+        return [Segment("instruction", text)] if text else []
+
+    def render_reply(self, reply: str) -> list[Segment]:
+        return [Segment("assistant", continuation(self._prompt, reply))] if reply.strip() else []
+
+    def _choose(self, query: str) -> dict[int, Demonstration]:
+        try:
+            return demonstrations(self._prompt, self._selector, query)
+        except ModelError as error:
+            raise PromptError(f"{self._prompt.path}: {error}") from None
+
+    def _fit(self, prompt: PromptFile, ranked: list[int], query: str, limit: int) -> Fitted:
+        try:
+            return fit(prompt, ranked, query, self._count_text, limit)
+        except PromptError:  # the message leaves the reply less room than it should have
+            return Fitted([], ranked, 0)
+
+    def _count_text(self, text: str) -> int:
+        return self._count([Segment("marker", text)])
+
+    def _shots(self, chosen: Iterable[Demonstration]) -> tuple[Shot, ...]:
+        pool = self._prompt.pool
+        return tuple(
+            Shot(pool.inputs[each.index], pool.outputs[each.index], each.similarity)
+            for each in chosen
+        )
