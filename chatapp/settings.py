@@ -59,6 +59,27 @@ def load_settings(overrides: Mapping[str, object] | None = None) -> Settings:
     return Settings(**texts, sampling=Sampling(**values))
 
 
+def parameter(name: str, text: str) -> float | int | None:
+    """The value of a field of `Sampling` that the user has written; "" is None for the seed.
+
+    Raises ValueError in one sentence when there is no such field or it cannot be that.
+    """
+    if name not in _NUMBERS:
+        near = difflib.get_close_matches(name, _NUMBERS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_NUMBERS)}"
+        raise ValueError(f"there is no parameter {name!r}; {hint}")
+    if not text and name == "seed":
+        return None
+    kind = _NUMBERS[name]
+    try:
+        value = kind(text)
+    except ValueError:
+        expected = "a number" if kind is float else "a whole number"
+        raise ValueError(f"{name} is {text!r}; expected {expected}") from None
+    Sampling(**{name: value})  # type: ignore[arg-type]  # its own rules
+    return value
+
+
 def _from_file() -> Iterator[tuple[str, object, str]]:
     path = settings_path()
     try:

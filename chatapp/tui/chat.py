@@ -22,6 +22,7 @@ from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
 from chatapp.tui import events, timings
 from chatapp.tui.branches import BranchScreen
+from chatapp.tui.comparing import CompareScreen
 from chatapp.tui.completions import Completions
 from chatapp.tui.conversation import Conversation, Order, in_words
 from chatapp.tui.help import HelpScreen
@@ -59,6 +60,7 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+b", "branches", "All branches of this chat", show=False),
         Binding("f2", "parameters", "Parameters", tooltip="Change how replies are drawn"),
         Binding("f3", "inspect", "Look into the model at this message, or close", show=False),
+        Binding("f4", "compare", "Compare", tooltip="Two replies to one message, side by side"),
         Binding("f1", "help", "Help", tooltip="Show all keys"),
     ]
 
@@ -72,7 +74,6 @@ class ChatScreen(Screen[None]):
         super().__init__()
         self._store = self.store = store
         self._model_name = settings.model
-        self._precision = settings.precision
         self._commands = SlashCommands(self)
         self._models: list[str] | None = None
         self._first_chat = chat_id
@@ -154,10 +155,12 @@ class ChatScreen(Screen[None]):
     def load_other(self, name: str) -> None:
         """Go on with another model, when it is loaded."""
 
+        precision = self.conversation.precision
+
         def load() -> "LanguageModel":
             from chatapp.engine.load import load_model
 
-            return load_model(name, precision=self._precision)
+            return load_model(name, precision=precision)
 
         self._status.state = "loading"
         self._status.model = name
@@ -560,10 +563,39 @@ class ChatScreen(Screen[None]):
             self.conversation.sampling = sampling
             self.notify("The next message uses the new parameters.", markup=False)
 
+    @work
+    async def action_compare(self, change: str = "") -> None:
+        """Answer the focused message, or what stands in the prompt, in two ways.
+
+        change: how the right one differs, as `Variant.changed` reads it.
+        """
+        if self.conversation.session is None:
+            self.notify("The model is not loaded yet.", markup=False)
+            return
+        if self._is_busy():
+            return
+        with self._store_errors():
+            message: str | StoredMessage = ""
+            if isinstance(self.focused, MessageView):
+                message = self.focused.message
+                if message.role == "assistant" and message.parent_id is not None:
+                    message = self._store.message(message.parent_id)
+            elif self._prompt.editing is None:
+                message = self._prompt.text
+                self._prompt.leave_edit()
+            screen = CompareScreen(
+                self.conversation, self._store, self._earlier_inputs, message, change
+            )
+            compared = await self.app.push_screen_wait(screen)
+            if compared.chat_id is not None:
+                await self._open(compared.chat_id)
+            elif compared.text:
+                self._prompt.give_back(compared.text)
+
     def action_help(self) -> None:
         own: tuple[type[DOMNode], ...] = (
             *(type(self.app), ChatScreen, Prompt, MessageView),
-            *(HistoryScreen, ChatList, ParametersScreen, RankScreen, BranchScreen),
+            *(HistoryScreen, ChatList, ParametersScreen, RankScreen, BranchScreen, CompareScreen),
             *(Inspector, TokenText, AttentionView, HeatMap, StepView),
         )
         places = [(place.BINDING_GROUP_TITLE or "", place) for place in own]

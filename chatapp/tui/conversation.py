@@ -20,6 +20,7 @@ from chatapp.tui.turn import Turn
 if TYPE_CHECKING:
     from chatapp.dialogue.session import Session, SessionEvent
     from chatapp.dialogue.store import Store, StoredMessage
+    from chatapp.dialogue.variant import Pair, Variant
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.settings import Settings
 
@@ -51,6 +52,8 @@ class Conversation:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._sampling = settings.sampling
+        self._compared: tuple[tuple[str, str], LanguageModel] | None = None
+        self.precision = settings.precision
         self._chat_id: int | None = None
         self._system: str | None = None
         self.model: LanguageModel | None = None
@@ -197,8 +200,11 @@ class Conversation:
                     texts.append(message.text)
         return texts
 
-    def begin(self, order: Order) -> bool:
-        """Carry out an order; False when it has to wait for the model."""
+    def begin(self, order: Order, listener: MessagePump | None = None) -> bool:
+        """Carry out an order; False when it has to wait for the model.
+
+        listener: who is told how it goes, in place of the conversation's own.
+        """
         self.order = order
         session = self.session
         if session is None:
@@ -208,7 +214,7 @@ class Conversation:
             with self._lock:
                 yield from order.start(session, cancel)
 
-        self.turn = Turn(generate, self._listener, order.submitted)
+        self.turn = Turn(generate, listener or self._listener, order.submitted)
         self._start_thread(self.turn.run)
         return True
 
@@ -235,6 +241,30 @@ class Conversation:
             self._listener.post_message(events.Measured(session, used, limit, dropped))
 
         self._start_thread(run)
+
+    def variant(self) -> "Variant":
+        """What the next reply is drawn with."""
+        from chatapp.dialogue.variant import Variant
+
+        name = self.model.name if self.model is not None else self._settings.model
+        return Variant(name, self.precision, self._settings.template, self._sampling)
+
+    def to_compare(self, message: str | int) -> "Pair":
+        """Two replies to a message: a text to say next, or the id of one said already."""
+        from chatapp.dialogue.variant import Pair
+
+        return Pair(self._store, self.chat_id, self.system(), message, self._model_to_compare)
+
+    def _model_to_compare(self, name: str, precision: str) -> "LanguageModel":
+        """The chat's own model or another, of which the last is kept for the next time."""
+        if self.model is not None and (name, precision) == (self.model.name, self.precision):
+            return self.model
+        if self._compared is None or self._compared[0] != (name, precision):
+            from chatapp.engine.load import load_model
+
+            self._compared = None  # before the next takes its place in memory
+            self._compared = (name, precision), load_model(name, precision=precision)
+        return self._compared[1]
 
     def in_background(self, work: "Callable[[Session], None]") -> bool:
         """Do something with the session on a thread of its own, as soon as no other uses it.

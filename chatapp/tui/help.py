@@ -16,7 +16,7 @@ from chatapp.tui.slash import COMMANDS
 
 def _table() -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(width=17, style="bold")
+    table.add_column(width=23, style="bold")
     table.add_column()
     return table
 

@@ -13,6 +13,7 @@ from textual.widgets import Input, Static
 
 from chatapp.engine.model import Sampling
 from chatapp.foreign import printable
+from chatapp.settings import parameter
 from chatapp.tui.field import Field
 
 HINTS = {
@@ -79,12 +80,4 @@ class ParametersScreen(ModalScreen[Sampling | None]):
 
     def _value(self, name: str) -> float | int | None:
         """What stands in a field. Raises ValueError in words."""
-        text = self.query_one(f"#{name}", Field).value.strip()
-        whole = not isinstance(getattr(Sampling(), name), float)
-        if not text and name == "seed":
-            return None
-        try:
-            return int(text) if whole else float(text)
-        except ValueError:
-            expected = "a whole number" if whole else "a number"
-            raise ValueError(f"{name} is {text!r}; expected {expected}") from None
+        return parameter(name, self.query_one(f"#{name}", Field).value.strip())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chatapp.engine.model import Sampling
+from chatapp.settings import parameter
 
 if TYPE_CHECKING:
     from chatapp.tui.chat import ChatScreen
@@ -40,6 +41,7 @@ COMMANDS = (
     Command("new", "", "start a new chat"),
     Command("chats", "", "list, search and open chats"),
     Command("branches", "", "show all branches of this chat"),
+    Command("compare", "[NAME=VALUE …]", "two replies, the right one with these settings"),
     Command("title", "TITLE", "call the chat so"),
     Command("system", "TEXT", "instructions of this chat; default is the template's own"),
     Command("set", "NAME VALUE", "change how replies are drawn, as F2 does"),
@@ -120,7 +122,8 @@ class SlashCommands:
         argument = text[len(name) + 1 :].strip()
         if argument and not command.argument:
             raise SlashError(f"/{name} stands alone")
-        if command.argument and not argument and name != "system":
+        optional = command.argument.startswith("[") or name == "system"
+        if command.argument and not argument and not optional:
             raise SlashError(f"/{name} is followed by {command.argument}: {command.words}")
         await getattr(self, f"_{name}")(argument)
 
@@ -135,6 +138,10 @@ class SlashCommands:
 
     async def _branches(self, argument: str) -> None:
         self._chat.action_branches()
+
+    async def _compare(self, argument: str) -> None:
+        self._refuse_while_busy()
+        self._chat.action_compare(argument)
 
     async def _quit(self, argument: str) -> None:
         self._chat.app.call_later(self._chat.app.action_quit)
@@ -159,25 +166,12 @@ class SlashCommands:
 
     async def _set(self, argument: str) -> None:
         name, _, text = argument.partition(" ")
-        text = text.strip()
-        known = {field.name for field in fields(Sampling)}
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
-            raise SlashError(f"there is no parameter {name!r}; {hint}")
-        whole = not isinstance(getattr(Sampling(), name), float)
-        value: float | int | None = None
-        if text or name != "seed":
-            try:
-                value = int(text) if whole else float(text)
-            except ValueError:
-                expected = "a whole number" if whole else "a number"
-                raise SlashError(f"{name} is {text!r}; expected {expected}") from None
-        conversation = self._chat.conversation
         try:
-            conversation.sampling = replace(conversation.sampling, **{name: value})  # type: ignore[arg-type]
+            value = parameter(name, text.strip())
         except ValueError as error:
             raise SlashError(str(error)) from None
+        conversation = self._chat.conversation
+        conversation.sampling = replace(conversation.sampling, **{name: value})  # type: ignore[arg-type]
         said = "drawn anew each time" if value is None else value
         self._chat.inform(f"{name} is {said} from the next message on.")
 

@@ -1,0 +1,116 @@
+"""Two ways to answer one message: another model, another template, other parameters.
+
+The one invariant: both replies answer the same message with the same history before it, so
+that nothing but what the user has set differs between them.
+"""
+
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+
+from chatapp.dialogue.session import Session, SessionEvent, Started, choose_template
+from chatapp.dialogue.store import Store
+from chatapp.engine.load import PRECISIONS
+from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.settings import parameter
+
+_TEXTS = ("model", "precision", "template")
+_OFF = Sampling(top_p=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a reply is drawn with. template: a name, or "" for the model's own."""
+
+    model: str
+    precision: str
+    template: str
+    sampling: Sampling
+
+    def changed(self, text: str) -> "Variant":
+        """This variant with `NAME=VALUE …` in place, as a shell would split it.
+
+        Raises ValueError in one sentence for what is no such list.
+        """
+        try:
+            parts = shlex.split(text)
+        except ValueError:
+            raise ValueError("a quotation mark has no partner") from None
+        variant = self
+        for part in parts:
+            name, equals, value = part.partition("=")
+            if not equals:
+                raise ValueError(f"{part!r} is no NAME=VALUE, such as temperature=0")
+            if name == "precision" and value not in PRECISIONS:
+                raise ValueError(f"precision is {value!r}; expected one of {', '.join(PRECISIONS)}")
+            if name == "model" and not value:
+                raise ValueError("model is empty; expected a name, a folder or a hub id")
+            if name in _TEXTS:
+                variant = replace(variant, **{name: value})  # type: ignore[arg-type]
+            else:
+                changes = {name: parameter(name, value)}
+                sampling = replace(variant.sampling, **changes)  # type: ignore[arg-type]
+                variant = replace(variant, sampling=sampling)
+        return variant
+
+    def words(self) -> list[str]:
+        """What it is, piece by piece; parameters that are off are left out."""
+        pieces = [self.model, self.precision if self.precision != "auto" else "", self.template]
+        for field in fields(Sampling):
+            value = getattr(self.sampling, field.name)
+            if field.name in ("temperature", "max_tokens") or value != getattr(_OFF, field.name):
+                pieces.append(f"{field.name} {value}")
+        return [piece for piece in pieces if piece]
+
+
+class Pair:
+    """One message of a chat, and the replies to it.
+
+    chat_id: None for a chat that begins with this message; then `system` are its
+        instructions. message: its text, which is then said at the end of the chat, or the id
+        of a message of the user that is there already.
+    load: gives a model by its name and precision.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        chat_id: int | None,
+        system: str | None,
+        message: str | int,
+        load: Callable[[str, str], LanguageModel],
+    ) -> None:
+        self.chat_id = chat_id
+        self._store = store
+        self._system = system
+        self._message = message
+        self._load = load
+
+    def answer(self, variant: Variant, cancel: threading.Event) -> Iterator[SessionEvent]:
+        """Generate a reply, beside those there are.
+
+        Raises what loading the model, `choose_template` and `Session.say` raise; ValueError
+        when it was cancelled before the model was loaded.
+        """
+        model = self._load(variant.model, variant.precision)
+        if cancel.is_set():
+            raise ValueError("stopped before there was a reply")
+        session = Session(
+            model,
+            template=choose_template(model, variant.template),
+            store=self._store,
+            chat_id=self.chat_id,
+            sampling=variant.sampling,
+            system=self._system,
+        )
+        if isinstance(self._message, str):
+            events = session.say(self._message, cancel)
+        else:
+            events = session.regenerate(self._message, cancel)
+        for event in events:
+            if isinstance(event, Started):
+                self.chat_id = event.message.chat_id
+                if event.user_message is not None:
+                    self._message = event.user_message.id
+            yield event

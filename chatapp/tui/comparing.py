@@ -1,0 +1,344 @@
+"""One message answered in two ways, side by side, and which answer is the better one.
+
+The one invariant: once the message is sent, all that is seen here is in the chat; what the
+user decides here is stored with it, and leaving decides nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Input, Static
+
+from chatapp.dialogue.store import StoreError
+from chatapp.foreign import printable
+from chatapp.tui import events
+from chatapp.tui.body import TextBody
+from chatapp.tui.conversation import Conversation, Order, in_words
+from chatapp.tui.field import Field
+from chatapp.tui.keybar import KeyBar
+from chatapp.tui.message import SPEAKERS, fate
+from chatapp.tui.prompt import Prompt
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store import Store, StoredMessage, Verdict
+    from chatapp.dialogue.variant import Pair, Variant
+
+_UPDATES_PER_SECOND = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How a comparison was left. chat_id: the chat it took place in; None when nothing was
+    sent, and then `text` is what the user had written."""
+
+    chat_id: int | None = None
+    text: str = ""
+
+
+class Side(Vertical):
+    """One of the two: how its reply is drawn, and the reply."""
+
+    def __init__(self, title: str, change: str, id: str) -> None:
+        super().__init__(id=id)
+        self._title = title
+        self._change = change
+        self.reply: StoredMessage | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(self._title, classes="header")
+        hint = "NAME=VALUE …, such as temperature=0"
+        yield Field(self._change, placeholder=hint, compact=True)
+        yield Static(classes="variant", markup=False)
+        with VerticalScroll(can_focus=False):
+            yield TextBody()
+            yield Static(classes="note", markup=False)
+
+    def read(self, base: "Variant") -> "Variant":
+        """What the reply is to be drawn with. Raises ValueError in words, and takes the focus."""
+        field = self.query_one(Field)
+        try:
+            return base.changed(field.value)
+        except ValueError as error:
+            field.focus()
+            raise ValueError(f"{self._title}: {error}") from None
+
+    def describe(self, base: "Variant", others: Sequence[str]) -> None:
+        """Say what the reply is drawn with; what is not among `others` stands out."""
+        line = Content(" · ").join(
+            Content.styled(printable(word), "" if word in others else "$text-accent bold")
+            for word in self.words(base)
+        )
+        self.query_one(".variant", Static).update(line)
+
+    def words(self, base: "Variant") -> list[str]:
+        """What the reply is drawn with; empty while it is half written."""
+        try:
+            return base.changed(self.query_one(Field).value).words()
+        except ValueError:
+            return []
+
+    def ask(self) -> None:
+        """Its reply is about to be generated: there is no more to write, but to scroll."""
+        self.add_class("-asked")
+        self.note = "waiting for its turn"
+        self.query_one(VerticalScroll).can_focus = True
+
+    def begin(self, message: "StoredMessage") -> None:
+        """The reply has a row in the store."""
+        self.reply = message
+        self.note = ""
+
+    def append(self, text: str) -> None:
+        """Add what has arrived of the reply."""
+        scroll = self.query_one(VerticalScroll)
+        follows = scroll.is_vertical_scroll_end
+        self.query_one(TextBody).append(text)
+        if follows:
+            scroll.scroll_end(animate=False)
+
+    def end(self, message: "StoredMessage", reason: str) -> None:
+        """Show what the store has kept of the reply."""
+        self.reply = message
+        self.query_one(TextBody).replace(message.text)
+        self.note = fate(message, reason).split(" · ")[0]
+
+    @property
+    def note(self) -> str:
+        """The line below the reply."""
+        return str(self.query_one(".note", Static).content)
+
+    @note.setter
+    def note(self, words: str) -> None:
+        self.query_one(".note", Static).update(printable(words))
+
+
+class CompareScreen(Screen[Compared]):
+    """Asks, generates left and then right, and takes the user's choice.
+
+    message: what to say next, which may still be changed; or a message of the user that is
+    in the chat already. change: how the right one is to differ, as `Variant.changed` reads it.
+    """
+
+    BINDING_GROUP_TITLE = "Comparing two replies"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1,left", "choose('left')", "Left", tooltip="The left reply is better"),
+        Binding("2,right", "choose('right')", "Right", tooltip="The right reply is better"),
+        Binding("e", "choose('equal')", "Equal", tooltip="Both are as good; go on with the left"),
+        Binding("b", "choose('both bad')", "Both bad", tooltip="Both are bad; go on with the left"),
+        Binding("escape", "stop", "Stop, leave", tooltip="Stop this reply; leave without a choice"),
+    ]
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        store: "Store",
+        earlier: Callable[[], Sequence[str]],
+        message: "str | StoredMessage",
+        change: str = "",
+    ) -> None:
+        super().__init__()
+        self._conversation = conversation
+        self._store = store
+        self._earlier = earlier
+        self._message = message
+        self._sides = (Side("Left", "", "left"), Side("Right", change, "right"))
+        self._base = conversation.variant()
+        self._pair: Pair | None = None
+        self._waiting: list[tuple[Side, Variant]] = []
+        self._current: Side | None = None
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="asked"):
+            if isinstance(self._message, str):
+                yield Prompt(self._earlier, lambda name: [])
+            yield Static(SPEAKERS["user"], classes="header")
+            with VerticalScroll(can_focus=False):
+                yield TextBody("" if isinstance(self._message, str) else self._message.text)
+        with Horizontal(id="sides"):
+            yield from self._sides
+        yield Static(id="compare-problem", markup=False)
+        yield KeyBar(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._timer = self.set_interval(1 / _UPDATES_PER_SECOND, self._flush, pause=True)
+        self._tell("")
+        self._describe()
+        for side in self._sides:
+            side.note = "Enter asks both"
+        if isinstance(self._message, str):
+            prompt = self.query_one(Prompt)
+            prompt.give_back(self._message)
+            prompt.focus()
+        else:
+            self.add_class("-sent")
+            self._sides[1].query_one(Field).focus()
+
+    # Asking
+
+    @on(Input.Changed)
+    def _describe(self) -> None:
+        left, right = self._sides
+        left.describe(self._base, right.words(self._base))
+        right.describe(self._base, left.words(self._base))
+
+    @on(Input.Submitted)
+    def _send(self) -> None:
+        if self.has_class("-sent"):
+            self._ask("")
+        else:
+            self.query_one(Prompt).action_submit()
+
+    @on(events.Submitted)
+    def _submitted(self, event: events.Submitted) -> None:
+        self._ask(event.text)
+
+    def _ask(self, text: str) -> None:
+        """Have the sides answered that are not, if they can be read.
+
+        text: the message, unless it has been sent before.
+        """
+        open_sides = [side for side in self._sides if side.reply is None]
+        try:
+            self._waiting = [(side, side.read(self._base)) for side in open_sides]
+            if self._pair is None:
+                sent = self._message if isinstance(self._message, str) else self._message.id
+                self._pair = self._conversation.to_compare(text or sent)
+        except (ValueError, StoreError) as error:
+            if text:
+                self.query_one(Prompt).give_back(text)
+            self._tell(in_words(error))
+            return
+        if text:
+            self._message = text
+            self.query_one("#asked TextBody", TextBody).replace(text)
+        self._tell("")
+        self.add_class("-sent")
+        for side in open_sides:
+            side.ask()
+        self._sides[0].query_one(VerticalScroll).focus()
+        self._timer.resume()
+        self._next()
+
+    def _ask_again(self) -> None:
+        """Let the user change what could not be answered."""
+        self._waiting.clear()
+        self._current = None
+        self._timer.pause()
+        open_sides = [side for side in self._sides if side.reply is None]
+        for side in open_sides:
+            side.remove_class("-asked")
+        if len(open_sides) == len(self._sides):  # then nothing has been stored
+            self._pair = None
+            if isinstance(self._message, str):
+                self.remove_class("-sent")
+                self.query_one(Prompt).give_back(self._message)
+        open_sides[0].query_one(Field).focus()
+        self.refresh_bindings()
+
+    def _tell(self, problem: str) -> None:
+        line = self.query_one("#compare-problem", Static)
+        line.update(printable(problem))
+        line.display = bool(problem)
+
+    # Generating
+
+    def _next(self) -> None:
+        """Generate the next reply, or let the user choose."""
+        if not self._waiting:
+            self._current = None
+            self._timer.pause()
+        else:
+            self._current, variant = self._waiting.pop(0)
+            self._current.note = "thinking · Esc stops it"
+            pair = self._pair
+            assert pair is not None
+            order = Order(lambda session, cancel: pair.answer(variant, cancel))
+            self._conversation.begin(order, self)
+        self.refresh_bindings()
+
+    @on(events.TurnStarted)
+    def _turn_started(self, event: events.TurnStarted) -> None:
+        if self._current is not None:
+            self._current.begin(event.started.message)
+
+    def _flush(self) -> None:
+        """Bring what has been generated to the screen."""
+        turn = self._conversation.turn
+        if turn is not None and self._current is not None and (text := turn.take()):
+            self._current.append(text)
+
+    @on(events.TurnEnded)
+    def _turn_ended(self, event: events.TurnEnded) -> None:
+        self._close_turn(event.finished.reason)
+        if event.finished.reason == "error":
+            self._tell(f"The model failed: {event.finished.message}")
+        self._next()
+
+    @on(events.TurnFailed)
+    def _turn_failed(self, event: events.TurnFailed) -> None:
+        side = self._current
+        self._close_turn("error")
+        self._tell(in_words(event.error))
+        if side is not None and side.reply is None:
+            side.note = ""
+            self._ask_again()
+        else:
+            self._next()
+
+    def _close_turn(self, reason: str) -> None:
+        side = self._current
+        self._conversation.end()
+        if side is not None and side.reply is not None:
+            try:
+                side.end(self._store.message(side.reply.id), reason)
+            except StoreError as error:
+                self._tell(str(error))
+
+    # Choosing and leaving
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action != "choose":
+            return True
+        return self._current is None and all(side.reply is not None for side in self._sides)
+
+    def action_choose(self, choice: "Verdict") -> None:
+        left, right = (side.reply for side in self._sides)
+        if left is None or right is None:
+            return
+        try:
+            self._store.add_comparison(left.id, right.id, choice)
+            self._store.set_leaf(left.chat_id, right.id if choice == "right" else left.id)
+        except StoreError as error:
+            self._tell(str(error))
+        else:
+            self.dismiss(Compared(left.chat_id))
+
+    def action_stop(self) -> None:
+        """Stop the reply that is being written; with none, leave."""
+        if self._current is not None:
+            self._conversation.stop()
+            return
+        replies = [side.reply for side in self._sides if side.reply is not None]
+        if replies:
+            self.dismiss(Compared(replies[0].chat_id))
+        elif self.has_class("-sent"):
+            self.dismiss(Compared())
+        else:
+            self.dismiss(Compared(text=self.query_one(Prompt).text))
+
+    def action_page(self, step: int) -> None:
+        """Scroll both replies, from the prompt."""
+        for side in self._sides:
+            scroll = side.query_one(VerticalScroll)
+            (scroll.scroll_page_up if step < 0 else scroll.scroll_page_down)(animate=False)
+
+    def action_focus_last_message(self) -> None:
+        """Where the prompt's key for the messages leads."""
+        self._sides[0].query_one(Field).focus()

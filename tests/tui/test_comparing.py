@@ -1,0 +1,307 @@
+"""One message answered in two ways: asked, streamed, stopped, chosen, kept."""
+
+import json
+import re
+import threading
+
+import pytest
+from conftest import Driver, OpenApp
+from fakes import ScriptedModel
+from textual.widgets import Static
+
+from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
+from chatapp.dialogue.store import Comparison, Store
+from chatapp.dialogue.variant import Variant
+from chatapp.engine import load
+from chatapp.engine.model import Sampling
+from chatapp.tui.comparing import CompareScreen, Side
+from chatapp.tui.field import Field
+from chatapp.tui.prompt import Prompt
+
+FOREIGN = "[b]x[/b] \x1b[2J"
+BASE = Variant("bundled", "auto", "", Sampling())
+
+
+def screen(driver: Driver) -> CompareScreen:
+    assert isinstance(driver.app.screen, CompareScreen)
+    return driver.app.screen
+
+
+def sides(driver: Driver) -> list[Side]:
+    return list(screen(driver).query(Side))
+
+
+def problem(driver: Driver) -> str:
+    return str(screen(driver).query_one("#compare-problem", Static).content)
+
+
+async def open_compare(driver: Driver, *keys: str) -> None:
+    """Press keys that open the screen, and wait until it takes others."""
+    await driver.press(*keys)
+    await driver.until(
+        lambda: isinstance(driver.app.screen, CompareScreen) and driver.app.screen.focused
+    )
+
+
+async def answered(driver: Driver) -> None:
+    """Wait until both sides have a whole reply and the screen asks for the choice."""
+    await driver.until(lambda: screen(driver).check_action("choose", ()))
+
+
+async def left_behind(driver: Driver, *keys: str) -> None:
+    await driver.press(*keys)
+    await driver.until(lambda: driver.app.screen is driver.chat)
+    await driver.idle()
+
+
+def test_a_variant_reads_what_a_user_writes() -> None:
+    changed = BASE.changed("model='my run' temperature=0 seed=5 precision=int8 template=alpaca")
+    assert changed == Variant("my run", "int8", "alpaca", Sampling(temperature=0.0, seed=5))
+    assert changed.changed("seed=").sampling.seed is None
+    assert BASE.changed("  ") == BASE
+    assert changed.words() == [
+        *("my run", "int8", "alpaca", "temperature 0.0", "top_p 0.9", "seed 5"),
+        "max_tokens 256",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hot", "'hot' is no NAME=VALUE"),
+        ("temprature=1", "did you mean temperature?"),
+        ("temperature=hot", "temperature is 'hot'; expected a number"),
+        ("top_p=2", "top_p is 2.0; expected above 0"),
+        ("precision=half", "precision is 'half'; expected one of auto"),
+        ("model=", "model is empty"),
+        ("model='x", "a quotation mark has no partner"),
+    ],
+)
+def test_a_variant_that_cannot_be_is_refused_in_words(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        BASE.changed(text)
+
+
+async def test_two_settings_of_one_model(open_app: OpenApp, store: Store) -> None:
+    model = ScriptedModel(["Zero.", "One.", FOREIGN, "Then."])
+    async with open_app(model) as driver:
+        await driver.say("Hello")
+        await open_compare(driver, *"Tea?", "f4")
+        assert driver.prompt.text == ""
+        await driver.press("tab", "tab", *"temperature=0 seed=5")
+        assert "temperature 0.0" in driver.screen_text
+        await driver.press("enter")
+        await answered(driver)
+        assert "One." in driver.screen_text
+        assert "[b]x[/b] ␛[2J" in driver.screen_text
+        assert model.prompts[1] == model.prompts[2]
+        assert [each.temperature for each in model.samplings] == [0.7, 0.7, 0.0]
+        assert model.samplings[2].seed == 5
+        await left_behind(driver, "right")
+        assert driver.texts == ["Hello", "Zero.", "Tea?", FOREIGN]
+        assert "‹ 2/2 ›" in driver.screen_text
+        await driver.say("Go on")
+        assert driver.texts[-2:] == ["Go on", "Then."]
+        assert "One." not in model.prompts[-1]
+    assert store.comparisons(1) == [Comparison(4, 5, "right")]
+    (row,) = feedback_rows(store, 1, FeedbackFormat.DPO)
+    assert row["prompt"][-1] == {"role": "user", "content": "Tea?"}
+    assert row["chosen"] == [{"role": "assistant", "content": FOREIGN}]
+    assert row["rejected"] == [{"role": "assistant", "content": "One."}]
+    turns = {turn.message_id: turn for turn in store.turns(1)}
+    assert [turns[id].sampling["temperature"] for id in (4, 5)] == [0.7, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("key", "choice", "leaf", "thumbs"),
+    [
+        ("1", "left", 2, [0, 0]),
+        ("2", "right", 3, [0, 0]),
+        ("e", "equal", 2, [0, 0]),
+        ("b", "both bad", 2, [-1, -1]),
+    ],
+)
+async def test_the_choice_is_kept_and_the_chat_goes_on_with_it(
+    open_app: OpenApp, store: Store, key: str, choice: str, leaf: int, thumbs: list[int]
+) -> None:
+    async with open_app(ScriptedModel(["One.", "Two."])) as driver:
+        await open_compare(driver, *"Tea?", "f4")
+        await driver.press("enter")
+        await answered(driver)
+        await left_behind(driver, key)
+        assert store.comparisons(1) == [Comparison(2, 3, choice)]
+        assert store.chat(1).leaf_id == leaf
+        assert [store.feedback(1)[id].thumb for id in (2, 3)] == thumbs
+        assert driver.texts == ["Tea?", "One." if leaf == 2 else "Two."]
+
+
+async def test_leaving_decides_nothing(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel(["One.", "Two."])) as driver:
+        await open_compare(driver, *"Tea?", "f4")
+        await driver.press("escape")
+        await left_behind(driver)
+        assert driver.prompt.text == "Tea?"
+        assert store.chats() == []
+        await open_compare(driver, "f4")
+        await driver.press("enter")
+        await answered(driver)
+        await left_behind(driver, "escape")
+        assert store.comparisons(1) == []
+        assert driver.texts == ["Tea?", "Two."]
+        assert driver.prompt.text == ""
+
+
+async def test_esc_stops_the_reply_being_written_and_the_other_is_asked(
+    open_app: OpenApp, store: Store
+) -> None:
+    model = ScriptedModel(["One two three."])
+    model.gate = threading.Event()
+    async with open_app(model) as driver:
+        await open_compare(driver, *"Tea?", "f4")
+        await driver.press("enter")
+        await driver.until(lambda: sides(driver)[0].reply)
+        await driver.press("right")  # nothing to choose from yet
+        assert isinstance(driver.app.screen, CompareScreen)
+        await driver.press("escape")
+        await driver.until(lambda: sides(driver)[1].reply)
+        assert store.message(2).status == "stopped"
+        assert "stopped" in driver.screen_text
+        model.gate.set()
+        await answered(driver)
+        await left_behind(driver, "2")
+        assert driver.texts == ["Tea?", "One two three."]
+
+
+async def test_a_message_of_the_chat_is_answered_again(open_app: OpenApp, store: Store) -> None:
+    model = ScriptedModel(["One.", "Two.", "Three."])
+    async with open_app(model) as driver:
+        await driver.say("Tea?")
+        await open_compare(driver, "ctrl+up", "f4")
+        assert not screen(driver).query(Prompt)
+        await driver.press(*"top_k=1", "enter")
+        await answered(driver)
+        await left_behind(driver, "left")
+        assert driver.texts == ["Tea?", "Two."]
+        assert [message.text for message in store.siblings(2)] == ["One.", "Two.", "Three."]
+        assert model.samplings[-1].top_k == 1
+
+
+async def test_another_model_on_the_right(
+    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = ScriptedModel(["Other."], name="runs/other")
+    loaded: list[tuple[str, str]] = []
+
+    def load_model(name: str, *, precision: str) -> ScriptedModel:
+        loaded.append((name, precision))
+        if name != other.name:
+            raise ValueError(f"{name}: no such model")
+        return other
+
+    monkeypatch.setattr(load, "load_model", load_model)
+    model = ScriptedModel(["Own."])
+    async with open_app(model) as driver:
+        await open_compare(driver, *"/compare model=[b]x", "enter")
+        await driver.press(*"Tea?", "enter")
+        await driver.until(lambda: problem(driver) == "[b]x: no such model")
+        left, right = sides(driver)
+        assert left.reply is not None
+        assert driver.app.focused is right.query_one(Field)
+        right.query_one(Field).value = "model=runs/other"
+        await driver.press("enter")
+        await answered(driver)
+        assert problem(driver) == ""
+        await left_behind(driver, "right")
+        assert driver.texts == ["Tea?", "Other."]
+        for _ in range(2):  # it is loaded once
+            await open_compare(driver, *"/compare model=runs/other", "enter")
+            await driver.press(*"More?", "enter")
+            await answered(driver)
+            await left_behind(driver, "1")
+        assert loaded == [("[b]x", "auto"), ("runs/other", "auto")]
+        models = {turn.message_id: turn.model for turn in store.turns(1)}
+        assert (models[2], models[3]) == ("scripted", "runs/other")
+        assert driver.status.model == "scripted"
+
+
+async def test_what_cannot_be_asked_is_said_and_nothing_is_lost(
+    open_app: OpenApp, store: Store
+) -> None:
+    async with open_app(ScriptedModel(["One."], context=20)) as driver:
+        text = "word " * 40
+        driver.prompt.text = text
+        await open_compare(driver, "f4")
+        await driver.press("enter")
+        await driver.until(lambda: "window of 20 tokens" in problem(driver))
+        assert screen(driver).query_one(Prompt).text == text
+        assert store.chats() == []
+        sides(driver)[0].query_one(Field).value = "template=odd"
+        screen(driver).query_one(Prompt).text = "Tea?"
+        await driver.press("enter")
+        await driver.until(lambda: "there is no template 'odd'" in problem(driver))
+        sides(driver)[0].query_one(Field).value = "top_k=x"
+        await driver.press("enter")
+        await driver.until(lambda: problem(driver).startswith("Left: top_k is 'x'"))
+        assert screen(driver).query_one(Prompt).text == "Tea?"
+        await left_behind(driver, "escape")
+        assert driver.prompt.text == "Tea?"
+
+
+async def test_a_model_that_fails_leaves_the_other_reply(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel([RuntimeError("out of memory"), "Two."])) as driver:
+        await open_compare(driver, *"Tea?", "f4")
+        await driver.press("enter")
+        await answered(driver)
+        assert "the model failed here" in driver.screen_text
+        assert problem(driver) == "The model failed: out of memory"
+        await left_behind(driver, "2")
+        assert driver.texts == ["Tea?", "Two."]
+        assert list(feedback_rows(store, 1, FeedbackFormat.DPO)) == []  # nothing was said
+
+
+async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel(["One."])) as driver:
+        await open_compare(driver, *"Tea?", "f4")
+        await driver.press("enter")
+        await answered(driver)
+        store.close()
+        await driver.press("1")
+        assert "cannot be used" in problem(driver)
+        await driver.press("escape")
+        await driver.until(lambda: driver.app.screen is driver.chat)
+
+
+async def test_quitting_keeps_the_reply_being_written(open_app: OpenApp, store: Store) -> None:
+    model = ScriptedModel(["One two three."])
+    model.gate = threading.Event()
+    async with open_app(model) as driver:
+        await open_compare(driver, *"Tea?", "f4")
+        await driver.press("enter")
+        await driver.until(lambda: sides(driver)[0].reply)
+        await driver.press("ctrl+q")
+        await driver.until_left()
+    assert store.message(2).status == "stopped"
+
+
+async def test_not_while_there_is_no_model(open_app: OpenApp) -> None:
+    wait = threading.Event()
+
+    def slowly() -> ScriptedModel:
+        wait.wait(20)
+        return ScriptedModel(["One."])
+
+    async with open_app(load=slowly) as driver:
+        await driver.press(*"Tea?", "f4")
+        assert driver.app.screen is driver.chat
+        assert driver.prompt.text == "Tea?"
+        wait.set()
+        await driver.ready()
+
+
+def test_rows_of_a_comparison_are_json(store: Store) -> None:
+    chat_id = store.create_chat()
+    user = store.add_message(chat_id, None, "user", "Tea?")
+    ids = [store.add_message(chat_id, user.id, "assistant", text).id for text in ("\ud800", "b")]
+    store.add_comparison(*ids, "left")
+    (row,) = feedback_rows(store, chat_id, FeedbackFormat.DPO)
+    assert json.loads(json.dumps(row)) == row

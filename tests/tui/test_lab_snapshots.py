@@ -1,0 +1,110 @@
+"""Pictures of the screens of the lab, compared with those that somebody has looked at.
+
+`pytest tests/tui/test_lab_snapshots.py --snapshot-update` takes them anew.
+"""
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from conftest import Driver
+from fakes import ScriptedModel
+from textual.pilot import Pilot
+from textual.widgets import Input, TextArea
+
+from chatapp.dialogue.store import Store
+from chatapp.settings import Settings
+from chatapp.tui.app import ChatApp
+from chatapp.tui.comparing import CompareScreen
+
+SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
+REPLY = (
+    "The sea is a large body of salt water that covers most of the planet. It moves in waves "
+    "and tides, and it is home to countless living things.\n\nPeople have always sailed on it."
+)
+OTHER = "It is [b]wide[/b], and deep. " * 12
+
+Scene = Callable[[Driver], Awaitable[None]]
+Take = Callable[[str, ScriptedModel, Scene], bool]
+
+
+@pytest.fixture(autouse=True)
+def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No blinking."""
+    for widget in (Input, TextArea):
+        monkeypatch.setattr(widget.cursor_blink, "_default", False)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def take(snap_compare: Callable[..., bool], store: Store) -> Take:
+    """Plays a scene in an app of some size, and compares its picture."""
+
+    def taken(size: str, model: ScriptedModel, scene: Scene) -> bool:
+        app = ChatApp(Settings(theme="chatapp"), load=lambda: model, store=store)
+
+        async def play(pilot: Pilot[int]) -> None:
+            driver = Driver(app, pilot)
+            await driver.ready()
+            await scene(driver)
+            await driver.settle()
+
+        return snap_compare(app, terminal_size=SIZES[size], run_before=play)
+
+    return taken
+
+
+async def compare(driver: Driver) -> CompareScreen:
+    await driver.press(*"What is the sea?", "f4")
+    await driver.until(
+        lambda: isinstance(driver.app.screen, CompareScreen) and driver.app.screen.focused
+    )
+    await driver.press("tab", "tab", *"temperature=0 seed=5")
+    screen = driver.app.screen
+    assert isinstance(screen, CompareScreen)
+    return screen
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_asking_two(take: Take, size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await compare(driver)
+
+    assert take(size, ScriptedModel([REPLY]), scene)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_answering_left(take: Take, gate: threading.Event, size: str) -> None:
+    class Pausing(ScriptedModel):
+        said = 0
+
+        def _wait(self, cancel: threading.Event | None) -> bool:
+            self.said += 1
+            if self.said > 20:
+                self.gate = gate
+            return super()._wait(cancel)
+
+    async def scene(driver: Driver) -> None:
+        screen = await compare(driver)
+        await driver.press("enter")
+        await driver.until(lambda: (turn := driver.chat.conversation.turn) and turn.tokens == 20)
+        screen._flush()
+        await driver.until(lambda: "moves" in driver.screen_text)
+
+    assert take(size, Pausing([REPLY]), scene)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_choosing(take: Take, size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        screen = await compare(driver)
+        await driver.press("enter")
+        await driver.until(lambda: screen.check_action("choose", ()))
+
+    assert take(size, ScriptedModel([REPLY, OTHER]), scene)
