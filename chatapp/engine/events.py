@@ -27,7 +27,7 @@ class Token:
         hold what earlier tokens had kept back.
     piece: the token's own text, for display; bytes that are no character show as U+FFFD.
     logprob: natural log of its probability under the model's plain softmax, before
-        temperature, penalties and cuts.
+        temperature, penalties and cuts; nan where a server does not tell.
     alternatives: the most probable tokens, when they were asked for, best first.
     """
 
@@ -48,6 +48,7 @@ class Finished:
     prompt_tokens: tokens of the prompt; reused_tokens of them came from the cache.
     reply_tokens: tokens generated, a final end-of-text token not counted.
     time_to_first_token, seconds: from the call on, in seconds.
+    message: what went wrong, or else what there is to know of how the reply came about.
     """
 
     reason: FinishReason

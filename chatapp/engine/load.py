@@ -1,4 +1,4 @@
-"""From a name (bundled, a folder, an adapter, a hub id) to a model.
+"""From a name (bundled, a folder, an adapter, a hub id, a server's address) to a model.
 
 Keep: what is wrong with a model reaches the user as a `ModelError`, one sentence. Nothing
 heavy is imported before a model is really loaded.
@@ -23,6 +23,7 @@ from chatapp.engine.checkpoint import (
     tensor_headers,
 )
 from chatapp.engine.model import LanguageModel
+from chatapp.engine.servers import is_address, server_of
 from chatapp.paths import data_dir
 
 __all__ = [
@@ -79,14 +80,18 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
     """Load a model by its name. Raises ModelError.
 
     name: "bundled", a folder of a GPT-2 or of another causal model in Hugging Face layout, a
-        folder of a PEFT adapter, or a hub id.
+        folder of a PEFT adapter, a hub id, or a server; see `server_of`.
     precision: what its matrices are stored and multiplied as; "auto" is int8 where that is
-        faster. Only a GPT-2 can be other than float32.
+        faster. Only a GPT-2 can be other than float32; a server chooses its own.
     """
     if precision not in PRECISIONS:
         raise ModelError(
             f"precision {precision!r} is unknown; expected one of {', '.join(PRECISIONS)}"
         )
+    if name != BUNDLED and (server := server_of(name)) is not None:
+        from chatapp.engine.remote import RemoteModel
+
+        return RemoteModel.load(server, name=name)
     folder = model_folder(name)
     if _is_adapter(folder):
         from chatapp.engine.transformers_model import TransformersModel
@@ -138,8 +143,8 @@ def model_folder(name: str) -> Path:
         if not (_BUNDLED_FOLDER / CONFIG).is_file():
             raise ModelError("this installation carries no bundled model; name another one")
         return _BUNDLED_FOLDER
-    if name.startswith(("http://", "https://")):
-        raise ModelError(f"{name}: models on a server are not supported yet")
+    if is_address(name):
+        raise ModelError(f"{name}: the files of a model on a server are not on this machine")
     path = os.path.expanduser(name)  # unlike Path, takes any text without an error
     if os.path.isdir(path):
         return Path(path)

@@ -90,7 +90,7 @@ class LanguageModel(Protocol):
     """A causal language model with its tokenizer, batch of one for chat."""
 
     name: str
-    """What the user called it: "bundled", a folder, a hub id."""
+    """What the user called it: "bundled", a folder, a hub id, a server and its model."""
     folder: Path | None
     """Where its files lie; None for a model that is not on this machine."""
     context: int

@@ -74,7 +74,7 @@ def test_an_unknown_precision(folder: Path) -> None:
         ("a b", "a b"),
         ("org/gone", "hub"),
         ("gone", "hub"),
-        ("http://localhost:8000/v1", "server"),
+        ("http://localhost:99999/v1", "server"),
         ("\x1b[31m", "folder"),
     ],
 )

@@ -1,0 +1,161 @@
+"""Addresses of servers, and the names that the user has given to some.
+
+Names stand in the file servers.toml in the folder of the settings, one table each:
+
+    [cluster]
+    url     = "https://gpu7.example/v1"
+    model   = "gpt2-xl"        # where the server has several
+    key     = "CLUSTER_KEY"    # the environment variable that holds the key
+    context = 1024             # where the server does not tell
+
+Keep: no key is ever in that file or in an address, where it would be shown and stored.
+"""
+
+import difflib
+import ipaddress
+import os
+import re
+import tomllib
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from chatapp.engine.checkpoint import ModelError
+from chatapp.paths import config_dir
+
+SERVERS = "servers.toml"
+
+_SCHEMES = ("http://", "https://")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a model is served.
+
+    url: in its one spelling, see `server_url`. model: its name there; empty for the only one.
+    key: the environment variable that holds the key; empty when none is needed.
+    context: the window in tokens; 0 for what the server tells.
+    """
+
+    url: str
+    model: str = ""
+    key: str = ""
+    context: int = 0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its address is one of this machine."""
+        host = urlsplit(self.url).hostname or ""
+        if host == "localhost" or host.endswith(".localhost"):
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def secret(self) -> str:
+        """The key; empty when none is needed. Raises ModelError."""
+        if not self.key:
+            return ""
+        key = os.environ.get(self.key, "").strip()
+        if not key:
+            raise ModelError(
+                f"{self.url}: its key belongs into the environment variable {self.key}, "
+                "which is not set"
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise ModelError(f"{self.url}: what the variable {self.key} holds cannot be a key")
+        return key
+
+
+def server_of(name: str) -> Server | None:
+    """The server that a name or an address stands for; None for every other name.
+
+    name: with `#` and one of the server's models at its end where it has several. The key and
+        context of a named server are also used for its bare address.
+    Raises ModelError for an address that is none and when the file of names cannot be used.
+    """
+    address, _, model = name.partition("#")
+    servers = named_servers()
+    server = servers.get(address)
+    if server is None and is_address(address):
+        url = server_url(address)
+        server = next((each for each in servers.values() if each.url == url), Server(url))
+    return replace(server, model=model) if server is not None and model else server
+
+
+def is_address(name: str) -> bool:
+    """Whether a name is meant as the address of a server."""
+    return name.startswith(_SCHEMES)
+
+
+def server_url(address: str) -> str:
+    """An address in its one spelling: no slash at its end, `/v1` when it names no path.
+
+    Raises ModelError.
+    """
+    try:
+        parts = urlsplit(address)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ModelError(f"{address!r}: this is no address of a server: {error}") from None
+    if parts.username is not None or parts.password is not None:
+        raise ModelError(
+            f"{host}: a key does not belong into an address; name the environment variable that "
+            f"holds it in {SERVERS}"
+        )
+    if not is_address(address) or not host or re.search(r"[^!-~]", address) or parts.query:
+        raise ModelError(
+            f"{address!r}: this is no address of a server; expected one like "
+            "http://localhost:8000/v1"
+        )
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
+
+
+def named_servers() -> dict[str, Server]:
+    """The servers in the user's file, by their names. Raises ModelError."""
+    path = config_dir() / SERVERS
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        tables = tomllib.loads(text)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: is not valid UTF-8: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ModelError(f"{path}: is not valid TOML: {error}") from None
+    servers = {}
+    for name, table in tables.items():
+        try:
+            servers[name] = _server(table)
+        except ModelError as error:
+            raise ModelError(f"{path}, server {name!r}: {error}") from None
+    return servers
+
+
+def _server(table: Any) -> Server:
+    """Raises ModelError that names the key."""
+    if not isinstance(table, dict):
+        raise ModelError(f"is {table!r}; expected a table with a url")
+    known = {field.name: field.type for field in fields(Server)}
+    for key, value in table.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise ModelError(f"there is no key {key!r}; {hint}")
+        if type(value) is not known[key]:
+            expected = "text in quotes" if known[key] is str else "a whole number"
+            raise ModelError(f"{key} is {value!r}; expected {expected}")
+    if "url" not in table:
+        raise ModelError("has no url; expected one like http://localhost:8000/v1")
+    server = Server(**table | {"url": server_url(table["url"])})
+    if server.key and not _NAME.fullmatch(server.key):
+        raise ModelError(
+            "key is no name of an environment variable; the key itself belongs into the variable"
+        )
+    if server.context < 0 or server.context == 1:
+        raise ModelError(f"context is {server.context}; expected 2 tokens or more")
+    return server

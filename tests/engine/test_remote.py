@@ -1,0 +1,529 @@
+"""A model on a server: what is asked of it, what becomes of it, and all it can do wrong."""
+
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from completions_server import (
+    CompletionsServer,
+    break_off,
+    closed_port,
+    piece,
+    said,
+    usage,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatapp.dialogue.session import Session
+from chatapp.dialogue.store import Store
+from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.events import Finished, Token
+from chatapp.engine.load import load_model
+from chatapp.engine.model import ContextOverflow, Sampling
+from chatapp.engine.remote import RemoteModel, Served, TextPieces, served_models
+from chatapp.engine.servers import Server
+from chatapp.prompting.template import ALPACA, PLAIN
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No servers of this machine's user, and no proxy."""
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
+    for name in [*os.environ]:
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def server() -> Iterator[CompletionsServer]:
+    with CompletionsServer().running() as server:
+        yield server
+
+
+@pytest.fixture
+def model(server: CompletionsServer) -> RemoteModel:
+    server.models = [{"id": "tiny", "max_model_len": 64}]
+    loaded = load_model(server.url)
+    assert isinstance(loaded, RemoteModel)
+    return loaded
+
+
+def run(
+    model: RemoteModel, text: str = "User: hi", sampling: Sampling | None = None, **options: Any
+) -> tuple[list[Token], Finished]:
+    ids = model.tokenizer.encode(text)
+    *tokens, finished = model.generate(ids, sampling or Sampling(), **options)
+    assert isinstance(finished, Finished)
+    return [token for token in tokens if isinstance(token, Token)], finished
+
+
+def text_of(events: tuple[list[Token], Finished]) -> str:
+    tokens, finished = events
+    return "".join(token.text for token in tokens) + finished.text
+
+
+# What is asked, and what comes
+
+
+def test_a_reply(server: CompletionsServer, model: RemoteModel) -> None:
+    server.stream = [*said(" It", " is", " [b]so[/b]")[:-1], usage(12, 4, cached=8), "[DONE]"]
+    sampling = Sampling(
+        temperature=0.5, top_p=0.8, top_k=7, min_p=0.1, repetition_penalty=1.2, seed=3, max_tokens=9
+    )
+    text = "Übung\n\nUser:  hi\x00"
+    tokens, finished = run(model, text, sampling, stop=["\nUser:"])
+    assert [token.piece for token in tokens] == [" It", " is", " [b]so[/b]"]
+    assert model.tokenizer.decode([token.id for token in tokens]) == " It is [b]so[/b]"
+    assert all(math.isnan(token.logprob) for token in tokens)
+    assert finished.reason == "stop"
+    counts = (finished.prompt_tokens, finished.reused_tokens, finished.reply_tokens)
+    assert counts == (12, 8, 4)
+    assert 0 < finished.time_to_first_token <= finished.seconds
+    assert server.requests == [
+        {
+            "model": "tiny",
+            "prompt": text,
+            "max_tokens": 9,
+            "temperature": 0.5,
+            "top_p": 0.8,
+            "top_k": 7,
+            "min_p": 0.1,
+            "repetition_penalty": 1.2,
+            "repeat_penalty": 1.2,
+            "seed": 3,
+            "stop": ["\nUser:"],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+
+
+def test_counts_where_the_server_gives_none(model: RemoteModel) -> None:
+    tokens, finished = run(model, "one two")
+    assert (finished.prompt_tokens, finished.reply_tokens) == (2, len(tokens)) == (2, 2)
+
+
+def test_a_stop_string_is_cut_and_ends_the_connection(
+    server: CompletionsServer, model: RemoteModel
+) -> None:
+    server.stream = [*map(piece, [" Yes.", "\nUs", "er: and"]), server.hang]
+    events = run(model, stop=["1", "2", "3", "4", "\nUser:"])
+    assert (text_of(events), events[1].reason) == (" Yes.", "stop")
+    assert server.requests[0]["stop"] == ["1", "2", "3", "4"]
+    assert server.gone.wait(30)
+
+
+def test_what_only_looked_like_a_stop_string(server: CompletionsServer, model: RemoteModel) -> None:
+    server.stream = said(" Yes.", "\nUs")
+    assert text_of(run(model, stop=["\nUser:"])) == " Yes.\nUs"
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_the_longest_reply(server: CompletionsServer, model: RemoteModel, reason: str) -> None:
+    server.stream = [piece(" a"), piece(" b", reason), usage(9, 2), "[DONE]"]
+    tokens, finished = run(model, sampling=Sampling(max_tokens=2))
+    assert (finished.reason, finished.prompt_tokens, len(tokens)) == (reason, 9, 2)
+
+
+def test_a_server_that_does_not_stop(server: CompletionsServer, model: RemoteModel) -> None:
+    server.stream = [*[piece(" a")] * 4, server.hang]
+    events = run(model, sampling=Sampling(max_tokens=3))
+    assert (text_of(events), events[1].reason) == (" a a a", "length")
+    assert server.gone.wait(30)
+
+
+def test_the_window(server: CompletionsServer, model: RemoteModel) -> None:
+    assert model.context == 64
+    server.stream = said(" a", reason="length")
+    assert run(model, " a" * 60)[1].reason == "context"
+    assert server.requests[0]["max_tokens"] == 4
+    with pytest.raises(ContextOverflow, match="about 64 tokens"):
+        run(model, " a" * 64)
+    with pytest.raises(ValueError, match="no tokens"):
+        run(model, "")
+
+
+LISTS = {
+    "tokens": [" a", "b"],
+    "token_logprobs": [-0.5, -1.5],
+    "top_logprobs": [{" a": -0.5, " x": -0.25}, {"b": -1.5}],
+}
+OBJECTS = {
+    "content": [
+        {
+            "token": " a",
+            "logprob": -0.5,
+            "top_logprobs": [{"token": " x", "logprob": -0.25}, {"token": " a", "logprob": -0.5}],
+        },
+        {"token": "b", "logprob": -1.5, "top_logprobs": [{"token": "b", "logprob": -1.5}]},
+    ]
+}
+
+
+@pytest.mark.parametrize("logprobs", [LISTS, OBJECTS])
+def test_log_probabilities(
+    server: CompletionsServer, model: RemoteModel, logprobs: dict[str, Any]
+) -> None:
+    server.stream = [piece(" ab", "stop", logprobs=logprobs), "[DONE]"]
+    tokens, _ = run(model, top=2)
+    assert server.requests[0]["logprobs"] == 2
+    assert [(token.piece, token.logprob) for token in tokens] == [(" a", -0.5), ("b", -1.5)]
+    first = [(other.text, other.logprob) for other in tokens[0].alternatives]
+    assert first == [(" x", -0.25), (" a", -0.5)]
+    assert tokens[0].alternatives[1].id == tokens[0].id
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "logprob"),
+    [
+        ({**LISTS, "tokens": ["bytes:\\xe2", "b"]}, -2.0),
+        ({"tokens": [" a"], "token_logprobs": [None], "top_logprobs": None}, math.nan),
+        ({"tokens": 3}, math.nan),
+        ({"content": [7]}, math.nan),
+        ([], math.nan),
+        (None, math.nan),
+    ],
+)
+def test_log_probabilities_that_do_not_fit(
+    server: CompletionsServer, model: RemoteModel, logprobs: object, logprob: float
+) -> None:
+    server.stream = [piece(" ab", "stop", logprobs=logprobs), "[DONE]"]
+    (token,), _ = run(model, top=2)
+    assert token.text == " ab"
+    assert token.logprob == logprob or (math.isnan(token.logprob) and math.isnan(logprob))
+
+
+def test_options_beyond_the_protocol_are_spoken_of_once(
+    server: CompletionsServer, model: RemoteModel
+) -> None:
+    assert run(model)[1].message == ""
+    message = run(model, sampling=Sampling(top_k=5, no_repeat_ngram=3))[1].message
+    assert "cannot be asked for no_repeat_ngram" in message
+    assert "was asked for top_k, but not every server" in message
+    assert run(model, sampling=Sampling(top_k=6, no_repeat_ngram=2))[1].message == ""
+    assert "min_p" in run(model, sampling=Sampling(min_p=0.1))[1].message
+
+
+def test_a_server_that_only_takes_the_protocol(
+    server: CompletionsServer, model: RemoteModel
+) -> None:
+    def strict(request: dict[str, Any]) -> Any:
+        if "top_k" in request:
+            error = {"error": {"message": "Unrecognized request argument supplied: top_k"}}
+            return 400, json.dumps(error), {}
+        return said(" Yes.")
+
+    server.stream = strict
+    events = run(model, sampling=Sampling(top_k=5, temperature=0.2))
+    assert text_of(events) == " Yes."
+    assert events[1].message == "The server cannot be asked for top_k."
+    run(model)
+    asked = [
+        {"top_k", "min_p", "repetition_penalty"} & request.keys() for request in server.requests
+    ]
+    assert [len(names) for names in asked] == [3, 0, 0]
+    assert server.requests[1]["temperature"] == 0.2
+
+
+def test_lone_surrogates(server: CompletionsServer, model: RemoteModel) -> None:
+    server.stream = [json.dumps({"choices": [{"text": "\ud83d"}]}), *said("!")]
+    assert text_of(run(model, "a\ud800b")) == "\ud83d!"
+    assert server.requests[0]["prompt"] == "a\ufffdb"
+
+
+# Ends before the end
+
+
+def test_cancelling_closes_the_connection(server: CompletionsServer, model: RemoteModel) -> None:
+    cancel = threading.Event()
+    # The server itself lets the user lose patience while nothing comes.
+    server.stream = [piece(" Well"), cancel.set, server.hang]
+    events = run(model, cancel=cancel)
+    assert events[1].reason == "cancelled"
+    assert server.gone.wait(30)
+    server.stream = said(" Yes.")
+    assert text_of(run(model)) == " Yes."
+
+
+def test_what_came_before_cancelling_is_kept(server: CompletionsServer, model: RemoteModel) -> None:
+    cancel = threading.Event()
+    server.stream = [piece(" Well"), piece("\nUs"), server.hang]
+    text = ""
+    ids = model.tokenizer.encode("hi")
+    for event in model.generate(ids, Sampling(), stop=["\nUser:"], cancel=cancel):
+        text += event.text
+        if isinstance(event, Token) and event.piece == "\nUs":
+            cancel.set()
+    assert isinstance(event, Finished)
+    assert (text, event.reason, event.reply_tokens) == (" Well\nUs", "cancelled", 2)
+    assert server.gone.wait(30)
+
+
+def test_cancelling_before_the_answer_begins(server: CompletionsServer, model: RemoteModel) -> None:
+    cancel = threading.Event()
+
+    def wait(request: dict[str, Any]) -> list[Any]:
+        cancel.set()
+        return [server.hang]
+
+    server.stream = wait
+    assert run(model, cancel=cancel)[1].reason == "cancelled"
+    assert server.gone.wait(30)
+
+
+def test_a_generator_that_is_left_closes_the_connection(
+    server: CompletionsServer, model: RemoteModel
+) -> None:
+    server.stream = [piece(" Well"), server.hang]
+    events = model.generate(model.tokenizer.encode("hi"), Sampling())
+    assert next(events).text == " Well"
+    events.close()  # type: ignore[attr-defined]
+    assert server.gone.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        ([break_off], "broke off the connection"),
+        ([], "broke off the reply"),
+        ([piece(" then"), '{"error": {"message": "out of [b]memory[/b]"}}'], "of [b]memory[/b]"),
+        ([piece("", "abort"), "[DONE]"], "ended the reply: abort"),
+        (["oops"], "not JSON"),
+        pytest.param(["[" * 100_000], "not JSON", id="deep"),
+        (["[]"], "no JSON object"),
+        (['{"choices": [{"text": 3}]}'], "has no text"),
+        (['{"choices": [3]}'], "has no text"),
+        pytest.param([b"data: " + b"x" * 2_000_000], "no stream of events", id="endless"),
+    ],
+)
+def test_a_reply_that_breaks_off_is_kept(
+    server: CompletionsServer, model: RemoteModel, rest: list[Any], words: str
+) -> None:
+    server.stream = [piece(" Well,"), piece("\nUs"), *rest]
+    events = run(model, stop=["\nUser:"])
+    assert text_of(events).startswith(" Well,\nUs")
+    assert events[1].reason == "error"
+    assert words in events[1].message
+    assert "\n" not in events[1].message
+
+
+@pytest.mark.parametrize("rest", [[], [break_off], ["oops"], ["[DONE]", "oops"]])
+def test_what_goes_wrong_after_the_end_is_no_matter(
+    server: CompletionsServer, model: RemoteModel, rest: list[Any]
+) -> None:
+    server.stream = [piece(" Yes."), piece("", "stop"), *rest]
+    tokens, finished = run(model)
+    assert (tokens[0].text, finished.reason, finished.message) == (" Yes.", "stop", "")
+
+
+REFUSALS = [
+    (401, "no", {}, "the server wants a key"),
+    (403, "no", {}, "the server wants a key"),
+    (404, "<html>", {}, "nothing of this name on it"),
+    (307, "", {"Location": "http://elsewhere.example/v1"}, "on to http://elsewhere.example/v1"),
+    (500, '{"error": {"message": "out of\\nmemory"}}', {}, "(status 500): out of memory"),
+    (503, '{"detail": [{"x": 1}]}', {}, "(status 503): [{'x': 1}]"),
+    (429, '{"message": "too many"}', {}, "(status 429): too many"),
+    (502, "<html>", {}, "(status 502): no word"),
+    pytest.param(400, "[" * 100_000, {}, "(status 400): no word", id="deep"),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "headers", "words"), REFUSALS)
+def test_refusals(
+    server: CompletionsServer,
+    model: RemoteModel,
+    status: int,
+    body: str,
+    headers: dict[str, str],
+    words: str,
+) -> None:
+    server.instead = dict.fromkeys(("/v1/models", "/v1/completions"), (status, body, headers))
+    finished = run(model)[1]
+    assert finished.reason == "error"
+    with pytest.raises(ModelError) as error:
+        load_model(server.url)
+    for message in (finished.message, str(error.value)):
+        assert words in message
+        assert message.startswith(server.url)
+        assert "\n" not in message
+
+
+def test_a_completion_that_is_no_stream(server: CompletionsServer, model: RemoteModel) -> None:
+    server.instead = {"/v1/completions": (200, '{"choices": []}', {})}
+    finished = run(model)[1]
+    assert (finished.reason, finished.message.count("no stream of events")) == ("error", 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html>",
+        "3",
+        '{"data": {}}',
+        '["x"]',
+        pytest.param("[" * 100_000, id="deep"),
+        pytest.param("x" * 2**21, id="endless"),
+    ],
+)
+def test_a_list_of_models_that_is_none(server: CompletionsServer, body: str) -> None:
+    server.instead = {"/v1/models": (200, body, {})}
+    with pytest.raises(ModelError, match="this is no server of completions"):
+        load_model(server.url)
+
+
+def test_nobody_listens(server: CompletionsServer, model: RemoteModel) -> None:
+    url = f"http://127.0.0.1:{closed_port()}/v1"
+    with pytest.raises(ModelError, match=f"{url}: the server cannot be reached"):
+        load_model(url)
+    gone = RemoteModel(Server(url), name="gone", context=64)
+    finished = run(gone)[1]
+    assert finished.reason == "error"
+    assert "cannot be reached" in finished.message
+
+
+# Which model
+
+
+def test_several_models(server: CompletionsServer) -> None:
+    server.models = [{"id": "a"}, {"id": "org/b:7", "meta": {"n_ctx": 99}}, {"no": 1}, 3]
+    assert served_models(Server(server.url)) == [Served("a"), Served("org/b:7", 99)]
+    with pytest.raises(ModelError, match="put one of them after a #: a, org/b:7"):
+        load_model(server.url)
+    with pytest.raises(ModelError, match="there is no model 'c'; it has a, org/b:7"):
+        load_model(f"{server.url}#c")
+    model = load_model(f"{server.root}#org/b:7")
+    assert (model.name, model.context) == (f"{server.root}#org/b:7", 99)
+    run(model)  # type: ignore[arg-type]
+    assert server.requests[0]["model"] == "org/b:7"
+    server.models = []
+    with pytest.raises(ModelError, match="the server has no model"):
+        load_model(server.url)
+
+
+def test_the_context(server: CompletionsServer, tmp_path: Path) -> None:
+    def loaded() -> RemoteModel:
+        model = load_model(server.url)
+        assert isinstance(model, RemoteModel)
+        return model
+
+    assert loaded().context == 2048
+    assert "2,048 tokens are assumed" in loaded().remark
+    server.props = {"default_generation_settings": {"n_ctx": 512}}
+    assert (loaded().context, loaded().remark) == (512, "")
+    server.models = [{"id": "tiny", "max_model_len": 300}]
+    assert loaded().context == 300
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/servers.toml").write_text(f'[mine]\nurl = "{server.url}"\ncontext = 100\n')
+    assert (loaded().context, loaded().name) == (100, f"{server.url}#tiny")
+    assert load_model("mine").name == "mine#tiny"
+    assert load_model("mine#tiny").context == 100
+
+
+def test_the_key(
+    server: CompletionsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/servers.toml").write_text(f'[mine]\nurl = "{server.url}"\nkey = "MY_KEY"\n')
+    with pytest.raises(ModelError, match="MY_KEY, which is not set"):
+        load_model("mine")
+    assert server.keys == []
+    monkeypatch.setenv("MY_KEY", "sesame")
+    model = load_model("mine")
+    assert isinstance(model, RemoteModel)
+    assert "unencrypted" not in model.remark
+    run(model)
+    assert set(server.keys) == {"Bearer sesame"}
+    server.instead = {"/v1/completions": (401, '{"error": "sesame is wrong"}', {})}
+    message = run(model)[1].message
+    assert message == f"{server.url}: the server refuses the key in MY_KEY"
+    monkeypatch.delenv("MY_KEY")
+    assert "MY_KEY, which is not set" in run(model)[1].message
+
+
+def test_a_key_is_for_one_address_alone(
+    server: CompletionsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "sesame")
+    with CompletionsServer().running() as other:
+        headers = {"Location": f"{other.url}/models"}
+        server.instead = {"/v1/models": (302, "", headers)}
+        with pytest.raises(ModelError, match="sends one on"):
+            RemoteModel.load(Server(server.url, key="MY_KEY"), name="mine")
+        assert (len(server.keys), other.keys) == (1, [])
+
+
+def test_a_key_in_clear_over_a_network_is_spoken_of(
+    server: CompletionsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "sesame")
+    monkeypatch.setattr(Server, "is_here", property(lambda server: False))
+    remark = RemoteModel.load(Server(server.url, key="MY_KEY", context=64), name="mine").remark
+    assert remark == "The key travels to 127.0.0.1 unencrypted; use https."
+    assert RemoteModel.load(Server(server.url, context=64), name="mine").remark == ""
+
+
+def test_what_needs_the_model_itself(model: RemoteModel) -> None:
+    with pytest.raises(ModelError, match="scoring needs a model on this machine"):
+        model.score([([1], [2])])
+    with pytest.raises(ModelError, match="hidden states"):
+        model.embed([1])
+    assert model.folder is None
+
+
+# Text in pieces
+
+
+@given(st.text(st.characters(codec=None)))
+def test_pieces_are_the_text(text: str) -> None:
+    pieces = TextPieces()
+    ids = pieces.encode(text)
+    assert pieces.decode(ids) == "".join(map(pieces.stream().push, ids)) == text
+    assert pieces.end_id not in ids
+    assert pieces.size == len({*ids}) + 1
+
+
+def test_pieces_are_about_as_many_as_tokens() -> None:
+    sentence = "The manager hired John because he has extensive experience."
+    assert len(TextPieces().encode(sentence)) == 14  # GPT-2's tokenizer: 10
+    assert len(TextPieces().encode("日本語 12.5\n")) == 8
+
+
+# A chat
+
+
+def test_a_chat(server: CompletionsServer, model: RemoteModel, tmp_path: Path) -> None:
+    store = Store(tmp_path / "chats.db")
+    model.context = 512
+    session = Session(model, template=PLAIN, store=store)
+    server.stream = [*said(" I", " am", " fine.")[:-1], usage(40, 3), "[DONE]"]
+    list(session.say("How are you?"))
+    server.stream = said(" Yes.")
+    list(session.say("Really?"))
+    opening = f"{PLAIN.instruction}\n\nUser: How are you?\nAssistant:"
+    assert [request["prompt"] for request in server.requests] == [
+        opening,
+        f"{opening} I am fine.\nUser: Really?\nAssistant:",
+    ]
+    turn = store.turns(session.chat_id or 0)[0]
+    assert (turn.model, turn.prompt_tokens, turn.reply_tokens) == (model.name, 40, 3)
+    store.close()
+
+
+def test_the_end_of_a_reply_is_not_spelled_out(
+    server: CompletionsServer, model: RemoteModel, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "chats.db")
+    model.context = 512
+    session = Session(model, template=ALPACA, store=store)
+    list(session.say("One"))
+    list(session.say("Two"))
+    assert "<|" not in server.requests[1]["prompt"]
+    assert "Hello.\n\n### Instruction:\nTwo" in server.requests[1]["prompt"]
+    store.close()
