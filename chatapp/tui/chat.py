@@ -60,7 +60,7 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+b", "branches", "All branches of this chat", show=False),
         Binding("f2", "parameters", "Parameters", tooltip="Change how replies are drawn"),
         Binding("f3", "inspect", "Look into the model at this message, or close", show=False),
-        Binding("f4", "compare", "Compare", tooltip="Two replies to one message, side by side"),
+        Binding("f4", "compare", "Two replies to one message, side by side", show=False),
         Binding("f1", "help", "Help", tooltip="Show all keys"),
     ]
 
