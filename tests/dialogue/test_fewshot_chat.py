@@ -230,8 +230,11 @@ def test_a_message_that_does_not_fit_is_refused(store: Store, file: WriteFile) -
     assert caught.value.limit < 60
     assert session.chat_id is None
     say(session, "red")
+    reply = session.messages[-1].id
+    assert session.read(reply).prompt.shots
+    list(session.continue_reply(reply))  # in the room of the demonstrations
     with pytest.raises(ContextOverflow):
-        list(session.continue_reply(session.messages[-1].id))
+        list(session.continue_reply(reply))
 
 
 # How replies are drawn
