@@ -67,23 +67,23 @@ class Variant:
 class Pair:
     """One message of a chat, and the replies to it.
 
-    chat_id: None for a chat that begins with this message; then `system` are its
-        instructions. message: its text, which is then said at the end of the chat, or the id
-        of a message of the user that is there already.
-    load: gives a model by its name and precision.
+    session: the chat is its own, or will be. message: a text to say at the end of the chat,
+    or the id of a message of the user that is there already. load: gives a model by its name
+    and precision.
     """
 
     def __init__(
         self,
         store: Store,
-        chat_id: int | None,
-        system: str | None,
+        session: Session,
         message: str | int,
         load: Callable[[str, str], LanguageModel],
     ) -> None:
-        self.chat_id = chat_id
         self._store = store
-        self._system = system
+        self._chat_id = session.chat_id
+        self._system = session.system
+        self._prompt = session.prompt
+        self._asked_template = session.asked_template
         self._message = message
         self._load = load
 
@@ -98,19 +98,21 @@ class Pair:
             raise ValueError("stopped before there was a reply")
         session = Session(
             model,
-            template=choose_template(model, variant.template),
+            template=choose_template(model, variant.template, self._asked_template),
             store=self._store,
-            chat_id=self.chat_id,
-            sampling=variant.sampling,
+            chat_id=self._chat_id,
             system=self._system,
+            prompt=self._prompt,
+            asked_template=self._asked_template,
         )
+        session.sampling = variant.sampling  # not what the prompt file would have
         if isinstance(self._message, str):
             events = session.say(self._message, cancel)
         else:
             events = session.regenerate(self._message, cancel)
         for event in events:
             if isinstance(event, Started):
-                self.chat_id = event.message.chat_id
+                self._chat_id = event.message.chat_id
                 if event.user_message is not None:
                     self._message = event.user_message.id
             yield event

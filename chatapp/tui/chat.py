@@ -569,7 +569,8 @@ class ChatScreen(Screen[None]):
 
         change: how the right one differs, as `Variant.changed` reads it.
         """
-        if self.conversation.session is None:
+        session = self.conversation.session
+        if session is None:
             self.notify("The model is not loaded yet.", markup=False)
             return
         if self._is_busy():
@@ -584,7 +585,7 @@ class ChatScreen(Screen[None]):
                 message = self._prompt.text
                 self._prompt.leave_edit()
             screen = CompareScreen(
-                self.conversation, self._store, self._earlier_inputs, message, change
+                self.conversation, session, self._store, self._earlier_inputs, message, change
             )
             compared = await self.app.push_screen_wait(screen)
             if compared.chat_id is not None:

@@ -27,6 +27,7 @@ from chatapp.tui.message import SPEAKERS, fate
 from chatapp.tui.prompt import Prompt
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.session import Session
     from chatapp.dialogue.store import Store, StoredMessage, Verdict
     from chatapp.dialogue.variant import Pair, Variant
 
@@ -138,6 +139,7 @@ class CompareScreen(Screen[Compared]):
     def __init__(
         self,
         conversation: Conversation,
+        session: "Session",
         store: "Store",
         earlier: Callable[[], Sequence[str]],
         message: "str | StoredMessage",
@@ -145,11 +147,12 @@ class CompareScreen(Screen[Compared]):
     ) -> None:
         super().__init__()
         self._conversation = conversation
+        self._session = session
         self._store = store
         self._earlier = earlier
         self._message = message
         self._sides = (Side("Left", "", "left"), Side("Right", change, "right"))
-        self._base = conversation.variant()
+        self._base = conversation.variant(session)
         self._pair: Pair | None = None
         self._waiting: list[tuple[Side, Variant]] = []
         self._current: Side | None = None
@@ -209,8 +212,8 @@ class CompareScreen(Screen[Compared]):
             self._waiting = [(side, side.read(self._base)) for side in open_sides]
             if self._pair is None:
                 sent = self._message if isinstance(self._message, str) else self._message.id
-                self._pair = self._conversation.to_compare(text or sent)
-        except (ValueError, StoreError) as error:
+                self._pair = self._conversation.pair(self._session, text or sent)
+        except ValueError as error:
             if text:
                 self.query_one(Prompt).give_back(text)
             self._tell(in_words(error))

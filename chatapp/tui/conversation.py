@@ -242,18 +242,18 @@ class Conversation:
 
         self._start_thread(run)
 
-    def variant(self) -> "Variant":
-        """What the next reply is drawn with."""
+    def variant(self, session: "Session") -> "Variant":
+        """What the session's next reply is drawn with."""
         from chatapp.dialogue.variant import Variant
 
-        name = self.model.name if self.model is not None else self._settings.model
-        return Variant(name, self.precision, self._settings.template, self._sampling)
+        name, template = session.model.name, self._settings.template
+        return Variant(name, self.precision, template, session.sampling)
 
-    def to_compare(self, message: str | int) -> "Pair":
+    def pair(self, session: "Session", message: str | int) -> "Pair":
         """Two replies to a message: a text to say next, or the id of one said already."""
         from chatapp.dialogue.variant import Pair
 
-        return Pair(self._store, self.chat_id, self.system(), message, self._model_to_compare)
+        return Pair(self._store, session, message, self._model_to_compare)
 
     def _model_to_compare(self, name: str, precision: str) -> "LanguageModel":
         """The chat's own model or another, of which the last is kept for the next time."""
