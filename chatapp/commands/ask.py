@@ -27,7 +27,8 @@ _MOST_INPUT = 16 * 2**20
 """Bytes read from standard input: far more than any model's window."""
 
 ModelOption = Annotated[
-    str | None, typer.Option(help="bundled, a model's folder, or the id of a model on the hub.")
+    str | None,
+    typer.Option(help="bundled, a model's folder, the id of a model on the hub, or a server."),
 ]
 TemplateOption = Annotated[
     str | None, typer.Option(help="Dialogue template; the model's own if not given.")
@@ -156,12 +157,16 @@ def standard_input() -> str:
 def load(name: str, precision: str = "float32") -> "LanguageModel":
     """Load a model, saying so on a terminal. Raises ModelError."""
     from chatapp.engine.load import load_model
+    from chatapp.engine.remote import RemoteModel
 
     status(f"Loading {name} …")
     try:
-        return load_model(name, precision=precision)
+        model = load_model(name, precision=precision)
     finally:
         status("")
+    if isinstance(model, RemoteModel) and model.remark:
+        complain(model.remark)
+    return model
 
 
 def _print_answer(
@@ -190,8 +195,9 @@ def _print_answer(
         write_json(_document(reply, finished, settings.model, template, sampling.seed))
     elif not reply.endswith("\n"):
         write("\n")
-    if finished.reason == "error":
+    if finished.message:
         complain(finished.message)
+    if finished.reason == "error":
         raise typer.Exit(1)
     if finished.reason == "cancelled":
         raise typer.Exit(_INTERRUPTED)

@@ -1,6 +1,7 @@
 """`chatapp models`: what models there are, and what one consists of.
 
-The one invariant: figures are read from the model's own files; nothing is loaded.
+The one invariant: figures are read from the model's own files, or told by its server; nothing
+is loaded, and no server is asked for a list.
 """
 
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from chatapp.commands.console import complain, write, write_json
 
 if TYPE_CHECKING:
     from chatapp.engine.load import ModelInfo
+    from chatapp.engine.servers import Server
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -20,8 +22,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 @app.command("list")
 def list_models(as_json: JsonOption = False) -> None:
-    """List the models on this machine."""
+    """List the models on this machine, and the servers that have a name."""
     from chatapp.engine.load import ModelError, describe, local_models, model_folder
+    from chatapp.engine.servers import named_servers
 
     rows: list[dict[str, Any]] = []
     for name in local_models():
@@ -31,6 +34,8 @@ def list_models(as_json: JsonOption = False) -> None:
             rows.append({"name": name, "error": str(error)})
         else:
             rows.append({"name": name, **_document(info)})
+    for name, server in named_servers().items():
+        rows.append({"name": name, "server": server.url})
     if as_json:
         write_json(rows)
         return
@@ -38,7 +43,7 @@ def list_models(as_json: JsonOption = False) -> None:
         complain("there is no model on this machine")
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
-        about = row.get("error") or (
+        about = (row.get("error") or row.get("server")) or (
             f"{row['parameters']:>13,} parameters  {row['context']:>6,} tokens  "
             f"{_megabytes(row['bytes']):>10}  {row['template'] or 'plain'}"
         )
@@ -47,12 +52,16 @@ def list_models(as_json: JsonOption = False) -> None:
 
 @app.command()
 def info(
-    name: Annotated[str, typer.Argument(help="bundled, a model's folder, or a hub id.")],
+    name: Annotated[str, typer.Argument(help="bundled, a folder, a hub id, or a server.")],
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model consists of."""
-    from chatapp.engine.load import describe, model_folder, usual_precision
+    from chatapp.engine.load import BUNDLED, describe, model_folder, usual_precision
+    from chatapp.engine.servers import server_of
 
+    if name != BUNDLED and (server := server_of(name)) is not None:
+        _show_server(server, name, as_json=as_json)
+        return
     found = describe(model_folder(name))
     precision = usual_precision(found.folder)
     if as_json:
@@ -77,6 +86,29 @@ def info(
         "template": found.template or "none of its own; plain is used",
         "licence": found.licence or "not named",
     }
+    _write_lines(lines)
+
+
+def _show_server(server: "Server", name: str, *, as_json: bool) -> None:
+    """What a server says of its model. Raises ModelError."""
+    from chatapp.engine.remote import RemoteModel
+
+    model = RemoteModel.load(server, name=name)
+    facts = {
+        "name": model.name,
+        "server": model.server.url,
+        "model": model.server.model,
+        "context": model.context,
+    }
+    if as_json:
+        write_json(facts)
+    else:
+        _write_lines({**facts, "context": f"{model.context:,} tokens"})
+    if model.remark:
+        complain(model.remark)
+
+
+def _write_lines(lines: dict[str, Any]) -> None:
     width = max(map(len, lines))
     write("".join(f"{name:<{width}}  {value}\n" for name, value in lines.items() if value))
 

@@ -133,7 +133,8 @@ def served_models(server: Server) -> list[Served]:
 class RemoteModel:
     """A `LanguageModel` on a server.
 
-    remark: what to know before it is used, in whole sentences; often empty.
+    server: where it is, with the model's name there. remark: what to know before it is used,
+        in whole sentences; often empty.
     """
 
     folder: "Path | None" = None
@@ -144,7 +145,7 @@ class RemoteModel:
         self._text = TextPieces()
         self.tokenizer: Tokenizer = self._text
         self.remark = remark
-        self._server = server
+        self.server = server
         self._takes_extensions = True
         self._said: set[str] = set()
 
@@ -284,7 +285,7 @@ class RemoteModel:
         self, prompt: list[int], sampling: Sampling, stop: Sequence[str], most: int, top: int
     ) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self._server.model,
+            "model": self.server.model,
             "prompt": without_surrogates(self._text.decode(prompt)),
             "max_tokens": most,
             "temperature": sampling.temperature,
@@ -309,22 +310,22 @@ class RemoteModel:
 
         try:
             async with (
-                httpx2.AsyncClient(**_options(self._server, _SILENCE)) as client,
+                httpx2.AsyncClient(**_options(self.server, _SILENCE)) as client,
                 self._accepted(client, body) as response,
             ):
                 async for event in httpx2.EventSource(response):
                     yield event.data
         except httpx2.SSEError:
-            raise _nonsense(self._server, "what it sends is no stream of events") from None
+            raise _nonsense(self.server, "what it sends is no stream of events") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _unreachable(self._server, error) from None
+            raise _unreachable(self.server, error) from None
 
     @asynccontextmanager
     async def _accepted(
         self, client: "httpx2.AsyncClient", body: dict[str, Any]
     ) -> "AsyncIterator[httpx2.Response]":
         """The answer to a request, asked again in the protocol's bare words if need be."""
-        url = f"{self._server.url}/completions"
+        url = f"{self.server.url}/completions"
         while True:
             async with client.stream("POST", url, json=body) as response:
                 if response.status_code == 200:
@@ -334,7 +335,7 @@ class RemoteModel:
                 extensions = [name for names in _EXTENSIONS.values() for name in names]
                 named = [name for name in extensions if name in body and name in text]
                 if response.status_code not in (400, 422) or not named:
-                    raise _refusal(self._server, response, text)
+                    raise _refusal(self.server, response, text)
             self._takes_extensions = False
             body = {name: value for name, value in body.items() if name not in extensions}
 
@@ -345,16 +346,16 @@ class RemoteModel:
         try:
             document = json.loads(data)
         except (ValueError, RecursionError):
-            raise _nonsense(self._server, "an event of it is not JSON") from None
+            raise _nonsense(self.server, "an event of it is not JSON") from None
         if not isinstance(document, dict):
-            raise _nonsense(self._server, "an event of it is no JSON object")
+            raise _nonsense(self.server, "an event of it is no JSON object")
         if "error" in document:
             raise ModelError(f"the server failed: {_reason_of(document)}")
         choices = document.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else {}
         text = choice.get("text", "") if isinstance(choice, dict) else None
         if not isinstance(text, str):
-            raise _nonsense(self._server, "an event of it has no text")
+            raise _nonsense(self.server, "an event of it has no text")
         reason = choice.get("finish_reason")
         usage = document.get("usage")
         return _Chunk(
