@@ -322,8 +322,9 @@ class ChatScreen(Screen[None]):
         return True
 
     def on_paste(self, event: Paste) -> None:
-        # What is pasted while a message has the focus is meant for the prompt as well.
-        if self.focused is not self._prompt:
+        # What is pasted while a message has the focus is meant for the prompt as well, unless
+        # the inspector covers it.
+        if self._prompt.focusable:
             event.stop()
             self.set_focus(self._prompt)
             self._prompt.post_message(Paste(event.text))

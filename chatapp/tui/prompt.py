@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.document._document import Location
-from textual.events import Key, Resize
+from textual.events import Key, Paste, Resize
 from textual.widgets import TextArea
 
 from chatapp.foreign import printable
@@ -82,6 +82,9 @@ class Prompt(TextArea):
                 event.stop()
                 event.prevent_default()
                 return
+
+    def on_paste(self, event: Paste) -> None:
+        event.stop()  # the screen hands on what is pasted elsewhere
 
     def on_resize(self, event: Resize) -> None:
         # Growing line by line changes nothing about how the text is wrapped.

@@ -404,6 +404,20 @@ async def test_a_paste_goes_into_the_prompt_wherever_the_focus_is(open_app: Open
         assert driver.prompt.text == "two\nlines more"
 
 
+async def test_a_paste_goes_nowhere_while_the_prompt_is_covered(open_app: OpenApp) -> None:
+    async with open_app(size=(60, 20)) as driver:
+        await driver.press("f3")
+        await driver.idle()
+        driver.app.post_message(Paste("two\nlines"))
+        await driver.settle()
+        assert driver.prompt.text == ""
+        assert driver.app.focused is not driver.prompt
+        await driver.press("escape")
+        driver.app.post_message(Paste("again"))
+        await driver.settle()
+        assert driver.prompt.text == "again"
+
+
 async def test_a_suggestion_goes_into_the_prompt(open_app: OpenApp) -> None:
     async with open_app() as driver:
         await driver.press("shift+tab", "down", "enter")
