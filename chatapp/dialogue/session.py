@@ -51,13 +51,16 @@ class Reading:
     """What the model reads for one reply, and the reply as far as there is one.
 
     reply: its row; None after a user's message. reply_ids: its tokens, those that were drawn
-    as long as this session remembers them. left_out: old messages that do not fit.
+    as long as this session remembers them. left_out: old messages that do not fit. outdated:
+    whether the reply was generated from another prompt, because the chat's instructions,
+    template or prompt file, or the model's window, were others then.
     """
 
     prompt: Prompt
     reply: StoredMessage | None
     reply_ids: tuple[int, ...]
     left_out: tuple[StoredMessage, ...]
+    outdated: bool = False
 
 
 SessionEvent = Started | Token | Finished
@@ -217,7 +220,14 @@ class Session:
         prompt = self._write(path)
         ids = self._writer.reply_ids(reply.text) if reply else []
         room = self.model.context - len(prompt.ids)
-        return Reading(prompt, reply, tuple(ids[:room]), self._left_out(prompt, path))
+        sent = self._store.sent_prompt(message_id)
+        return Reading(
+            prompt,
+            reply,
+            tuple(ids[:room]),
+            self._left_out(prompt, path),
+            outdated=sent not in (None, without_surrogates(prompt.text)),
+        )
 
     def draft(self, text: str, instead_of: int | None = None) -> Reading:
         """What the model would read if the user said `text` now. Nothing is stored.

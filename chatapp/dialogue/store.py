@@ -571,6 +571,13 @@ class Store:
         )
         return [Turn(*(json.loads(v) if i == 5 else v for i, v in enumerate(row))) for row in rows]
 
+    def sent_prompt(self, message_id: int) -> str | None:
+        """What a reply was first generated from; None for what was not generated here."""
+        rows = self._rows(
+            "SELECT prompt FROM turns WHERE message_id = ? ORDER BY id LIMIT 1", (message_id,)
+        )
+        return rows[0][0] if rows else None
+
     # Feedback
 
     def feedback(self, chat_id: int) -> dict[int, Feedback]:

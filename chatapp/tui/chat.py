@@ -28,6 +28,7 @@ from chatapp.tui.conversation import Conversation, Order, in_words
 from chatapp.tui.help import HelpScreen
 from chatapp.tui.history import ChatList, HistoryScreen
 from chatapp.tui.inspector import Inspector
+from chatapp.tui.inspector_look import Target
 from chatapp.tui.inspector_step import StepView
 from chatapp.tui.inspector_tokens import TokenText
 from chatapp.tui.inspector_views import AttentionView, Branch, HeatMap
@@ -482,18 +483,27 @@ class ChatScreen(Screen[None]):
     # The inspector
 
     async def action_inspect(self) -> None:
-        """Look at the focused message, or the last one; close the inspector if it has the keys."""
-        message_id = self.focused.message.id if isinstance(self.focused, MessageView) else None
+        """Look at what has the focus, or the last message; with the keys itself, it closes."""
         if inspectors := list(self.query(Inspector)):
             if inspectors[0].has_focus_within:
                 await self._close_inspector()
             else:
-                inspectors[0].look_at(message_id)
+                inspectors[0].look_at(self._target())
                 inspectors[0].focus_view()
         elif self.conversation.session is None:
             self.notify("The model is not loaded yet.", markup=False)
         else:
-            await self.mount(Inspector(self.conversation, message_id))
+            await self.mount(Inspector(self.conversation, self._target()))
+
+    def _target(self) -> Target:
+        """What the inspector is to look at: what has the focus, a text on the way included."""
+        if isinstance(self.focused, MessageView):
+            return Target(self.focused.message.id)
+        text, editing = self._prompt.text, self._prompt.editing
+        is_reply = editing is not None and editing.role == "assistant"
+        if not text.strip() or is_reply or (editing is None and is_command(text)):
+            return Target()
+        return Target(draft=text, instead_of=editing.id if editing is not None else None)
 
     @on(Inspector.Closed)
     async def _close_inspector(self) -> None:
@@ -509,7 +519,7 @@ class ChatScreen(Screen[None]):
 
     def _look_again(self) -> None:
         for inspector in self.query(Inspector):
-            inspector.look_at(None)
+            inspector.look_at(Target())
 
     # Keys
 

@@ -19,7 +19,7 @@ from textual.widgets import ContentSwitcher, Static
 
 from chatapp.foreign import printable
 from chatapp.tui.conversation import Conversation, in_words
-from chatapp.tui.inspector_look import Look, look
+from chatapp.tui.inspector_look import Look, Target, look
 from chatapp.tui.inspector_step import StepView
 from chatapp.tui.inspector_views import (
     AttentionView,
@@ -69,19 +69,22 @@ class Inspector(Vertical, can_focus=True):
     Inspector.-failed > #inspector-about { height: auto; text-wrap: wrap; margin-top: 1; }
     Inspector ContentSwitcher { height: 1fr; }
     Inspector View { height: 100%; }
-    #prompt-scroll { scrollbar-size-vertical: 1; scrollbar-background: $background;
-        scrollbar-color: $border-blurred; }
+    Inspector TokenText, Inspector HeatMap, Inspector VerticalScroll, Inspector OptionList {
+        scrollbar-size-vertical: 1;
+        scrollbar-background: $background;
+        scrollbar-background-hover: $background;
+        scrollbar-background-active: $background;
+        scrollbar-color: $border-blurred;
+    }
+    #prompt-outdated { color: $text-warning; margin-bottom: 1; }
     #prompt-legend { margin-bottom: 1; }
-    #prompt-left-out { margin-top: 1; }
+    #prompt-notes { margin-top: 1; }
     #tokens-detail, #attention-detail, #layers-detail, #step-parameters {
         height: auto; max-height: 4; border-top: solid $border-blurred;
     }
     Inspector OptionList { height: auto; max-height: 50%; overflow-x: hidden;
-        background: $background;
-        background-tint: transparent; scrollbar-size-vertical: 1;
-        scrollbar-background: $background; scrollbar-color: $border-blurred; }
-    #layers-scroll { height: auto; max-height: 60%; scrollbar-size-vertical: 1;
-        scrollbar-background: $background; scrollbar-color: $border-blurred; }
+        background: $background; background-tint: transparent; }
+    #layers-scroll { height: auto; max-height: 60%; }
     ChatScreen { layers: default over; }
     Inspector.-over { layer: over; width: 100%; border-left: none; }
     """
@@ -98,11 +101,10 @@ class Inspector(Vertical, can_focus=True):
     class Closed(Message):
         """The user wants the inspector gone."""
 
-    def __init__(self, conversation: Conversation, message_id: int | None) -> None:
-        """message_id: what to look at; None is the last message."""
+    def __init__(self, conversation: Conversation, target: Target) -> None:
         super().__init__()
         self._conversation = conversation
-        self._message_id = message_id
+        self._target = target
         self._is_example = False
         self._found: Look | None = None
         self._up_to_date: set[View] = set()
@@ -125,7 +127,7 @@ class Inspector(Vertical, can_focus=True):
         self.focus()
         self.query_one(ContentSwitcher).display = False
         self._show_tabs()
-        self.look_at(self._message_id)
+        self.look_at(self._target)
 
     def on_resize(self, event: Resize) -> None:
         self._fit()
@@ -149,9 +151,9 @@ class Inspector(Vertical, can_focus=True):
         """Whether it covers the chat."""
         return self.app.size.width < BESIDE_FROM
 
-    def look_at(self, message_id: int | None) -> None:
-        """Look at another message, or with None at the last one."""
-        self._message_id = message_id
+    def look_at(self, target: Target) -> None:
+        """Look at something else."""
+        self._target = target
         self._look()
 
     def _look(self) -> None:
@@ -160,8 +162,8 @@ class Inspector(Vertical, can_focus=True):
         if session is None:
             self._failed("The model is not loaded yet.")
             return
-        message_id, example = self._message_id, self._is_example
-        work = lambda: look(session, message_id, example=example)  # noqa: E731
+        target, example = self._target, self._is_example
+        work = lambda: look(session, target, example=example)  # noqa: E731
         self._compute(Compute(work, self._show, self._failed, "look"))
 
     @property
@@ -181,8 +183,10 @@ class Inspector(Vertical, can_focus=True):
         words = f"{found.start:,} tokens of prompt" if found.template else "An example sentence"
         if reply:
             words += f", {reply:,} of reply"
+        if found.is_draft:
+            words += " · not sent"
         if found.template:
-            words += f" · template {found.template}"
+            words += f" · {found.template}"
         if found.message is not None and found.message.siblings > 1:
             words += f" · version {found.message.sibling} of {found.message.siblings}"
         self._about(words)

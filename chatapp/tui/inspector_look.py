@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from chatapp.prompting.segments import Segment
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.session import Session
+    from chatapp.dialogue.prompt import Shot
+    from chatapp.dialogue.session import Reading, Session
     from chatapp.dialogue.store import StoredMessage
     from chatapp.engine.inspection import Inspectable, Prediction, Trace
 
@@ -20,14 +21,28 @@ EXAMPLE = "The manager hired John because he has extensive experience."
 ALTERNATIVES = 10
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to look at: a message, or else a text that was not sent, or else the last message.
+
+    instead_of: the user's message that the draft would take the place of.
+    """
+
+    message_id: int | None = None
+    draft: str = ""
+    instead_of: int | None = None
+
+
 @dataclass(frozen=True)
 class Look:
     """A text as the model reads it.
 
     ids, texts: its tokens, of which those from `start` on are the reply. message: the reply's
-    row, when there is one to branch from. predictions: what was expected after each token;
-    empty, like trace and model, when the model does not show its inside, and then `reason`
-    says so.
+    row, when there is one to branch from. template: in words, what laid it out; "" is nothing.
+    shots, dropped_shots: its demonstrations, and those that did not fit. is_draft: whether it
+    was not sent yet. outdated: whether the reply was generated from another prompt.
+    predictions: what was expected after each token; empty, like trace and model, when the
+    model does not show its inside, and then `reason` says so.
     """
 
     segments: tuple[Segment, ...]
@@ -37,6 +52,10 @@ class Look:
     start: int
     message: "StoredMessage | None" = None
     template: str = ""
+    shots: "tuple[Shot, ...]" = ()
+    dropped_shots: "tuple[Shot, ...]" = ()
+    is_draft: bool = False
+    outdated: bool = False
     reason: str = ""
     model: "Inspectable | None" = None
     trace: "Trace | None" = None
@@ -47,29 +66,31 @@ class Look:
         return self.predictions[position - 1] if 0 < position <= len(self.predictions) else None
 
 
-def look(session: "Session", message_id: int | None, *, example: bool = False) -> Look:
-    """Look at a message, or the last one, or the example sentence when there is none.
+def look(session: "Session", target: Target, *, example: bool = False) -> Look:
+    """Look at something, or at the example sentence in a chat without messages.
 
-    Takes one pass of the model. Raises ValueError in words when the message does not fit.
+    Takes one pass of the model. Raises ValueError in words when the text does not fit.
     """
     from chatapp.engine.inspection import Inspectable
 
     messages = session.messages
-    if message_id is None and messages:
+    message_id = target.message_id
+    reading: Reading | None = None
+    if message_id is None and messages and not target.draft:
         message_id = messages[-1].id
-    if example or message_id is None:
+    if not example and message_id is not None:
+        reading = session.read(message_id)
+    elif not example and target.draft:
+        reading = session.draft(target.draft, target.instead_of)
+    if reading is None:
         segments: tuple[Segment, ...] = (Segment("user", EXAMPLE),)
         ids = tuple(session.model.tokenizer.encode(EXAMPLE))
-        start, template = len(ids), ""
-        message: StoredMessage | None = None
-        left_out: tuple[StoredMessage, ...] = ()
+        start = len(ids)
     else:
-        reading = session.read(message_id)
-        segments, message = reading.prompt.segments, reading.reply
-        if message is not None and message.text:
-            segments = (*segments, *session.template.render_reply(message.text, closed=False))
+        segments = reading.prompt.segments
+        if reading.reply is not None:
+            segments = (*segments, *session.render_reply(reading.reply.text))
         ids, start = (*reading.prompt.ids, *reading.reply_ids), len(reading.prompt.ids)
-        left_out, template = reading.left_out, session.template.name
     model = session.model
     trace: Trace | None = None
     predictions: tuple[Prediction, ...] = ()
@@ -83,14 +104,22 @@ def look(session: "Session", message_id: int | None, *, example: bool = False) -
         texts = tuple(model.tokenizer.decode([id]) for id in ids)
     return Look(
         segments=segments,
-        left_out=left_out,
+        left_out=reading.left_out if reading else (),
         ids=ids,
         texts=texts,
         start=start,
-        message=message,
-        template=template,
+        message=reading.reply if reading else None,
+        template=_layout(session) if reading else "",
+        shots=reading.prompt.shots if reading else (),
+        dropped_shots=reading.prompt.dropped_shots if reading else (),
+        is_draft=reading is not None and message_id is None,
+        outdated=reading is not None and reading.outdated,
         reason=reason,
         model=model if isinstance(model, Inspectable) else None,
         trace=trace,
         predictions=predictions,
     )
+
+
+def _layout(session: "Session") -> str:
+    return f"{'prompt' if session.prompt else 'template'} {session.layout}"

@@ -97,11 +97,6 @@ class TokenText(ScrollView, can_focus=True):
         max-height: 50%;
         overflow-x: hidden;
         overflow-y: auto;
-        scrollbar-size-vertical: 1;
-        scrollbar-background: $background;
-        scrollbar-background-hover: $background;
-        scrollbar-background-active: $background;
-        scrollbar-color: $border-blurred;
     }
     """
 

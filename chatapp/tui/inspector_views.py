@@ -30,6 +30,7 @@ from chatapp.shading import bar, ink_on, percent, visible, weight_color
 from chatapp.tui.inspector_look import Look
 from chatapp.tui.inspector_tokens import NOTHING, TokenText, attended, surprise
 from chatapp.tui.message import SPEAKERS
+from chatapp.tui.rendered import colored, legend, one_line, shot_lines
 
 if TYPE_CHECKING:
     from numpy import float32
@@ -37,15 +38,8 @@ if TYPE_CHECKING:
 
     from chatapp.engine.inspection import Candidate, Prediction, Trace
 
-_KINDS = {
-    "instruction": "$text-warning",
-    "example": "$text-secondary",
-    "user": "$text-success",
-    "assistant": "$text-accent",
-    "marker": "dim",
-    "end": "reverse dim",
-}
 _LONGEST = 16
+_OUTDATED = "The reply was generated from another prompt. This one it would be generated from now."
 
 
 @dataclass
@@ -139,28 +133,25 @@ class PromptView(View):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=True, id="prompt-scroll"):
+            yield Static(_OUTDATED, id="prompt-outdated")
             yield Static(id="prompt-legend")
             yield Static(id="prompt-text", markup=False)
-            yield Static(id="prompt-left-out", markup=False)
+            yield Static(id="prompt-notes", markup=False)
 
     def show(self, look: Look) -> None:
-        kinds = dict.fromkeys(segment.kind for segment in look.segments)
-        legend = Content("  ").join(Content.styled(kind, _KINDS[kind]) for kind in kinds)
-        self.query_one("#prompt-legend", Static).update(legend)
-        text = Content("").join(
-            Content.styled(printable(segment.text), _KINDS[segment.kind])
-            for segment in look.segments
-        )
-        self.query_one("#prompt-text", Static).update(text)
-        parts = []
+        self.query_one("#prompt-legend", Static).update(legend(look.segments))
+        self.query_one("#prompt-text", Static).update(colored(look.segments))
+        notes = list(shot_lines(look.shots, look.dropped_shots))
         if look.left_out:
             count = len(look.left_out)
             words = f"Left out for length: {count} message{'s' * (count > 1)}"
-            parts.append(Content.styled(words, "$text-warning"))
+            notes.append(Content.styled(words, "$text-warning"))
             for message in look.left_out:
-                line = " ".join(printable(message.text).split())
-                parts.append(Content.styled(f"{SPEAKERS[message.role]}: {line[:200]}", "dim"))
-        self.query_one("#prompt-left-out", Static).update(Content("\n").join(parts))
+                line = f"{SPEAKERS[message.role]}: {one_line(message.text)}"
+                notes.append(Content.styled(line, "dim"))
+        self.query_one("#prompt-notes", Static).update(Content("\n").join(notes))
+        outdated = self.query_one("#prompt-outdated", Static)
+        outdated.display = look.outdated
         self.query_one("#prompt-scroll").scroll_home(animate=False)
 
 
@@ -258,9 +249,6 @@ class HeatMap(ScrollView, can_focus=True):
         max-height: 50%;
         overflow-x: hidden;
         overflow-y: auto;
-        scrollbar-size-vertical: 1;
-        scrollbar-background: $background;
-        scrollbar-color: $border-blurred;
     }
     """
 

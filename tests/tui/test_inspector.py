@@ -204,11 +204,72 @@ async def test_what_was_left_out_is_named(open_app: OpenApp, store: Store) -> No
         assert session is not None
         dropped = session.dropped()
         assert 0 < dropped < 7
-        left_out = words(driver, "prompt-left-out")
+        left_out = words(driver, "prompt-notes")
         assert f"Left out for length: {dropped} messages" in left_out
         assert "You: number 0" in left_out
         assert "number 0" not in words(driver, "prompt-text")
         assert "number 6" in words(driver, "prompt-text")
+
+
+async def test_a_draft_is_looked_at_before_it_is_sent(open_app: OpenApp, store: Store) -> None:
+    model = GlassModel([" It is."])
+    async with open_app(model) as driver:
+        driver.prompt.text = "Is it [b]there[/b]?"
+        await press(driver, "f3", "1")
+        assert "tokens of prompt · not sent · template plain" in words(driver, "inspector-about")
+        draft = words(driver, "prompt-text")
+        assert draft.endswith("User: Is it [b]there[/b]?\nAssistant:")
+        await press(driver, "escape")
+        assert store.chats() == []
+        await press(driver, "enter")
+        assert model.prompts == [draft]
+        driver.prompt.text = "And here?"
+        await press(driver, "f3", "1")
+        assert words(driver, "prompt-text") == f"{draft} It is.\nUser: And here?\nAssistant:"
+        await press(driver, "2", "tab", "enter")
+        assert "Only a token of a reply can be replaced." in notes(driver)
+        await press(driver, "escape")
+        for text in ("/system x", "  "):
+            driver.prompt.text = text
+            await press(driver, "f3", "1")
+            assert words(driver, "prompt-text") == f"{draft} It is."
+            await press(driver, "escape")
+
+
+async def test_a_message_written_anew_is_looked_at_in_its_place(open_app: OpenApp) -> None:
+    async with open_app(GlassModel([" It is."])) as driver:
+        await driver.say("one")
+        await driver.say("two")
+        await press(driver, "ctrl+up", "up", "up", "up", "e")
+        assert driver.prompt.text == "one"
+        driver.prompt.text = "three"
+        await press(driver, "f3", "1")
+        assert words(driver, "prompt-text").endswith("User: three\nAssistant:")
+        assert "two" not in words(driver, "prompt-text")
+        await press(driver, "escape", "ctrl+up", "w")
+        driver.prompt.text = "It is not."
+        await press(driver, "f3", "1")
+        assert "It is not." not in words(driver, "prompt-text"), "a correction is never sent"
+        assert "User: two" in words(driver, "prompt-text")
+
+
+async def test_a_draft_that_does_not_fit_is_refused(open_app: OpenApp) -> None:
+    async with open_app(GlassModel([" It is."], context=40)) as driver:
+        driver.prompt.text = "word " * 50
+        await press(driver, "f3")
+        assert "the message is 50 tokens long" in words(driver, "inspector-about")
+
+
+async def test_a_reply_to_another_prompt_says_so(open_app: OpenApp) -> None:
+    async with open_app(GlassModel([" It is."])) as driver:
+        await driver.say("one")
+        await press(driver, "f3", "1")
+        assert "from another prompt" not in driver.screen_text
+        await press(driver, "escape")
+        driver.prompt.text = "/system Be brief."
+        await press(driver, "enter", "f3", "1")
+        assert "The reply was generated from another prompt." in driver.screen_text
+        assert words(driver, "prompt-text").startswith("Be brief.")
 
 
 # What it shows
