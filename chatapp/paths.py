@@ -49,3 +49,8 @@ def database_path() -> Path:
 def settings_path() -> Path:
     """The settings file. It need not exist."""
     return config_dir() / "settings.toml"
+
+
+def presets_path() -> Path:
+    """The parameters the user has given a name. The file need not exist."""
+    return data_dir() / "presets.json"

@@ -64,10 +64,7 @@ def parameter(name: str, text: str) -> float | int | None:
 
     Raises ValueError in one sentence when there is no such field or it cannot be that.
     """
-    if name not in _NUMBERS:
-        near = difflib.get_close_matches(name, _NUMBERS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_NUMBERS)}"
-        raise ValueError(f"there is no parameter {name!r}; {hint}")
+    _check_is_parameter(name)
     if not text and name == "seed":
         return None
     kind = _NUMBERS[name]
@@ -78,6 +75,24 @@ def parameter(name: str, text: str) -> float | int | None:
         raise ValueError(f"{name} is {text!r}; expected {expected}") from None
     Sampling(**{name: value})  # type: ignore[arg-type]  # its own rules
     return value
+
+
+def checked_sampling(values: Mapping[str, object]) -> Sampling:
+    """Sampling of values by name, as a file gave them; the seed may be None.
+
+    Raises ValueError in one sentence for a name that is none, or a value that cannot be.
+    """
+    for name in values:
+        _check_is_parameter(name)
+    given = {name: value for name, value in values.items() if (name, value) != ("seed", None)}
+    return Sampling(**{name: _checked_number(name, value) for name, value in given.items()})  # type: ignore[arg-type]
+
+
+def _check_is_parameter(name: str) -> None:
+    if name not in _NUMBERS:
+        near = difflib.get_close_matches(name, _NUMBERS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_NUMBERS)}"
+        raise ValueError(f"there is no parameter {name!r}; {hint}")
 
 
 def _from_file() -> Iterator[tuple[str, object, str]]:
@@ -135,13 +150,21 @@ def _checked(key: str, value: Any, origin: str) -> Any:
                 f"{origin}: precision is {value!r}; expected one of {', '.join(PRECISIONS)}"
             )
         return value
+    try:
+        return _checked_number(key, value)
+    except ValueError as error:
+        raise SettingsError(f"{origin}: {error}") from None
+
+
+def _checked_number(key: str, value: Any) -> float | int:
+    """`value` as the parameter's type. Raises ValueError in one sentence."""
     kind = _NUMBERS[key]
     if isinstance(value, bool) or not isinstance(value, int | kind):
         expected = "a number" if kind is float else "a whole number"
-        raise SettingsError(f"{origin}: {key} is {value!r}; expected {expected}")
+        raise ValueError(f"{key} is {value!r}; expected {expected}")
     try:
-        value = kind(value)
-        Sampling(**{key: value})  # its own rules, one field at a time
-    except (ValueError, OverflowError) as error:
-        raise SettingsError(f"{origin}: {error}") from None
-    return value
+        number = kind(value)
+    except OverflowError as error:
+        raise ValueError(f"{key}: {error}") from None
+    Sampling(**{key: number})  # type: ignore[arg-type]  # its own rules, one field at a time
+    return number

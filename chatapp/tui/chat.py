@@ -20,6 +20,7 @@ from textual.widgets import OptionList, Static, TextArea
 
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
+from chatapp.paths import presets_path
 from chatapp.tui import events, timings
 from chatapp.tui.branches import BranchScreen
 from chatapp.tui.comparing import CompareScreen
@@ -34,7 +35,7 @@ from chatapp.tui.inspector_tokens import TokenText
 from chatapp.tui.inspector_views import AttentionView, Branch, HeatMap
 from chatapp.tui.keybar import KeyBar
 from chatapp.tui.message import MessageView
-from chatapp.tui.parameters import ParametersScreen
+from chatapp.tui.parameters import Parameters, ParametersScreen
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.ranking import RankScreen
 from chatapp.tui.slash import SlashCommands, SlashError, is_command
@@ -153,10 +154,9 @@ class ChatScreen(Screen[None]):
         self._models = event.names
         self._prompt.suggest_again()
 
-    def load_other(self, name: str) -> None:
-        """Go on with another model, when it is loaded."""
-
-        precision = self.conversation.precision
+    def load_other(self, name: str, precision: str = "") -> None:
+        """Go on with another model, when it is loaded; precision: another than now."""
+        precision = precision or self.conversation.precision
 
         def load() -> "LanguageModel":
             from chatapp.engine.load import load_model
@@ -165,7 +165,7 @@ class ChatScreen(Screen[None]):
 
         self._status.state = "loading"
         self._status.model = name
-        self.conversation.load_other(load)
+        self.conversation.load_other(load, precision)
 
     @on(events.LoadFailed)
     async def _load_failed(self, event: events.LoadFailed) -> None:
@@ -566,13 +566,33 @@ class ChatScreen(Screen[None]):
         if chosen is not None:
             await self._open_at(chosen)
 
-    @work
-    async def action_parameters(self) -> None:
-        screen = ParametersScreen(self.conversation.sampling, self._status.template)
-        sampling = await self.app.push_screen_wait(screen)
-        if sampling is not None:
-            self.conversation.sampling = sampling
+    def action_parameters(self) -> None:
+        from chatapp.prompting.template import TEMPLATES
+
+        session, sampling = self.conversation.session, self.conversation.sampling
+        template = session.template.name if session is not None else ""
+        now = Parameters(sampling, template, self.conversation.precision)
+
+        def use(new: Parameters) -> None:
+            if (new.template, new.precision) != (now.template, now.precision):
+                self._use_other(new, now)
+            self.conversation.sampling = new.sampling
             self.notify("The next message uses the new parameters.", markup=False)
+
+        self.app.push_screen(ParametersScreen(now, use, list(TEMPLATES), presets_path()))
+
+    def _use_other(self, new: Parameters, now: Parameters) -> None:
+        """Go over to another template or precision. Raises ValueError in words."""
+        model = self.conversation.model
+        if model is None or self.conversation.loading:
+            raise ValueError("the model is not loaded yet; its template and precision have to wait")
+        if self.conversation.order is not None:
+            raise ValueError("a reply is being written; Esc stops it")
+        if new.template != now.template:
+            self.conversation.use_template(new.template)
+            self.show_model()
+        if new.precision != now.precision:
+            self.load_other(model.name, new.precision)
 
     @work
     async def action_compare(self, change: str = "") -> None:

@@ -53,7 +53,7 @@ class Conversation:
         self._threads: list[threading.Thread] = []
         self._sampling = settings.sampling
         self._compared: tuple[tuple[str, str], LanguageModel] | None = None
-        self.precision = settings.precision
+        self.precision = self._wanted_precision = settings.precision
         self._chat_id: int | None = None
         self._system: str | None = None
         self.model: LanguageModel | None = None
@@ -104,13 +104,16 @@ class Conversation:
 
         self._start_thread(run)
 
-    def load_other(self, load: "Callable[[], LanguageModel]") -> None:
+    def load_other(self, load: "Callable[[], LanguageModel]", precision: str = "") -> None:
         """Load another model to go on with, while no order is under way.
+
+        precision: what `load` loads it in, when it is not that of the model there is.
 
         Messages wait for it. Ends in a ModelLoaded or, after which `recover` goes back to the
         model there was, in a LoadFailed.
         """
         self._load = load
+        self._wanted_precision = precision or self.precision
         self._chat_id, self._system = self.chat_id, self.system()
         self.session = None
         self.load()
@@ -121,6 +124,7 @@ class Conversation:
             return False
         model = self.model
         self._load = lambda: model
+        self._wanted_precision = self.precision
         self._new_session(model, self._chat_id)
         return True
 
@@ -154,6 +158,7 @@ class Conversation:
         self.loading = False
         self._new_session(model, self._chat_id)
         self.model = model
+        self.precision = self._wanted_precision
 
     def open(self, chat_id: int | None) -> "tuple[list[StoredMessage], dict[int, str]]":
         """Go over to a chat, or with None to a new one, and leave the running turn behind.

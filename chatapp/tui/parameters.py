@@ -1,7 +1,12 @@
-"""How replies are drawn: every field of `Sampling`, checked in words, from the next turn on."""
+"""How replies are drawn: every field of `Sampling`, template and precision, and presets.
 
-from dataclasses import fields
-from typing import ClassVar
+The one invariant: what the user sees in the fields is what is used or kept, all of it or
+nothing: one value that cannot be is said in words, and then nothing is done.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -9,12 +14,18 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import DescendantFocus
 from textual.screen import ModalScreen
+from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
+from chatapp.engine.load import PRECISIONS
 from chatapp.engine.model import Sampling
 from chatapp.foreign import printable
+from chatapp.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
 from chatapp.settings import parameter
 from chatapp.tui.field import Field
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HINTS = {
     "temperature": "0 is greedy; higher varies more",
@@ -25,59 +36,166 @@ HINTS = {
     "no_repeat_ngram": "no n tokens a second time; 0 is off",
     "seed": "empty draws a new one each time",
     "max_tokens": "longest reply, in tokens",
+    "template": "how a dialogue is written for the model",
+    "precision": "auto, float32, bfloat16 or int8",
+    "preset": "a name: ^s keeps, ^l loads, ^r removes",
 }
 
 
-class ParametersScreen(ModalScreen[Sampling | None]):
-    """Gives the new parameters, or None when they are left as they were."""
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What can be set. template: "" for the model's own."""
+
+    sampling: Sampling
+    template: str
+    precision: str
+
+
+class ParametersScreen(ModalScreen[None]):
+    """Shows `now`, and gives what the user has made of it to `use`.
+
+    use: raises ValueError in words, and does nothing, when that cannot be used. presets: the
+    file of the presets.
+    """
 
     BINDING_GROUP_TITLE = "Parameters"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "apply", "Use these values"),
+        Binding("ctrl+s", "save", "Keep these values as the preset of this name"),
+        Binding("ctrl+l", "load", "Load the preset of this name"),
+        Binding("ctrl+r", "remove", "Remove the preset of this name"),
         Binding("escape,f2", "dismiss", "Leave as it was"),
         Binding("up", "app.focus_previous", "Field above", show=False),
         Binding("down", "app.focus_next", "Field below", show=False),
     ]
 
-    def __init__(self, sampling: Sampling, template: str) -> None:
+    def __init__(
+        self,
+        now: Parameters,
+        use: "Callable[[Parameters], None]",
+        templates: list[str],
+        presets: "Path",
+    ) -> None:
         super().__init__()
-        self._sampling = sampling
-        self._template = template
+        self._now = now
+        self._use = use
+        self._templates = templates
+        self._path = presets
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Parameters", classes="title")
             with VerticalScroll(can_focus=False):
                 for field in fields(Sampling):
-                    value = getattr(self._sampling, field.name)
-                    with Horizontal(classes="field"):
-                        yield Static(field.name, classes="name")
-                        text = "" if value is None else str(value)
-                        yield Field(text, id=field.name, compact=True)
-                        yield Static(HINTS[field.name], classes="words")
-                with Horizontal(classes="field"):
-                    yield Static("template", classes="name")
-                    yield Static(printable(self._template), markup=False)
-            yield Static(id="field-hint")
+                    value = getattr(self._now.sampling, field.name)
+                    yield from self._row(field.name, "" if value is None else str(value))
+                yield from self._row("template", self._now.template, self._templates)
+                yield from self._row("precision", self._now.precision, PRECISIONS)
+                yield from self._row("preset", "")
+            yield Static(id="field-hint", markup=False)
             yield Static(id="field-problem", markup=False)
             yield Static("Enter uses these values from now on · Esc leaves", classes="hint")
+
+    def _row(self, name: str, value: str, known: Iterable[str] = ()) -> ComposeResult:
+        with Horizontal(classes="field"):
+            yield Static(name, classes="name")
+            suggester = SuggestFromList(known, case_sensitive=False)
+            yield Field(value, id=name, compact=True, suggester=suggester)
+            yield Static(HINTS[name], classes="words", markup=False)
+
+    def on_mount(self) -> None:
+        self._show_presets()
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         self.query_one("#field-hint", Static).update(HINTS.get(event.widget.id or "", ""))
 
     @on(Input.Submitted)
     def action_apply(self) -> None:
-        values: dict[str, float | int | None] = {}
         try:
-            for field in fields(Sampling):
-                values[field.name] = self._value(field.name)
-                Sampling(**{field.name: values[field.name]})  # type: ignore[arg-type]
+            sampling = self._sampling()
+            template, precision = self._text("template"), self._text("precision")
+            if precision not in PRECISIONS:
+                self._field("precision").focus()
+                known = ", ".join(PRECISIONS)
+                raise ValueError(f"precision is {precision!r}; expected one of {known}")
+            self._use(Parameters(sampling, template, precision))
         except ValueError as problem:
-            self.query_one("#field-problem", Static).update(printable(str(problem)))
-            self.query_one(f"#{field.name}", Field).focus()
+            self._tell(str(problem))
         else:
-            self.dismiss(Sampling(**values))  # type: ignore[arg-type]
+            self.dismiss()
 
-    def _value(self, name: str) -> float | int | None:
-        """What stands in a field. Raises ValueError in words."""
-        return parameter(name, self.query_one(f"#{name}", Field).value.strip())
+    def _sampling(self) -> Sampling:
+        """What stands in the fields. Raises ValueError in words, with the focus on the field."""
+        values: dict[str, float | int | None] = {}
+        for field in fields(Sampling):
+            try:
+                values[field.name] = parameter(field.name, self._text(field.name))
+            except ValueError:
+                self._field(field.name).focus()
+                raise
+        return Sampling(**values)  # type: ignore[arg-type]
+
+    def _field(self, name: str) -> Field:
+        return self.query_one(f"#{name}", Field)
+
+    def _text(self, name: str) -> str:
+        return self._field(name).value.strip()
+
+    def _tell(self, words: str) -> None:
+        self.query_one("#field-problem", Static).update(printable(words))
+
+    # Presets
+
+    def _presets(self) -> dict[str, tuple[str, Sampling]]:
+        """Name and parameters by what is shown of the name. Raises PresetsError."""
+        presets = read_presets(self._path)
+        return {printable(name): (name, sampling) for name, sampling in presets.items()}
+
+    def _show_presets(self) -> None:
+        """Let the preset's field complete the names there are."""
+        try:
+            names = list(self._presets())
+        except PresetsError as error:
+            self._tell(str(error))
+            return
+        self._field("preset").suggester = SuggestFromList(names, case_sensitive=False)
+        self._field("preset").placeholder = ", ".join(names) or "none yet"
+
+    def _named(self) -> tuple[str, Sampling]:
+        """The preset whose name stands in the field. Raises PresetsError."""
+        presets, name = self._presets(), self._text("preset")
+        if name not in presets:
+            self._field("preset").focus()
+            raise PresetsError(no_preset(name, list(presets)))
+        return presets[name]
+
+    def action_save(self) -> None:
+        try:
+            name = self._text("preset")
+            save_preset(self._path, name, self._sampling())
+        except (PresetsError, ValueError) as error:
+            self._tell(str(error))
+        else:
+            self._tell(f"These values are kept as {name!r}.")
+            self._show_presets()
+
+    def action_load(self) -> None:
+        try:
+            name, sampling = self._named()
+        except PresetsError as error:
+            self._tell(str(error))
+            return
+        for field in fields(Sampling):
+            value = getattr(sampling, field.name)
+            self._field(field.name).value = "" if value is None else str(value)
+        self._tell(f"These are the values of {name!r}; Enter uses them.")
+
+    def action_remove(self) -> None:
+        try:
+            name, _ = self._named()
+            remove_preset(self._path, name)
+        except PresetsError as error:
+            self._tell(str(error))
+        else:
+            self._tell(f"{name!r} is removed; ^s keeps these values under a name.")
+            self._show_presets()

@@ -9,11 +9,14 @@ import asyncio
 import difflib
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chatapp.engine.model import Sampling
+from chatapp.paths import presets_path
+from chatapp.presets import PresetsError, no_preset, read_presets
 from chatapp.settings import parameter
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ COMMANDS = (
     Command("title", "TITLE", "call the chat so"),
     Command("system", "TEXT", "instructions of this chat; default is the template's own"),
     Command("set", "NAME VALUE", "change how replies are drawn, as F2 does"),
+    Command("preset", "NAME", "draw replies as a preset of F2 says"),
     Command("model", "NAME", "go on with another model"),
     Command("template", "NAME", "go on in another dialogue template"),
     Command("theme", "NAME", "other colours; `theme` in the settings file keeps them"),
@@ -98,6 +102,9 @@ class SlashCommands:
         """The values that a command can take, as far as they can be listed."""
         if name == "set":
             return [field.name for field in fields(Sampling)]
+        if name == "preset":
+            with suppress(PresetsError):
+                return list(read_presets(presets_path()))
         if name == "theme":
             return sorted(self._chat.app.available_themes)
         if name == "system":
@@ -174,6 +181,16 @@ class SlashCommands:
         conversation.sampling = replace(conversation.sampling, **{name: value})  # type: ignore[arg-type]
         said = "drawn anew each time" if value is None else value
         self._chat.inform(f"{name} is {said} from the next message on.")
+
+    async def _preset(self, argument: str) -> None:
+        try:
+            presets = read_presets(presets_path())
+        except PresetsError as error:
+            raise SlashError(str(error)) from None
+        if argument not in presets:
+            raise SlashError(no_preset(argument, list(presets)))
+        self._chat.conversation.sampling = presets[argument]
+        self._chat.inform(f"The next message is answered with the values of {argument!r}.")
 
     async def _model(self, argument: str) -> None:
         self._refuse_while_busy()

@@ -128,7 +128,7 @@ async def test_ctrl_n_leaves_a_running_reply_behind(open_app: OpenApp, store: St
 
 
 async def test_f1_lists_every_key(open_app: OpenApp) -> None:
-    async with open_app(size=(100, 120)) as driver:
+    async with open_app(size=(100, 300)) as driver:
         await driver.press("f1")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         shown = driver.screen_text
@@ -149,7 +149,7 @@ async def test_f2_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
         screen = driver.app.screen
         assert isinstance(screen, ParametersScreen)
         assert {field.id for field in screen.query(Field)} == set(HINTS)
-        assert set(HINTS) == set(Sampling.__dataclass_fields__)
+        assert set(HINTS) > set(Sampling.__dataclass_fields__)
         assert "plain" in driver.screen_text
         screen.query_one("#temperature", Field).value = "0.25"
         screen.query_one("#seed", Field).value = ""

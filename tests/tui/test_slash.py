@@ -115,7 +115,7 @@ async def test_what_cannot_be_done_is_said_and_the_command_comes_back(
 
 
 async def test_screens_open(open_app: OpenApp) -> None:
-    async with open_app(size=(100, 200)) as driver:
+    async with open_app(size=(100, 300)) as driver:
         await order(driver, "/help")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         for command in COMMANDS:

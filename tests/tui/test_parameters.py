@@ -1,0 +1,197 @@
+"""F2: presets by name, template and precision of the running chat."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import Driver, OpenApp
+from fakes import ScriptedModel
+from textual.widgets import Static
+
+from chatapp.engine import load
+from chatapp.engine.model import Sampling
+from chatapp.paths import presets_path
+from chatapp.presets import read_presets, save_preset
+from chatapp.tui.field import Field
+from chatapp.tui.parameters import ParametersScreen
+
+FOREIGN = "[b]x[/b]"
+
+
+def field(driver: Driver, name: str) -> Field:
+    return driver.app.screen.query_one(f"#{name}", Field)
+
+
+def problem(driver: Driver) -> str:
+    return str(driver.app.screen.query_one("#field-problem", Static).content)
+
+
+async def open_parameters(driver: Driver, **values: str) -> None:
+    await driver.press("f2")
+    await driver.until(lambda: isinstance(driver.app.screen, ParametersScreen))
+    for name, value in values.items():
+        field(driver, name).value = value
+
+
+async def test_presets_are_kept_loaded_and_removed(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await open_parameters(driver, temperature="0.25", seed="5", preset=FOREIGN)
+        await driver.press("ctrl+s")
+        assert problem(driver) == f"These values are kept as {FOREIGN!r}."
+        assert read_presets(presets_path()) == {FOREIGN: Sampling(temperature=0.25, seed=5)}
+        await driver.press("escape")
+        assert driver.chat.conversation.sampling == Sampling()  # kept, but not used
+        await open_parameters(driver, preset=FOREIGN)
+        await driver.press("ctrl+l")
+        assert field(driver, "temperature").value == "0.25"
+        await driver.press("enter")
+        await driver.until(lambda: driver.app.screen is driver.chat)
+        assert driver.chat.conversation.sampling == Sampling(temperature=0.25, seed=5)
+        await open_parameters(driver, preset=FOREIGN)
+        await driver.press("ctrl+r")
+        assert read_presets(presets_path()) == {}
+        await driver.press("ctrl+l")
+        assert "there is no preset '[b]x[/b]'; there are none yet" in problem(driver)
+
+
+async def test_names_are_completed_with_the_right_arrow(open_app: OpenApp) -> None:
+    save_preset(presets_path(), "exact", Sampling(temperature=0.0))
+    async with open_app() as driver:
+        await open_parameters(driver, template="", precision="")
+        for name, typed, whole in (
+            ("preset", "ex", "exact"),
+            ("template", "alp", "alpaca"),
+            ("precision", "in", "int8"),
+        ):
+            field(driver, name).focus()
+            await driver.press(*typed)
+            await driver.until(
+                lambda name=name, whole=whole: field(driver, name)._suggestion == whole
+            )
+            await driver.press("right")
+            assert field(driver, name).value == whole
+
+
+async def test_a_value_that_cannot_be_is_not_kept(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await open_parameters(driver, temperature="hot", preset="a")
+        await driver.press("ctrl+s")
+        assert "temperature is 'hot'" in problem(driver)
+        field(driver, "temperature").value = "1"
+        field(driver, "preset").value = " "
+        await driver.press("ctrl+s")
+        assert "needs a name" in problem(driver)
+        assert not presets_path().exists()
+
+
+async def test_a_broken_file_is_told_and_left_alone(open_app: OpenApp) -> None:
+    presets_path().parent.mkdir(parents=True)
+    presets_path().write_text("{broken")
+    async with open_app() as driver:
+        await open_parameters(driver, preset="a")
+        assert "is not valid JSON" in problem(driver)
+        for key in ("ctrl+s", "ctrl+l", "ctrl+r"):
+            await driver.press(key)
+            assert "is not valid JSON" in problem(driver)
+        field(driver, "top_k").value = "3"
+        await driver.press("enter")
+        await driver.until(lambda: driver.app.screen is driver.chat)
+        assert driver.chat.conversation.sampling.top_k == 3
+        driver.prompt.text = "/preset a"
+        await driver.press("enter")
+        assert "is not valid JSON" in driver.problem
+    assert presets_path().read_text() == "{broken"
+
+
+async def test_slash_preset(open_app: OpenApp) -> None:
+    save_preset(presets_path(), "exact", Sampling(temperature=0.0))
+    async with open_app() as driver:
+        await driver.press(*"/preset ", "tab")
+        assert driver.prompt.text == "/preset exact"
+        await driver.press("enter")
+        assert driver.chat.conversation.sampling == Sampling(temperature=0.0)
+        await driver.press(*"/preset exakt", "enter")
+        assert "did you mean 'exact'?" in driver.problem
+
+
+async def test_another_template_and_precision(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+
+    def load_model(name: str, *, precision: str) -> ScriptedModel:
+        loaded.append(precision)
+        if precision == "bfloat16":
+            raise ValueError("cannot be loaded in bfloat16")
+        return ScriptedModel(["Two."])
+
+    monkeypatch.setattr(load, "load_model", load_model)
+    model = ScriptedModel(["One."])
+    async with open_app(model) as driver:
+        await driver.say("First")
+        await open_parameters(driver, template="alpaca", precision="int8")
+        await driver.press("enter")
+        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.ready()
+        await driver.until(lambda: driver.status.template == "alpaca")
+        assert driver.chat.conversation.precision == "int8"
+        await driver.say("Second")
+        assert driver.texts == ["First", "One.", "Second", "Two."]
+        await open_parameters(driver, precision="bfloat16")
+        await driver.press("enter")
+        await driver.until(lambda: "cannot be loaded in bfloat16" in driver.problem)
+        assert driver.chat.conversation.precision == "int8"
+        await driver.say("Third")
+        assert loaded == ["int8", "bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"precision": "half"}, "precision is 'half'; expected one of auto, float32"),
+        ({"template": "odd", "temperature": "0"}, "there is no template 'odd'"),
+    ],
+)
+async def test_what_cannot_be_used_is_said_and_nothing_is_used(
+    open_app: OpenApp, values: dict[str, str], words: str
+) -> None:
+    async with open_app() as driver:
+        await open_parameters(driver, **values)
+        await driver.press("enter")
+        assert words in problem(driver)
+        assert driver.chat.conversation.sampling == Sampling()
+        assert driver.status.template == "plain"
+
+
+async def test_a_reply_being_written_keeps_its_template(open_app: OpenApp, tmp_path: Path) -> None:
+    model = ScriptedModel(["One two."])
+    model.gate = threading.Event()
+    async with open_app(model) as driver:
+        await driver.press(*"First", "enter")
+        await driver.until(lambda: driver.texts)
+        await open_parameters(driver, template="alpaca")
+        await driver.press("enter")
+        assert "a reply is being written" in problem(driver)
+        field(driver, "template").value = "plain"
+        field(driver, "top_k").value = "9"
+        await driver.press("enter")  # parameters hold from the next message on
+        await driver.until(lambda: driver.app.screen is driver.chat)
+        assert driver.chat.conversation.sampling.top_k == 9
+        model.gate.set()
+        await driver.idle()
+
+
+async def test_no_template_before_the_model(open_app: OpenApp) -> None:
+    wait = threading.Event()
+
+    def slowly() -> ScriptedModel:
+        wait.wait(20)
+        return ScriptedModel(["One."])
+
+    async with open_app(load=slowly) as driver:
+        await open_parameters(driver, precision="int8")
+        await driver.press("enter")
+        assert "the model is not loaded yet" in problem(driver)
+        await driver.press("escape")
+        wait.set()
+        await driver.ready()
