@@ -36,7 +36,7 @@ HINTS = {
     "no_repeat_ngram": "no n tokens a second time; 0 is off",
     "seed": "empty draws a new one each time",
     "max_tokens": "longest reply, in tokens",
-    "template": "how a dialogue is written for the model",
+    "template": "how dialogues are written",
     "precision": "auto, float32, bfloat16 or int8",
     "preset": "a name: ^s keeps, ^l loads, ^r removes",
 }
@@ -141,8 +141,11 @@ class ParametersScreen(ModalScreen[None]):
     def _text(self, name: str) -> str:
         return self._field(name).value.strip()
 
-    def _tell(self, words: str) -> None:
-        self.query_one("#field-problem", Static).update(printable(words))
+    def _tell(self, words: str, *, done: bool = False) -> None:
+        """Say what is wrong, or what was done."""
+        line = self.query_one("#field-problem", Static)
+        line.update(printable(words))
+        line.set_class(done, "-done")
 
     # Presets
 
@@ -176,7 +179,7 @@ class ParametersScreen(ModalScreen[None]):
         except (PresetsError, ValueError) as error:
             self._tell(str(error))
         else:
-            self._tell(f"These values are kept as {name!r}.")
+            self._tell(f"These values are kept as {name!r}.", done=True)
             self._show_presets()
 
     def action_load(self) -> None:
@@ -188,7 +191,7 @@ class ParametersScreen(ModalScreen[None]):
         for field in fields(Sampling):
             value = getattr(sampling, field.name)
             self._field(field.name).value = "" if value is None else str(value)
-        self._tell(f"These are the values of {name!r}; Enter uses them.")
+        self._tell(f"These are the values of {name!r}; Enter uses them.", done=True)
 
     def action_remove(self) -> None:
         try:
@@ -197,5 +200,5 @@ class ParametersScreen(ModalScreen[None]):
         except PresetsError as error:
             self._tell(str(error))
         else:
-            self._tell(f"{name!r} is removed; ^s keeps these values under a name.")
+            self._tell(f"{name!r} is removed; ^s keeps these values under a name.", done=True)
             self._show_presets()

@@ -13,9 +13,13 @@ from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
 from chatapp.dialogue.store import Store
+from chatapp.engine.model import Sampling
+from chatapp.paths import presets_path
+from chatapp.presets import save_preset
 from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
 from chatapp.tui.comparing import CompareScreen
+from chatapp.tui.field import Field
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
 REPLY = (
@@ -108,3 +112,17 @@ def test_choosing(take: Take, size: str) -> None:
         await driver.until(lambda: screen.check_action("choose", ()))
 
     assert take(size, ScriptedModel([REPLY, OTHER]), scene)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_presets(take: Take, size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        save_preset(presets_path(), "[b]wild[/b]", Sampling(temperature=1.5))
+        save_preset(presets_path(), "exact", Sampling(temperature=0.0))
+        await driver.press("f2")
+        field = driver.app.screen.query_one("#preset", Field)
+        field.focus()
+        await driver.press(*"exact", "ctrl+l")
+        await driver.until(lambda: "These are the values of 'exact'" in driver.screen_text)
+
+    assert take(size, ScriptedModel([REPLY]), scene)
