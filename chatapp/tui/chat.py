@@ -35,6 +35,7 @@ from chatapp.tui.inspector_tokens import TokenText
 from chatapp.tui.inspector_views import AttentionView, Branch, HeatMap
 from chatapp.tui.keybar import KeyBar
 from chatapp.tui.message import MessageView
+from chatapp.tui.models import ModelScreen
 from chatapp.tui.parameters import Parameters, ParametersScreen
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.ranking import RankScreen
@@ -62,6 +63,7 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+b", "branches", "All branches of this chat", show=False),
         Binding("f2", "parameters", "Parameters", tooltip="Change how replies are drawn"),
         Binding("f3", "inspect", "Look into the model at this message, or close", show=False),
+        Binding("f8", "models", "List models; go on with another one", show=False),
         Binding("f4", "compare", "Two replies to one message, side by side", show=False),
         Binding("f1", "help", "Help", tooltip="Show all keys"),
     ]
@@ -128,6 +130,8 @@ class ChatScreen(Screen[None]):
             return
         self._model_name = event.model.name
         self.show_model()
+        if (remote := self.conversation.remote) is not None and remote.remark:
+            self.inform(remote.remark)
         if self.conversation.order is not None:
             self._begin(self.conversation.order)
 
@@ -140,10 +144,11 @@ class ChatScreen(Screen[None]):
         self._status.model = session.model.name
         self._status.limit = session.model.context
         self._status.template = session.template.name
+        self._status.is_estimate = self.conversation.remote is not None
         self.conversation.measure()
 
     def models(self) -> list[str]:
-        """The names of the models on this machine, as far as they have been found."""
+        """The names of the models there are, as far as they have been found."""
         if self._models is None:
             self._models = []
             self.conversation.find_models()
@@ -151,7 +156,7 @@ class ChatScreen(Screen[None]):
 
     @on(events.ModelsFound)
     def _models_found(self, event: events.ModelsFound) -> None:
-        self._models = event.names
+        self._models = [found.name for found in event.models]
         self._prompt.suggest_again()
 
     def load_other(self, name: str, precision: str = "") -> None:
@@ -269,6 +274,8 @@ class ChatScreen(Screen[None]):
         )
         if finished.reason == "error":
             self._tell(f"The model failed: {finished.message}")
+        elif finished.message:
+            self.inform(finished.message)
 
     @on(events.TurnFailed)
     async def _turn_failed(self, event: events.TurnFailed) -> None:
@@ -566,6 +573,16 @@ class ChatScreen(Screen[None]):
         if chosen is not None:
             await self._open_at(chosen)
 
+    @work
+    async def action_models(self) -> None:
+        if self._is_busy():
+            return
+        screen = ModelScreen(self.conversation, self._status.model)
+        name = await self.app.push_screen_wait(screen)
+        if name is not None and not self._is_busy():
+            self._tell("")
+            self.load_other(name)
+
     def action_parameters(self) -> None:
         from chatapp.prompting.template import TEMPLATES
 
@@ -627,7 +644,15 @@ class ChatScreen(Screen[None]):
     def action_help(self) -> None:
         own: tuple[type[DOMNode], ...] = (
             *(type(self.app), ChatScreen, Prompt, MessageView),
-            *(HistoryScreen, ChatList, ParametersScreen, RankScreen, BranchScreen, CompareScreen),
+            *(
+                HistoryScreen,
+                ChatList,
+                ModelScreen,
+                ParametersScreen,
+                RankScreen,
+                BranchScreen,
+                CompareScreen,
+            ),
             *(Inspector, TokenText, AttentionView, HeatMap, StepView),
         )
         places = [(place.BINDING_GROUP_TITLE or "", place) for place in own]

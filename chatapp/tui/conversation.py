@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store import Store, StoredMessage
     from chatapp.dialogue.variant import Pair, Variant
     from chatapp.engine.model import LanguageModel, Sampling
+    from chatapp.engine.remote import RemoteModel
     from chatapp.settings import Settings
 
 _RECENT_CHATS = 30
@@ -68,6 +69,13 @@ class Conversation:
         return self.session.chat_id if self.session is not None else self._chat_id
 
     @property
+    def remote(self) -> "RemoteModel | None":
+        """The model, when it is on a server."""
+        from chatapp.engine.remote import RemoteModel
+
+        return self.model if isinstance(self.model, RemoteModel) else None
+
+    @property
     def sampling(self) -> "Sampling":
         """How replies are drawn, from the next turn on."""
         return self._sampling
@@ -94,13 +102,20 @@ class Conversation:
 
         self._start_thread(run)
 
-    def find_models(self) -> None:
-        """Look for the models on this machine; ends in a ModelsFound."""
+    def find_models(self, listener: MessagePump | None = None) -> None:
+        """Look for models, first on this machine; ends in a ModelsFound that has all.
+
+        listener: who is told, in place of the conversation's own.
+        """
+        listener = listener or self._listener
 
         def run() -> None:
-            from chatapp.engine.load import local_models
+            from chatapp.engine.catalogue import on_servers, on_this_machine
 
-            self._listener.post_message(events.ModelsFound(local_models()))
+            found = on_this_machine()
+            listener.post_message(events.ModelsFound(list(found), False))
+            found += on_servers()
+            listener.post_message(events.ModelsFound(found, True))
 
         self._start_thread(run)
 

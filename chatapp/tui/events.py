@@ -12,6 +12,7 @@ from textual.message import Message
 if TYPE_CHECKING:
     from chatapp.dialogue.session import Session, Started
     from chatapp.dialogue.store import StoredMessage
+    from chatapp.engine.catalogue import Found
     from chatapp.engine.events import Finished
     from chatapp.engine.model import LanguageModel
     from chatapp.tui.turn import Turn
@@ -41,9 +42,10 @@ class Submitted(Message):
 
 @dataclass
 class ModelsFound(Message):
-    """The models on this machine have been looked for."""
+    """The models there are, as far as they have been found; `is_all` when no more will be."""
 
-    names: list[str]
+    models: "list[Found]"
+    is_all: bool
 
 
 @dataclass

@@ -49,7 +49,7 @@ COMMANDS = (
     Command("system", "TEXT", "instructions of this chat; default is the template's own"),
     Command("set", "NAME VALUE", "change how replies are drawn, as F2 does"),
     Command("preset", "NAME", "draw replies as a preset of F2 says"),
-    Command("model", "NAME", "go on with another model"),
+    Command("model", "[NAME]", "go on with another model; alone it lists them"),
     Command("template", "NAME", "go on in another dialogue template"),
     Command("theme", "NAME", "other colours; `theme` in the settings file keeps them"),
     Command("export", "FILE", "write the chat to a .md, .json or .jsonl file"),
@@ -194,7 +194,10 @@ class SlashCommands:
 
     async def _model(self, argument: str) -> None:
         self._refuse_while_busy()
-        self._chat.load_other(argument)
+        if argument:
+            self._chat.load_other(argument)
+        else:
+            self._chat.action_models()
 
     async def _template(self, argument: str) -> None:
         self._refuse_while_busy()

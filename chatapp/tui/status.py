@@ -17,7 +17,8 @@ class StatusLine(Widget, can_focus=False):
     """One row, drawn from its reactive attributes.
 
     used and limit: tokens of the prompt and of the context window; a limit of 0 is unknown.
-    speed: tokens per second; 0 is unknown. dropped: messages that no longer fit.
+    is_estimate: whether `used` is one. speed: tokens per second; 0 is unknown. dropped:
+    messages that no longer fit.
     """
 
     state: reactive[str] = reactive("loading")
@@ -25,6 +26,7 @@ class StatusLine(Widget, can_focus=False):
     template: reactive[str] = reactive("")
     used: reactive[int] = reactive(0)
     limit: reactive[int] = reactive(0)
+    is_estimate: reactive[bool] = reactive(False)
     speed: reactive[float] = reactive(0.0)
     dropped: reactive[int] = reactive(0)
 
@@ -32,7 +34,9 @@ class StatusLine(Widget, can_focus=False):
         # In the order of the screen, each part with its rank: rank 0 is never left out.
         parts = [(0, self._state()), (1, self._plain(self.model)), (4, self._plain(self.template))]
         if self.limit:
-            parts += [(3, self._bar()), (0, Content(f"{self.used:,}/{self.limit:,} tokens"))]
+            about = "≈" if self.is_estimate else ""
+            used = f"{about}{self.used:,}/{self.limit:,} tokens"
+            parts += [(3, self._bar()), (0, Content(used))]
         if self.speed:
             parts.append((2, Content(f"{self.speed:.0f} tokens/s")))
         if self.dropped:
