@@ -10,7 +10,6 @@ the same input, but for what the chat itself takes of the window.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from chatapp.dialogue.prompt import Exchange, Prompt, Shot, Writer
 from chatapp.engine.checkpoint import ModelError
@@ -27,18 +26,10 @@ from chatapp.prompting.fewshot import (
     fit,
     render,
 )
-from chatapp.prompting.library import for_chats
+from chatapp.prompting.library import find
 from chatapp.prompting.promptfile import Persona, PromptFile, load_for_chat
 from chatapp.prompting.segments import Segment
 from chatapp.prompting.selection import Selector
-
-
-def find(name: str) -> Path:
-    """The file that a chat calls by this name: one of the library's, or a path.
-
-    Raises PromptError when a folder of the library cannot be read.
-    """
-    return for_chats().get(name) or Path(name)
 
 
 class FewShotWriter(Writer):

@@ -118,7 +118,7 @@ class Session:
         """Go on with the chat `chat_id`, or begin one, stored with its first message.
 
         sampling: how replies are drawn where the chat's prompt file does not say.
-        system, prompt, asked_template: a new chat's (see `Chat`); one that exists has its own.
+        system, prompt, asked_template: a new chat's (see `Basis`); one that exists has its own.
         Raises StoreError when there is no such chat.
         """
         chat = None if chat_id is None else store.chat(chat_id)

@@ -139,12 +139,25 @@ class StoreError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Basis:
+    """What a chat is held with; nothing of its own at first.
+
+    system: its instructions; None for those of its prompt file or template. prompt: the prompt
+    file its messages are put into, by its name in the library or its path. asked_template: the
+    template it asks for where a model has none of its own. Both are "" where there is none.
+    """
+
+    system: str | None = None
+    prompt: str = ""
+    asked_template: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Chat:
     """A chat without its messages. Times are unix seconds; `leaf_id` ends its current path.
 
-    deleted: when it was put into the bin; None while it was not. prompt: the prompt file its
-    messages are put into, by its name in the library or its path. asked_template: the template
-    it asks for where a model has none of its own. Both are "" where there is none.
+    deleted: when it was put into the bin; None while it was not. For system, prompt and
+    asked_template see `Basis`.
     """
 
     id: int
@@ -159,6 +172,11 @@ class Chat:
     deleted: float | None = None
     prompt: str = ""
     asked_template: str = ""
+
+    @property
+    def basis(self) -> Basis:
+        """What it is held with."""
+        return Basis(self.system, self.prompt, self.asked_template)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,13 +391,11 @@ class Store:
         """Give a chat other instructions; None for those of its template."""
         self._change_chat(chat_id, "system", system)
 
-    def set_prompt(
-        self, chat_id: int, *, prompt: str, system: str | None, asked_template: str
-    ) -> None:
-        """Hold a chat with another prompt file, instructions and template (see `Chat`)."""
+    def set_basis(self, chat_id: int, basis: Basis) -> None:
+        """Hold a chat with something else."""
         self._row(
             "UPDATE chats SET prompt = ?, system = ?, asked_template = ? WHERE id = ? RETURNING id",
-            (prompt, system, asked_template, chat_id),
+            (basis.prompt, basis.system, basis.asked_template, chat_id),
             f"there is no chat {chat_id}",
         )
 

@@ -7,7 +7,7 @@ a file of the user's own takes the place of one that comes with the program.
 from pathlib import Path
 
 from chatapp.paths import prompts_dir
-from chatapp.prompting.examples import PromptError
+from chatapp.prompting.examples import PromptError, nearest, quoted
 
 _TASKS = (".toml", ".txt")
 
@@ -26,6 +26,29 @@ def for_chats() -> dict[str, Path]:
     """What a chat can be held with: personas, and prompt files that take an input."""
     takes_input = {name: path for name, path in tasks().items() if path.suffix == ".toml"}
     return personas() | takes_input
+
+
+def find(name: str) -> Path:
+    """The file for a chat with this name, or at this path.
+
+    Raises PromptError when there can be none.
+    """
+    known = for_chats()
+    if name in known:
+        return known[name]
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:  # the home of a user there is not
+        raise PromptError(f"{quoted(name)}: {error}") from None
+    if path.suffix or path.parent != Path():
+        return path.absolute()
+    hint = nearest(name, known) or f"; there are {', '.join(known)}"
+    raise PromptError(f"there is no prompt {quoted(name)}{hint}")
+
+
+def name_of(name: str) -> str:
+    """The name that stands for the same file in every folder. Raises PromptError."""
+    return name if name in for_chats() else str(find(name))
 
 
 def files() -> list[Path]:

@@ -18,7 +18,7 @@ from textual.events import Paste
 from textual.screen import Screen
 from textual.widgets import OptionList, Static, TextArea
 
-from chatapp.dialogue.store import StoreError
+from chatapp.dialogue.store import Basis, StoreError
 from chatapp.foreign import printable
 from chatapp.paths import presets_path
 from chatapp.tui import events, timings
@@ -34,6 +34,7 @@ from chatapp.tui.inspector_step import StepView
 from chatapp.tui.inspector_tokens import TokenText
 from chatapp.tui.inspector_views import AttentionView, Branch, HeatMap
 from chatapp.tui.keybar import KeyBar
+from chatapp.tui.library import Choice, LibraryScreen
 from chatapp.tui.message import MessageView
 from chatapp.tui.models import ModelScreen
 from chatapp.tui.parameters import Parameters, ParametersScreen
@@ -65,6 +66,7 @@ class ChatScreen(Screen[None]):
         Binding("f3", "inspect", "Look into the model at this message, or close", show=False),
         Binding("f8", "models", "List models; go on with another one", show=False),
         Binding("f4", "compare", "Two replies to one message, side by side", show=False),
+        Binding("f5", "prompts", "Hold the chat with a persona or a prompt file", show=False),
         Binding("f1", "help", "Help", tooltip="Show all keys"),
     ]
 
@@ -143,7 +145,7 @@ class ChatScreen(Screen[None]):
         self._status.state = "ready"
         self._status.model = session.model.name
         self._status.limit = session.model.context
-        self._status.template = session.template.name
+        self._status.template = session.layout
         self._status.is_estimate = self.conversation.remote is not None
         self.conversation.measure()
 
@@ -320,6 +322,11 @@ class ChatScreen(Screen[None]):
             self._status.used, self._status.limit = event.used, event.limit
             self._status.dropped = event.dropped
 
+    @on(events.Unmeasured)
+    def _unmeasured(self, event: events.Unmeasured) -> None:
+        if event.session is self.conversation.session and self.conversation.turn is None:
+            self._tell(f"The chat's prompt file cannot be used: {event.reason}")
+
     def _is_busy(self) -> bool:
         """Whether an order is under way; then the user is told so."""
         if self.conversation.order is None:
@@ -353,9 +360,7 @@ class ChatScreen(Screen[None]):
             self._tell("")
             self._status.used = self._status.dropped = 0
             self._status.speed = 0.0
-            if self.conversation.session is not None:
-                self._status.state = "ready"
-            self.conversation.measure()
+            self.show_model()
             self._prompt.focus()
             self.show_title()
             self._look_again()
@@ -641,6 +646,29 @@ class ChatScreen(Screen[None]):
             elif compared.text:
                 self._prompt.give_back(compared.text)
 
+    @work
+    async def action_prompts(self) -> None:
+        if self._is_busy():
+            return
+        choice = await self.app.push_screen_wait(
+            LibraryScreen(self.conversation, self._target().draft)
+        )
+        if choice is not None:
+            self.hold_with(choice)
+
+    def hold_with(self, choice: Choice) -> None:
+        """Hold the chat with a persona or a prompt file, or with neither."""
+        if self._is_busy():
+            return
+        with self._store_errors():
+            self.conversation.hold_with(choice.basis)
+            self._tell("")
+            self.show_model()
+            self._look_again()
+            how = "is put into the prompt" if choice.basis.prompt else "is answered as"
+            words = f"The next message {how} {choice.name}."
+            self.inform("The prompt is taken off." if choice.basis == Basis() else words)
+
     def action_help(self) -> None:
         own: tuple[type[DOMNode], ...] = (
             *(type(self.app), ChatScreen, Prompt, MessageView),
@@ -653,7 +681,7 @@ class ChatScreen(Screen[None]):
                 BranchScreen,
                 CompareScreen,
             ),
-            *(Inspector, TokenText, AttentionView, HeatMap, StepView),
+            *(LibraryScreen, Inspector, TokenText, AttentionView, HeatMap, StepView),
         )
         places = [(place.BINDING_GROUP_TITLE or "", place) for place in own]
         places += [("Moving and copying", Screen), ("Editing text", TextArea)]

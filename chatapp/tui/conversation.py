@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from textual.message_pump import MessagePump
 
-from chatapp.dialogue.store import StoreError
+from chatapp.dialogue.store import Basis, StoreError
 from chatapp.tui import events
 from chatapp.tui.turn import Turn
 
@@ -56,7 +56,7 @@ class Conversation:
         self._compared: tuple[tuple[str, str], LanguageModel] | None = None
         self.precision = self._wanted_precision = settings.precision
         self._chat_id: int | None = None
-        self._system: str | None = None
+        self._basis = Basis()
         self.model: LanguageModel | None = None
         self.session: Session | None = None
         self.loading = False
@@ -78,11 +78,13 @@ class Conversation:
     @property
     def sampling(self) -> "Sampling":
         """How replies are drawn, from the next turn on."""
-        return self._sampling
+        return self._sampling if self.session is None else self.session.sampling
 
     @sampling.setter
     def sampling(self, sampling: "Sampling") -> None:
-        self._sampling = sampling
+        # What is set for a prompt file ends with it, and what it asks for begins anew with it.
+        if self.session is None or not self.session.prompt:
+            self._sampling = sampling
         if self.session is not None:
             self.session.sampling = sampling
 
@@ -129,7 +131,7 @@ class Conversation:
         """
         self._load = load
         self._wanted_precision = precision or self.precision
-        self._chat_id, self._system = self.chat_id, self.system()
+        self._chat_id, self._basis = self.chat_id, self.basis()
         self.session = None
         self.load()
 
@@ -150,15 +152,30 @@ class Conversation:
         if self.model is not None:
             choose_template(self.model, name)
         self._settings = replace(self._settings, template=name)
+        self.hold_with(replace(self.basis(), asked_template=""))
+
+    def basis(self) -> Basis:
+        """What the chat is held with. Raises StoreError."""
+        session = self.session
+        if session is not None:
+            return Basis(session.system, session.prompt, session.asked_template)
+        return self._basis if self.chat_id is None else self._store.chat(self.chat_id).basis
+
+    def hold_with(self, basis: Basis) -> None:
+        """Hold the chat with something else, while no order is under way. Raises StoreError."""
+        chat_id = self.chat_id
+        if chat_id is not None:
+            self._store.set_basis(chat_id, basis)
+        self._chat_id, self._basis = chat_id, basis
         if self.model is not None and self.session is not None:
-            self._chat_id, self._system = self.chat_id, self.system()
-            self._new_session(self.model, self._chat_id)
+            self._new_session(self.model, chat_id)
 
     def system(self) -> str | None:
-        """The chat's instructions; None for those of the template. Raises StoreError."""
-        if self.session is not None:
-            return self.session.system
-        return self._system if self.chat_id is None else self._store.chat(self.chat_id).system
+        """The chat's instructions; None for those of the template or the prompt file.
+
+        Raises StoreError.
+        """
+        return self.basis().system
 
     def set_system(self, system: str | None) -> None:
         """Give the chat other instructions. Raises StoreError."""
@@ -166,7 +183,7 @@ class Conversation:
             self.session.system = system
         elif self.chat_id is not None:
             self._store.set_system(self.chat_id, system)
-        self._system = system
+        self._basis = replace(self._basis, system=system)
 
     def attach(self, model: "LanguageModel") -> None:
         """Use this model. Raises ValueError when it cannot be chatted with."""
@@ -185,7 +202,7 @@ class Conversation:
         turns = [] if chat_id is None else self._store.turns(chat_id)
         self.stop()
         self.order = self.turn = None
-        self._chat_id, self._system = chat_id, None
+        self._chat_id, self._basis = chat_id, Basis()
         if self.model is not None and not self.loading:
             self._new_session(self.model, chat_id)
         return path, {turn.message_id: turn.reason or "" for turn in turns}
@@ -255,10 +272,14 @@ class Conversation:
             return
 
         def run() -> None:
-            with self._lock:
-                used, limit = session.usage()
-                dropped = session.dropped()
-            self._listener.post_message(events.Measured(session, used, limit, dropped))
+            try:
+                with self._lock:
+                    used, limit = session.usage()
+                    dropped = session.dropped()
+            except ValueError as error:  # of a prompt file that cannot be used
+                self._listener.post_message(events.Unmeasured(session, in_words(error)))
+            else:
+                self._listener.post_message(events.Measured(session, used, limit, dropped))
 
         self._start_thread(run)
 
@@ -330,13 +351,16 @@ class Conversation:
         # Only now, because the first frame needs none of it.
         from chatapp.dialogue.session import Session, choose_template
 
+        basis = self._basis if chat_id is None else self._store.chat(chat_id).basis
         self.session = Session(
             model,
-            template=choose_template(model, self._settings.template),
+            template=choose_template(model, self._settings.template, basis.asked_template),
             store=self._store,
             chat_id=chat_id,
             sampling=self._sampling,
-            system=self._system,
+            system=basis.system,
+            prompt=basis.prompt,
+            asked_template=basis.asked_template,
         )
 
 

@@ -94,6 +94,14 @@ class Measured(Message):
 
 
 @dataclass
+class Unmeasured(Message):
+    """The session's chat cannot be written as a prompt, and why, in words."""
+
+    session: "Session"
+    reason: str
+
+
+@dataclass
 class Regenerate(Message):
     """The user wants another reply in place of this message."""
 

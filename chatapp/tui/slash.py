@@ -18,6 +18,7 @@ from chatapp.engine.model import Sampling
 from chatapp.paths import presets_path
 from chatapp.presets import PresetsError, no_preset, read_presets
 from chatapp.settings import parameter
+from chatapp.tui.library import chosen, names
 
 if TYPE_CHECKING:
     from chatapp.tui.chat import ChatScreen
@@ -51,6 +52,7 @@ COMMANDS = (
     Command("preset", "NAME", "draw replies as a preset of F2 says"),
     Command("model", "[NAME]", "go on with another model; alone it lists them"),
     Command("template", "NAME", "go on in another dialogue template"),
+    Command("prompt", "[NAME]", "a persona or prompt file; none takes it off, alone it lists them"),
     Command("theme", "NAME", "other colours; `theme` in the settings file keeps them"),
     Command("export", "FILE", "write the chat to a .md, .json or .jsonl file"),
     Command("quit", "", "leave the program"),
@@ -109,6 +111,11 @@ class SlashCommands:
             return sorted(self._chat.app.available_themes)
         if name == "system":
             return [_TEMPLATES_OWN]
+        if name == "prompt":
+            from chatapp.prompting.examples import PromptError
+
+            with suppress(PromptError):
+                return names()
         if name == "template":
             from chatapp.prompting.template import TEMPLATES
 
@@ -206,6 +213,19 @@ class SlashCommands:
         except ValueError as error:
             raise SlashError(str(error)) from None
         self._chat.show_model()
+
+    async def _prompt(self, argument: str) -> None:
+        from chatapp.prompting.examples import PromptError
+
+        self._refuse_while_busy()
+        if not argument:
+            self._chat.action_prompts()
+            return
+        try:
+            choice = await asyncio.to_thread(chosen, argument)
+        except PromptError as error:
+            raise SlashError(str(error)) from None
+        self._chat.hold_with(choice)
 
     async def _theme(self, argument: str) -> None:
         if argument not in self._chat.app.available_themes:

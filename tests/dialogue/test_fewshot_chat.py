@@ -12,7 +12,7 @@ from chatapp.dialogue import store as store_module
 from chatapp.dialogue.fewshot import FewShotWriter
 from chatapp.dialogue.prompt import Exchange, Shot
 from chatapp.dialogue.session import MessageTooLong, Session, Started, choose_template
-from chatapp.dialogue.store import Store
+from chatapp.dialogue.store import Basis, Store
 from chatapp.engine.events import Finished
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import ContextOverflow, Sampling
@@ -275,7 +275,7 @@ def test_the_prompt_survives_and_can_be_taken_off(store: Store, file: WriteFile)
     again = Session(model, template=CHAT, store=store, chat_id=session.chat_id)
     say(again, "Again")
     assert model.prompts[1].startswith(model.prompts[0])
-    store.set_prompt(session.chat_id, prompt="", system=None, asked_template="")
+    store.set_basis(session.chat_id, Basis())
     plain = Session(model, template=CHAT, store=store, chat_id=session.chat_id)
     assert plain.layout == "chat"
     say(plain, "Now?")
@@ -345,8 +345,8 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
     store = Store(path)
     chat = store.chat(1)
     assert (chat.system, chat.prompt, chat.asked_template) == ("Be brief.", "", "")
-    store.set_prompt(1, prompt="spam", system=None, asked_template="")
-    assert store.chat(1).prompt == "spam"
+    store.set_basis(1, Basis(prompt="spam"))
+    assert store.chat(1).basis == Basis(None, "spam", "")
     store.close()
 
 

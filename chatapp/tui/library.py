@@ -1,0 +1,290 @@
+"""Personas and prompt files to hold a chat with, filtered while one types, with a preview.
+
+The one invariant: the field keeps the keys, and what it shows is always what Enter would
+choose; a file that cannot be used is named, and cannot be chosen.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical, VerticalScroll
+from textual.content import Content
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from chatapp.dialogue.store import Basis, StoreError
+from chatapp.foreign import printable
+from chatapp.tui.conversation import Conversation, in_words
+from chatapp.tui.field import Field
+from chatapp.tui.rendered import colored, legend, one_line, shot_lines
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.preview import Preview
+    from chatapp.dialogue.session import Session
+    from chatapp.prompting.promptfile import Persona, PromptFile
+
+NONE = "none"
+_HINT = "↑ ↓ choose · PgUp PgDn preview · Enter holds the chat with it · Esc"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to hold the chat with. name: what it was chosen by; `none` is nothing."""
+
+    name: str
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A file of the library. problem: why it cannot be used; "" when it can."""
+
+    name: str
+    words: str
+    problem: str = ""
+    in_use: bool = False
+
+
+def chosen(name: str) -> Choice:
+    """What the chat would be held with. Raises PromptError when the file cannot be used."""
+    from chatapp.dialogue.preview import basis_of
+    from chatapp.prompting.library import name_of
+
+    if name == NONE:
+        return Choice(name, Basis())
+    whole = name_of(name)
+    return Choice(name, basis_of(whole, _load(whole)))
+
+
+def names() -> list[str]:
+    """What can be chosen by name. Raises PromptError."""
+    from chatapp.prompting.library import for_chats
+
+    return [NONE, *for_chats()]
+
+
+def _load(name: str) -> "PromptFile | Persona | None":
+    from chatapp.prompting.library import find
+    from chatapp.prompting.promptfile import load_for_chat
+
+    return None if name == NONE else load_for_chat(find(name))
+
+
+def _rows(basis: Basis) -> list[_Row]:
+    """Everything there is to choose. Raises PromptError when a folder cannot be read."""
+    from chatapp.prompting.examples import PromptError
+    from chatapp.prompting.library import for_chats, personas
+    from chatapp.prompting.promptfile import Persona, describe, load_for_chat
+
+    rows = [_Row(NONE, "No prompt file, no persona", in_use=basis == Basis())]
+    own = personas()
+    for name, path in for_chats().items():
+        try:
+            if own.get(name) == path:
+                persona = load_for_chat(path)
+                is_persona = isinstance(persona, Persona)
+                in_use = is_persona and persona.system == basis.system and not basis.prompt
+                rows.append(_Row(name, persona.description, in_use=in_use))
+            else:
+                rows.append(_Row(name, describe(path), in_use=name == basis.prompt))
+        except PromptError as error:
+            rows.append(_Row(name, "cannot be used", str(error)))
+    if basis.prompt and basis.prompt not in {row.name for row in rows}:
+        rows.insert(1, _Row(basis.prompt, "", in_use=True))
+    return rows
+
+
+class LibraryScreen(ModalScreen[Choice | None]):
+    """Gives what to hold the chat with, or None.
+
+    draft: the message that previews are shown for; "" is one of the file's own inputs.
+    """
+
+    BINDING_GROUP_TITLE = "List of prompts"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "choose", "Hold the chat with it"),
+        Binding("down", "cursor(1)", "Next one", show=False),
+        Binding("up", "cursor(-1)", "One before", show=False),
+        Binding("pagedown", "scroll(1)", "Scroll the preview down", show=False),
+        Binding("pageup", "scroll(-1)", "Scroll the preview up", show=False),
+        Binding("escape,f5", "dismiss", "Leave it as it was"),
+    ]
+
+    @dataclass
+    class _Previewed(Message):
+        """What came of a request for a preview, or in words why there is none."""
+
+        number: int
+        preview: "Preview | None"
+        problem: str = ""
+
+    def __init__(self, conversation: Conversation, draft: str) -> None:
+        super().__init__()
+        self._conversation = conversation
+        self._draft = draft
+        self._all: list[_Row] = []
+        self._shown: list[_Row] = []
+        self._number = 0
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static("Prompts", classes="title")
+            yield Field(placeholder="Filter, or a prompt file's path", compact=True)
+            with Container(id="shelf"):
+                options = OptionList(markup=False, compact=True)
+                options.can_focus = False  # the field keeps the keys; the list follows them
+                yield options
+                with VerticalScroll(can_focus=False):
+                    yield Static(id="preview-about", markup=False)
+                    yield Static(id="preview-text", markup=False)
+            yield Static(_HINT, classes="hint")
+
+    def on_mount(self) -> None:
+        self._list = self.query_one(OptionList)
+        self._look_for_files()
+
+    @work
+    async def _look_for_files(self) -> None:
+        from chatapp.prompting.examples import PromptError
+
+        try:
+            self._all = await asyncio.to_thread(_rows, self._conversation.basis())
+        except (PromptError, StoreError) as error:
+            self._show_preview(None, str(error))
+            return
+        used = [place for place, row in enumerate(self._all) if row.in_use]
+        self._show_rows(used[0] if used else 0)
+
+    @on(Input.Changed)
+    def _filter_changed(self) -> None:
+        if self._all:
+            self._show_rows(0)
+
+    def _show_rows(self, highlighted: int) -> None:
+        """List what matches the field, and the file that it is the path of."""
+        typed = self.query_one(Field).value.strip()
+        words = typed.casefold().split()
+        self._shown = [
+            row
+            for row in self._all
+            if all(word in f"{row.name} {row.words}".casefold() for word in words)
+        ]
+        if typed and not self._shown and _is_file(typed):
+            self._shown = [_Row(typed, "")]
+        self._list.clear_options()
+        self._list.add_options(Option(self._entry(row)) for row in self._shown)
+        if self._shown:
+            self._list.highlighted = highlighted
+        else:
+            self._number += 1
+            self._show_preview(None, "Nothing has these words, and there is no such file.")
+
+    def _entry(self, row: _Row) -> Content:
+        return Content.assemble(
+            ("● " if row.in_use else "  ", "$text-accent"),
+            (one_line(row.name), "bold"),
+            (f"  {one_line(row.words)}", "$text-error" if row.problem else "dim"),
+        )
+
+    # The preview
+
+    @on(OptionList.OptionHighlighted)
+    def _preview_highlighted(self) -> None:
+        place = self._list.highlighted  # which may be another one by now
+        if place is None:
+            return
+        row = self._shown[place]
+        self._number += 1
+        number, draft = self._number, self._draft
+        self._show_preview(None, row.problem)
+        if row.problem:
+            return
+
+        def compute(session: "Session") -> None:
+            from chatapp.dialogue.preview import preview
+
+            if number != self._number:
+                return
+            try:
+                found = preview(session, row.name, _load(row.name), draft)
+            except Exception as error:
+                # What a file, an encoder or a model is wrong with is for the user to read.
+                self.post_message(self._Previewed(number, None, in_words(error)))
+            else:
+                self.post_message(self._Previewed(number, found))
+
+        if not self._conversation.in_background(compute):
+            self._show_preview(None, "The preview needs the model, which is not loaded yet.")
+
+    @on(_Previewed)
+    def _previewed(self, event: _Previewed) -> None:
+        event.stop()
+        if event.number == self._number:
+            self._show_preview(event.preview, event.problem)
+
+    def _show_preview(self, found: "Preview | None", problem: str = "") -> None:
+        about, text = self.query_one("#preview-about", Static), self.query_one("#preview-text")
+        assert isinstance(text, Static)
+        text.display = found is not None
+        if found is None:
+            about.update(Content.styled(printable(problem), "$text-error"))
+        else:
+            prompt = found.prompt
+            lines = [Content(found.about)]
+            if found.generate:
+                values = ", ".join(f"{name} {value}" for name, value in found.generate.items())
+                lines.append(Content.styled(f"Replies are drawn with {values}.", "dim"))
+            message = f"{len(prompt.ids):,} tokens for the message: {one_line(found.message)}"
+            lines += [Content.styled(message, "dim"), Content("")]
+            if shots := list(shot_lines(prompt.shots, prompt.dropped_shots)):
+                lines += [*shots, Content("")]
+            lines += [legend(prompt.segments), Content("")]
+            about.update(Content("\n").join(lines))
+            text.update(colored(prompt.segments))
+        self.query_one(VerticalScroll).scroll_home(animate=False)
+
+    # Keys
+
+    def action_cursor(self, step: int) -> None:
+        if step > 0:
+            self._list.action_cursor_down()
+        else:
+            self._list.action_cursor_up()
+
+    def action_scroll(self, step: int) -> None:
+        preview = self.query_one(VerticalScroll)
+        scroll = preview.scroll_page_up if step < 0 else preview.scroll_page_down
+        scroll(animate=False)
+
+    @on(Input.Submitted)
+    @on(OptionList.OptionSelected)
+    def action_choose(self) -> None:
+        place = self._list.highlighted
+        if place is not None and not self._shown[place].problem:
+            self._choose(self._shown[place].name)
+
+    @work(exclusive=True)
+    async def _choose(self, name: str) -> None:
+        from chatapp.prompting.examples import PromptError
+
+        try:
+            choice = await asyncio.to_thread(chosen, name)
+        except PromptError as error:
+            self._number += 1
+            self._show_preview(None, str(error))
+        else:
+            self.dismiss(choice)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False
