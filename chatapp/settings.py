@@ -5,10 +5,13 @@ refused in one sentence that names the file and line, the variable or the flag.
 """
 
 import difflib
+import json
 import os
 import re
+import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -43,6 +46,9 @@ _NUMBERS: dict[str, type[int] | type[float]] = {
     each.name: float if each.type is float else int for each in fields(Sampling)
 }
 _KEYS = (*_TEXTS, *_NUMBERS)
+_THEME = re.compile(
+    r"""^[ \t]*["']?theme["']?[ \t]*=[ \t]*("(?:[^"\\\n]|\\.)*"|'[^'\n]*')""", re.MULTILINE
+)
 
 
 def load_settings(overrides: Mapping[str, object] | None = None) -> Settings:
@@ -57,6 +63,39 @@ def load_settings(overrides: Mapping[str, object] | None = None) -> Settings:
         values[key] = _checked(key, value, origin)
     texts = {key: values.pop(key) for key in _TEXTS if key in values}
     return Settings(**texts, sampling=Sampling(**values))
+
+
+def keep_theme(name: str) -> None:
+    """Write the theme into the settings file, and leave everything else there as it is.
+
+    Raises SettingsError, and changes nothing, when that cannot be done.
+    """
+    path = settings_path().resolve()  # a link stays one
+    failure = f"{path}: the theme {name!r} cannot be kept"
+    try:
+        old = path.read_bytes().decode("utf-8-sig") if path.exists() else ""
+        kept = False
+        line = f"theme = {json.dumps(name, ensure_ascii=False)}"
+        # Top-level keys stand before the first table.
+        table = re.search(r"^\s*\[", old, re.MULTILINE)
+        top, rest = (old[: table.start()], old[table.start() :]) if table else (old, "")
+        new_top, found = _THEME.subn(lambda match: line, top, count=1)
+        new = (new_top if found else f"{line}\n{top}") + rest
+        wanted = tomllib.loads(old) | {"theme": name}
+        with suppress(tomllib.TOMLDecodeError):
+            kept = tomllib.loads(new) == wanted
+        if not kept:
+            raise SettingsError(f"{failure}; write {line} there yourself")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+        draft.write_bytes(new.encode())
+        if path.exists():
+            shutil.copymode(path, draft)
+        os.replace(draft, path)
+    except OSError as error:
+        raise SettingsError(f"{failure}: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"{failure}: the file is not valid TOML: {error}") from None
 
 
 def parameter(name: str, text: str) -> float | int | None:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App, InvalidThemeError
 from textual.binding import Binding, BindingType
+from textual.theme import Theme
 
 from chatapp.dialogue.store import Store
 from chatapp.foreign import printable, without_surrogates
 from chatapp.paths import database_path
-from chatapp.settings import Settings
+from chatapp.settings import Settings, SettingsError, keep_theme
 from chatapp.tui.chat import ChatScreen
 from chatapp.tui.theme import CALM, FEW_COLORS
 
@@ -81,6 +82,17 @@ class ChatApp(App[int]):
         except InvalidThemeError:
             name = printable(self._settings.theme)
             self.notify(f"There is no theme {name!r}.", severity="warning", markup=False)
+        self._kept_theme = self.theme
+        self.theme_changed_signal.subscribe(self, self._keep_theme)
+
+    def _keep_theme(self, theme: Theme) -> None:
+        """Have the theme that the user has chosen at the next start as well."""
+        if theme.name != self._kept_theme:
+            self._kept_theme = theme.name
+            try:
+                keep_theme(theme.name)
+            except SettingsError as error:
+                self.notify(printable(str(error)), severity="warning", markup=False)
 
     def copy_to_clipboard(self, text: str) -> None:
         # The clipboard takes UTF-8, which has no lone surrogates.

@@ -53,7 +53,7 @@ COMMANDS = (
     Command("model", "[NAME]", "go on with another model; alone it lists them"),
     Command("template", "NAME", "go on in another dialogue template"),
     Command("prompt", "[NAME]", "a persona or prompt file; none takes it off, alone it lists them"),
-    Command("theme", "NAME", "other colours; `theme` in the settings file keeps them"),
+    Command("theme", "NAME", "other colours, from now on"),
     Command("export", "FILE", "write the chat to a .md, .json or .jsonl file"),
     Command("quit", "", "leave the program"),
 )

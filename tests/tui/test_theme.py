@@ -1,0 +1,40 @@
+"""A theme that was chosen is there at the next start."""
+
+from conftest import OpenApp
+
+from chatapp.paths import settings_path
+from chatapp.settings import Settings, load_settings
+
+
+async def test_a_chosen_theme_is_remembered(open_app: OpenApp) -> None:
+    async with open_app(settings=load_settings()) as driver:
+        assert not settings_path().exists()
+        await driver.press(*"/theme nord", "enter")
+        await driver.until(settings_path().exists)
+        await driver.press(*"/theme chatapp", "enter")
+        await driver.until(lambda: load_settings().theme == "chatapp")
+    async with open_app(settings=load_settings()) as driver:
+        assert driver.app.theme == "chatapp"
+
+
+async def test_a_theme_that_is_no_more_stays_in_the_file(open_app: OpenApp) -> None:
+    settings_path().parent.mkdir(parents=True)
+    settings_path().write_text('theme = "[b]gone[/b]"\n')
+    async with open_app(settings=load_settings()) as driver:
+        await driver.until(
+            lambda: any("'[b]gone[/b]'" in each.message for each in driver.app._notifications)
+        )
+        await driver.settle()
+    assert settings_path().read_text() == 'theme = "[b]gone[/b]"\n'
+
+
+async def test_a_theme_that_cannot_be_kept_is_told(open_app: OpenApp) -> None:
+    settings_path().parent.mkdir(parents=True)
+    settings_path().write_text("broken")
+    async with open_app(settings=Settings()) as driver:
+        await driver.press(*"/theme nord", "enter")
+        await driver.until(
+            lambda: any("cannot be kept" in each.message for each in driver.app._notifications)
+        )
+        assert driver.app.theme == "nord"
+    assert settings_path().read_text() == "broken"
