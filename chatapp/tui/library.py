@@ -17,12 +17,12 @@ from textual.content import Content
 from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
-from textual.widgets.option_list import Option
 
 from chatapp.dialogue.store import Basis, StoreError
 from chatapp.foreign import printable
 from chatapp.tui.conversation import Conversation, in_words
 from chatapp.tui.field import Field
+from chatapp.tui.inspector_views import Choices
 from chatapp.tui.rendered import colored, legend, one_line, shot_lines
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from chatapp.prompting.promptfile import Persona, PromptFile
 
 NONE = "none"
-_HINT = "↑ ↓ choose · PgUp PgDn preview · Enter holds the chat with it · Esc"
+_HINT = "↑ ↓ choose · PgUp PgDn preview · Enter uses it · Esc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,8 @@ def _rows(basis: Basis) -> list[_Row]:
         try:
             if own.get(name) == path:
                 persona = load_for_chat(path)
-                is_persona = isinstance(persona, Persona)
-                in_use = is_persona and persona.system == basis.system and not basis.prompt
-                rows.append(_Row(name, persona.description, in_use=in_use))
+                in_use = isinstance(persona, Persona) and basis.system == persona.system
+                rows.append(_Row(name, persona.description, in_use=in_use and not basis.prompt))
             else:
                 rows.append(_Row(name, describe(path), in_use=name == basis.prompt))
         except PromptError as error:
@@ -138,16 +137,16 @@ class LibraryScreen(ModalScreen[Choice | None]):
             yield Static("Prompts", classes="title")
             yield Field(placeholder="Filter, or a prompt file's path", compact=True)
             with Container(id="shelf"):
-                options = OptionList(markup=False, compact=True)
-                options.can_focus = False  # the field keeps the keys; the list follows them
-                yield options
+                choices = Choices()
+                choices.can_focus = False  # the field keeps the keys; the list follows them
+                yield choices
                 with VerticalScroll(can_focus=False):
                     yield Static(id="preview-about", markup=False)
                     yield Static(id="preview-text", markup=False)
             yield Static(_HINT, classes="hint")
 
     def on_mount(self) -> None:
-        self._list = self.query_one(OptionList)
+        self._list = self.query_one(Choices)
         self._look_for_files()
 
     @work
@@ -178,11 +177,8 @@ class LibraryScreen(ModalScreen[Choice | None]):
         ]
         if typed and not self._shown and _is_file(typed):
             self._shown = [_Row(typed, "")]
-        self._list.clear_options()
-        self._list.add_options(Option(self._entry(row)) for row in self._shown)
-        if self._shown:
-            self._list.highlighted = highlighted
-        else:
+        self._list.show([(row.name, self._entry(row)) for row in self._shown], highlighted)
+        if not self._shown:
             self._number += 1
             self._show_preview(None, "Nothing has these words, and there is no such file.")
 

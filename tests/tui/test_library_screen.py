@@ -49,8 +49,9 @@ async def picker(driver: Driver) -> LibraryScreen:
 
 
 def rows(driver: Driver) -> list[str]:
+    """What is listed, without the mark of the chosen line."""
     options = driver.app.screen.query_one(OptionList)
-    return [str(option.prompt) for option in options.options]
+    return [str(option.prompt)[2:] for option in options.options]
 
 
 def preview(driver: Driver) -> str:
