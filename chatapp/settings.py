@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from chatapp.engine.load import PRECISIONS
@@ -25,13 +26,25 @@ class SettingsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class KeyChoice:
+    """Another key for an action, both still unchecked. keys: one, or some with commas between.
+
+    origin: where the user has written it.
+    """
+
+    action: str
+    keys: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What a user can choose once and for all.
 
     model: "bundled", a folder, or a hub id. template: a built-in template's name; empty for
     the model's own. theme: a Textual theme's name. precision: "auto", or what a GPT-2's
     matrices are multiplied as. sampling: how replies are drawn; in the file its fields stand
-    beside the others (`temperature = 0.7`).
+    beside the others (`temperature = 0.7`). keys: the table `[keys]`, of key by action.
     """
 
     model: str = "bundled"
@@ -39,13 +52,14 @@ class Settings:
     theme: str = "textual-dark"
     precision: str = "auto"
     sampling: Sampling = field(default_factory=Sampling)
+    keys: tuple[KeyChoice, ...] = ()
 
 
 _TEXTS = ("model", "template", "theme", "precision")
 _NUMBERS: dict[str, type[int] | type[float]] = {
     each.name: float if each.type is float else int for each in fields(Sampling)
 }
-_KEYS = (*_TEXTS, *_NUMBERS)
+_KEYS = (*_TEXTS, *_NUMBERS, "keys")
 _THEME = re.compile(
     r"""^[ \t]*["']?theme["']?[ \t]*=[ \t]*("(?:[^"\\\n]|\\.)*"|'[^'\n]*')""", re.MULTILINE
 )
@@ -61,8 +75,8 @@ def load_settings(overrides: Mapping[str, object] | None = None) -> Settings:
     values: dict[str, Any] = {}
     for key, value, origin in (*_from_file(), *_from_environment(), *_from_flags(overrides or {})):
         values[key] = _checked(key, value, origin)
-    texts = {key: values.pop(key) for key in _TEXTS if key in values}
-    return Settings(**texts, sampling=Sampling(**values))
+    others = {key: values.pop(key) for key in (*_TEXTS, "keys") if key in values}
+    return Settings(**others, sampling=Sampling(**values))
 
 
 def keep_theme(name: str) -> None:
@@ -148,10 +162,22 @@ def _from_file() -> Iterator[tuple[str, object, str]]:
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: is not valid TOML: {error}") from None
     for key, value in data.items():
-        # tomllib keeps no positions; a key at the start of a line is where it was set.
-        found = re.search(rf"^\s*\[?\s*[\"']?{re.escape(key)}\b", text, re.MULTILINE)
-        line = text.count("\n", 0, found.end()) + 1 if found else 1
-        yield key, value, f"{path}, line {line}"
+        origin, place = _place(path, text, key, 0)
+        if key == "keys" and isinstance(value, dict):
+            value = tuple(
+                KeyChoice(action, keys, _place(path, text, action, place)[0])
+                for action, keys in value.items()
+            )
+        yield key, value, origin
+
+
+def _place(path: Path, text: str, key: str, start: int) -> tuple[str, int]:
+    """Where a key is set, in words and as the place in the text, from `start` on."""
+    # tomllib keeps no positions; a key at the start of a line is where it was set.
+    pattern = re.compile(rf"^\s*\[?\s*[\"']?{re.escape(key)}\b", re.MULTILINE)
+    found = pattern.search(text, start)
+    line = text.count("\n", 0, found.end()) + 1 if found else 1
+    return f"{path}, line {line}", found.end() if found else 0
 
 
 def _from_environment() -> Iterator[tuple[str, object, str]]:
@@ -181,6 +207,15 @@ def _checked(key: str, value: Any, origin: str) -> Any:
         near = difflib.get_close_matches(key, _KEYS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_KEYS)}"
         raise SettingsError(f"{origin}: there is no setting {key!r}; {hint}")
+    if key == "keys":
+        if not isinstance(value, tuple):
+            raise SettingsError(f"{origin}: keys is {value!r}; expected a table of key by action")
+        for choice in value:
+            if not isinstance(choice.keys, str):
+                raise SettingsError(
+                    f"{choice.origin}: {choice.action} is {choice.keys!r}; expected a key in quotes"
+                )
+        return value
     if key in _TEXTS:
         if not isinstance(value, str):
             raise SettingsError(f"{origin}: {key} is {value!r}; expected text in quotes")

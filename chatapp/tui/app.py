@@ -20,13 +20,24 @@ from chatapp.foreign import printable, without_surrogates
 from chatapp.paths import database_path
 from chatapp.settings import Settings, SettingsError, keep_theme
 from chatapp.tui.chat import ChatScreen
+from chatapp.tui.keymap import read_keymap
+from chatapp.tui.message import MessageView
+from chatapp.tui.prompt import Prompt
 from chatapp.tui.theme import CALM, FEW_COLORS
 
 if TYPE_CHECKING:
+    from textual.command import Provider
+
     from chatapp.engine.model import LanguageModel
 
 _PATIENCE = 0.3
 """Seconds a running turn gets to store its reply when the user quits."""
+
+
+def _actions() -> "type[Provider]":
+    from chatapp.tui.palette import Actions  # not before the first frame
+
+    return Actions
 
 
 class ChatApp(App[int]):
@@ -38,12 +49,20 @@ class ChatApp(App[int]):
 
     TITLE = "chatapp"
     CSS_PATH = "chatapp.tcss"
-    ENABLE_COMMAND_PALETTE = False
+    COMMANDS = {_actions}  # noqa: RUF012
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-high")]  # noqa: RUF012
     BINDING_GROUP_TITLE = "Everywhere"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+q", "quit", "Quit", tooltip="Leave the program", priority=True),
+        Binding("ctrl+q", "quit", "Quit", tooltip="Leave the program", priority=True, id="quit"),
+        Binding(
+            "ctrl+p",
+            "command_palette",
+            "Every action by name",
+            show=False,
+            priority=True,
+            id="palette",
+        ),
     ]
 
     def __init__(
@@ -62,6 +81,7 @@ class ChatApp(App[int]):
         self._settings = settings
         self.store = store or Store(database_path())
         self.chat = ChatScreen(settings, self.store, load or self._load_by_name, chat_id)
+        self.set_keymap(read_keymap(settings.keys, (ChatApp, ChatScreen, Prompt, MessageView)))
         self._few_colors = no_color or self.console.color_system not in ("256", "truecolor")
 
     def _load_by_name(self) -> "LanguageModel":

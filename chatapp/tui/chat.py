@@ -58,16 +58,16 @@ class ChatScreen(Screen[None]):
 
     BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop the reply; go to the prompt", show=False),
-        Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat"),
-        Binding("ctrl+o", "history", "Chats", tooltip="List, search, open and tidy up chats"),
-        Binding("ctrl+b", "branches", "All branches of this chat", show=False),
-        Binding("f2", "parameters", "Parameters", tooltip="Change how replies are drawn"),
-        Binding("f3", "inspect", "Look into the model at this message, or close", show=False),
-        Binding("f8", "models", "List models; go on with another one", show=False),
-        Binding("f4", "compare", "Two replies to one message, side by side", show=False),
-        Binding("f5", "prompts", "Hold the chat with a persona or a prompt file", show=False),
-        Binding("f1", "help", "Help", tooltip="Show all keys"),
+        Binding("escape", "stop", "Stop the reply; go to the prompt", show=False, id="stop"),
+        Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat", id="new_chat"),
+        Binding("ctrl+o", "history", "Chats", tooltip="List, search, open and tidy up chats", id="chats"),
+        Binding("ctrl+b", "branches", "All branches of this chat", show=False, id="branches"),
+        Binding("f2", "parameters", "Parameters", tooltip="Change how replies are drawn", id="parameters"),
+        Binding("f3", "inspect", "Look into the model at this message, or close", show=False, id="inspect"),
+        Binding("f8", "models", "List models; go on with another one", show=False, id="models"),
+        Binding("f4", "compare", "Two replies to one message, side by side", show=False, id="compare"),
+        Binding("f5", "prompts", "Hold the chat with a persona or a prompt file", show=False, id="prompts"),
+        Binding("f1", "help", "Help", tooltip="Show all keys", id="help"),
     ]
 
     def __init__(
@@ -686,6 +686,11 @@ class ChatScreen(Screen[None]):
         places = [(place.BINDING_GROUP_TITLE or "", place) for place in own]
         places += [("Moving and copying", Screen), ("Editing text", TextArea)]
         self.app.push_screen(HelpScreen(places))
+
+    def for_palette(self) -> "list[DOMNode]":
+        """Those parts that the palette can act upon though they have no focus."""
+        messages = [] if isinstance(self.focused, MessageView) else self._transcript.views[-1:]
+        return [self._prompt, *messages]
 
     def action_focus_last_message(self) -> None:
         if views := self._transcript.views:

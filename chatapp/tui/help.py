@@ -11,6 +11,7 @@ from textual.dom import DOMNode
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from chatapp.tui.keymap import bindings_of, words_of
 from chatapp.tui.slash import COMMANDS
 
 
@@ -50,10 +51,8 @@ class HelpScreen(ModalScreen[None]):
 
     def _rows(self, place: type[DOMNode]) -> Table:
         keys: dict[str, list[str]] = {}
-        for binding in Binding.make_bindings(place.BINDINGS):
-            if not binding.system:
-                words = binding.tooltip or binding.description
-                keys.setdefault(words, []).append(self.app.get_key_display(binding))
+        for binding in bindings_of(place, self.app._keymap):
+            keys.setdefault(words_of(binding), []).append(self.app.get_key_display(binding))
         table = _table()
         for words, names in keys.items():
             table.add_row(" ".join(names), words)

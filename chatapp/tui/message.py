@@ -74,22 +74,44 @@ class MessageView(Vertical, can_focus=True):
 
     BINDING_GROUP_TITLE = "On a message"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,ctrl+up", "step(-1)", "Message above", show=False),
-        Binding("down,ctrl+down", "step(1)", "Message below", show=False),
-        Binding("r", "regenerate", "Regenerate", tooltip="Another reply to the same message"),
-        Binding("c", "continue", "Continue", tooltip="Let the reply go on where it ended"),
-        Binding("e", "edit", "Edit", tooltip="Write your message anew and send it again"),
-        Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard"),
+        Binding("up,ctrl+up", "step(-1)", "Message above", show=False, id="message_above"),
+        Binding("down,ctrl+down", "step(1)", "Message below", show=False, id="message_below"),
         Binding(
-            "plus", "judge(1)", "Good", tooltip="Good reply; again: no verdict", group=_VERDICT
+            "r",
+            "regenerate",
+            "Regenerate",
+            tooltip="Another reply to the same message",
+            id="regenerate",
         ),
         Binding(
-            "minus", "judge(-1)", "Bad", tooltip="Bad reply; again: no verdict", group=_VERDICT
+            "c", "continue", "Continue", tooltip="Let the reply go on where it ended", id="continue"
         ),
-        Binding("w", "correct", "Correct", tooltip="Write what the reply should have been"),
-        Binding("k", "rank", "Rank", tooltip="Put the versions of a reply in order"),
-        Binding("left", "sibling(-1)", "Earlier version", group=_VERSIONS),
-        Binding("right", "sibling(1)", "Later version", group=_VERSIONS),
+        Binding(
+            "e", "edit", "Edit", tooltip="Write your message anew and send it again", id="edit"
+        ),
+        Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),
+        Binding(
+            "plus",
+            "judge(1)",
+            "Good",
+            tooltip="Good reply; again: no verdict",
+            group=_VERDICT,
+            id="good",
+        ),
+        Binding(
+            "minus",
+            "judge(-1)",
+            "Bad",
+            tooltip="Bad reply; again: no verdict",
+            group=_VERDICT,
+            id="bad",
+        ),
+        Binding(
+            "w", "correct", "Correct", tooltip="Write what the reply should have been", id="correct"
+        ),
+        Binding("k", "rank", "Rank", tooltip="Put the versions of a reply in order", id="rank"),
+        Binding("left", "sibling(-1)", "Earlier version", group=_VERSIONS, id="earlier_version"),
+        Binding("right", "sibling(1)", "Later version", group=_VERSIONS, id="later_version"),
     ]
 
     def __init__(self, message: "StoredMessage", note: str = "", said: str = "") -> None:

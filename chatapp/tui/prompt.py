@@ -37,15 +37,15 @@ class Prompt(TextArea):
 
     BINDING_GROUP_TITLE = "Writing"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "submit", "Send"),
-        Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", show=False),
-        Binding("up", "cursor_up", "Earlier input, on the first line", show=False),
-        Binding("down", "cursor_down", "Later input, on the last line", show=False),
-        Binding("tab", "complete", "Complete a command", show=False),
-        Binding("ctrl+g", "editor", "Write in your editor ($VISUAL or $EDITOR)", show=False),
-        Binding("ctrl+up", "screen.focus_last_message", "Go to the messages", show=False),
-        Binding("pageup", "screen.page(-1)", "Scroll the chat up", show=False),
-        Binding("pagedown", "screen.page(1)", "Scroll the chat down", show=False),
+        Binding("enter", "submit", "Send", id="send"),
+        Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", show=False, id="new_line"),
+        Binding("up", "cursor_up", "Earlier input, on the first line", show=False, id="earlier_input"),
+        Binding("down", "cursor_down", "Later input, on the last line", show=False, id="later_input"),
+        Binding("tab", "complete", "Complete a command", show=False, id="complete"),
+        Binding("ctrl+g", "editor", "Write in your editor ($VISUAL or $EDITOR)", show=False, id="editor"),
+        Binding("ctrl+up", "screen.focus_last_message", "Go to the messages", show=False, id="messages"),
+        Binding("pageup", "screen.page(-1)", "Scroll the chat up", show=False, id="page_up"),
+        Binding("pagedown", "screen.page(1)", "Scroll the chat down", show=False, id="page_down"),
     ]
 
     def __init__(
@@ -77,7 +77,9 @@ class Prompt(TextArea):
     async def on_key(self, event: Key) -> None:
         # Textual runs bindings only once a key has gone up to the app, when the keys typed
         # after it have already been written. Here every key takes effect in its turn.
-        for binding in self._bindings.key_to_bindings.get(event.key, ()):
+        bindings = self._bindings.copy()
+        bindings.apply_keymap(self.app._keymap)
+        for binding in bindings.key_to_bindings.get(event.key, ()):
             if await self.app.run_action(binding.action, self):
                 event.stop()
                 event.prevent_default()

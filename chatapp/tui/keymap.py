@@ -1,0 +1,108 @@
+"""Which key does what: the bindings as they are written, and as the user's settings have them.
+
+The one invariant: an action has one name everywhere, the id of its binding, and on no screen
+do two of them share a key because of the settings.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from textual.binding import Binding
+from textual.dom import DOMNode
+from textual.keys import Keys, _character_to_key
+
+from chatapp.settings import KeyChoice, SettingsError
+
+Keymap = Mapping[str, str]
+Place = type[DOMNode]
+
+_KEY = re.compile(r"((?:(?:ctrl|alt|shift|super|hyper|meta)\+)*)(.+)")
+_NAMED = {str(key.value) for key in Keys if "+" not in key.value and "<" not in key.value}
+_ON_A_MESSAGE = "On a message"
+_NEVER_AT_ONCE = {_ON_A_MESSAGE, "Writing"}
+
+
+def bindings_of(place: Place, keymap: Keymap) -> Iterator[Binding]:
+    """The bindings that a place defines for the user, a binding for each key."""
+    done = set()
+    for binding in Binding.make_bindings(place.BINDINGS):
+        mapped = keymap.get(binding.id or "")
+        if mapped is None:
+            if not binding.system:
+                yield binding
+        elif binding.id not in done:
+            done.add(binding.id)
+            for key in mapped.split(","):
+                yield replace(binding, key=key)
+
+
+def words_of(binding: Binding) -> str:
+    """What a binding does."""
+    return binding.tooltip or binding.description
+
+
+def read_keymap(choices: Iterable[KeyChoice], places: Sequence[Place]) -> dict[str, str]:
+    """What Textual's `App.set_keymap` takes.
+
+    places: whose bindings can be mapped, those with an id.
+    Raises SettingsError in one sentence for an action or a key that there is not, and for a
+    key that two actions would have.
+    """
+    homes = {binding.id: place for place in places for binding in bindings_of(place, {})}
+    homes.pop(None, None)
+    keymap = {}
+    for choice in choices:
+        if choice.action not in homes:
+            known = sorted(filter(None, homes))
+            near = difflib.get_close_matches(choice.action, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise SettingsError(f"{choice.origin}: there is no action {choice.action!r}; {hint}")
+        keys = [_normal(key.strip(), choice) for key in choice.keys.split(",")]
+        writes = [key for key in keys if _writes(key)]
+        if writes and homes[choice.action].BINDING_GROUP_TITLE != _ON_A_MESSAGE:
+            raise SettingsError(
+                f"{choice.origin}: {choice.action} cannot have the key {writes[0]!r}, which one "
+                "writes with; expected one such as 'ctrl+t' or 'f9'"
+            )
+        keymap[choice.action] = ",".join(keys)
+    for choice in choices:
+        _check_alone(choice, keymap, homes, places)
+    return keymap
+
+
+def _normal(key: str, choice: KeyChoice) -> str:
+    """A key as Textual calls it. Raises SettingsError."""
+    match = _KEY.fullmatch(key)
+    name = match[2] if match else ""
+    if len(name) == 1 and name.isprintable():
+        name = _character_to_key(name)
+    elif name not in _NAMED:
+        raise SettingsError(
+            f"{choice.origin}: {choice.action} is {choice.keys!r}; there is no key {key!r}; "
+            "expected one such as 'ctrl+t', 'f9' or 'alt+up'"
+        )
+    modifiers = sorted(match[1].split("+")[:-1]) if match else []
+    return "+".join([*modifiers, name])
+
+
+def _writes(key: str) -> bool:
+    """Whether a key puts a character into a text."""
+    return "+" not in key and (key == "space" or key not in _NAMED)
+
+
+def _check_alone(
+    choice: KeyChoice, keymap: Keymap, homes: Mapping[str | None, Place], places: Sequence[Place]
+) -> None:
+    """Raise SettingsError when another action has the key, where both can be used at once."""
+    home, keys = homes[choice.action], keymap[choice.action].split(",")
+    for place in places:
+        if {home.BINDING_GROUP_TITLE, place.BINDING_GROUP_TITLE} == _NEVER_AT_ONCE:
+            continue
+        for binding in bindings_of(place, keymap):
+            if binding.id != choice.action and binding.key in keys:
+                raise SettingsError(
+                    f"{choice.origin}: {choice.action} cannot have the key {binding.key!r}, "
+                    f"which {binding.id or words_of(binding)!r} has"
+                )

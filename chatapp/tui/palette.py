@@ -1,0 +1,87 @@
+"""The command palette: every action of the program by name, with its key.
+
+The one invariant: nothing is listed twice, and nothing that the screen it was opened from
+cannot do. Names come from where the actions are defined, so that none is forgotten.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
+from textual.dom import DOMNode
+
+from chatapp.foreign import printable
+from chatapp.tui.chat import ChatScreen
+from chatapp.tui.keymap import bindings_of, words_of
+from chatapp.tui.slash import COMMANDS, Command
+
+
+class Entry(NamedTuple):
+    """A line of the palette: what it does, its key or command, and how to do it."""
+
+    words: str
+    key: str
+    run: Callable[[], object]
+
+    @property
+    def text(self) -> str:
+        return f"{self.words}  {self.key}" if self.key else self.words
+
+
+class Actions(Provider):
+    """All that can be done on the screen the palette was opened from."""
+
+    async def discover(self) -> Hits:
+        for entry in self._entries():
+            yield DiscoveryHit(Content(entry.text), entry.run, entry.text)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for entry in self._entries():
+            if (score := matcher.match(entry.text)) > 0:
+                yield Hit(score, matcher.highlight(entry.text), entry.run, entry.text)
+
+    def _entries(self) -> Iterator[Entry]:
+        seen = set()
+        for entry in (*self._of_keys(), *self._of_commands(), *self._of_themes()):
+            if entry.text not in seen:
+                seen.add(entry.text)
+                yield entry
+
+    def _of_keys(self) -> Iterator[Entry]:
+        for node in self._nodes():
+            for kind in type(node).__mro__:
+                if not kind.__module__.startswith("chatapp.") or "BINDINGS" not in vars(kind):
+                    continue
+                bindings = list(bindings_of(kind, self.app._keymap))
+                keys: dict[str, list[str]] = {}
+                for binding in bindings:
+                    display = self.app.get_key_display(binding)
+                    keys.setdefault(binding.action, []).append(display)
+                for binding in bindings:
+                    run = partial(self.app.run_action, binding.action, node)
+                    yield Entry(words_of(binding), " ".join(keys[binding.action]), run)
+
+    def _nodes(self) -> list[DOMNode]:
+        """The screen with what has the focus, and in a chat its prompt and a message."""
+        focused = self.screen.focused
+        nodes: list[DOMNode] = list(focused.ancestors_with_self) if focused is not None else []
+        if isinstance(self.screen, ChatScreen):
+            nodes += self.screen.for_palette()
+        return list(dict.fromkeys([self.screen, *nodes, self.app]))
+
+    def _of_commands(self) -> Iterator[Entry]:
+        if isinstance(self.screen, ChatScreen):
+            for command in COMMANDS:
+                yield Entry(command.words, f"/{command.name}", partial(self._write, command))
+
+    def _write(self, command: Command) -> None:
+        """Put a command into the prompt, to be completed and sent."""
+        assert isinstance(self.screen, ChatScreen)
+        self.screen.write_instead(f"/{command.name}{' ' if command.argument else ''}")
+
+    def _of_themes(self) -> Iterator[Entry]:
+        for name in sorted(self.app.available_themes):
+            yield Entry(f"Theme: {printable(name)}", "", partial(setattr, self.app, "theme", name))

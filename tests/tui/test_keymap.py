@@ -1,0 +1,116 @@
+"""The keys of the settings file: in force, shown as they are, and refused in one sentence."""
+
+import pytest
+from conftest import OpenApp
+from fakes import ScriptedModel
+from textual.binding import Binding
+from textual.screen import Screen
+
+from chatapp.paths import settings_path
+from chatapp.settings import KeyChoice, Settings, SettingsError, load_settings
+from chatapp.tui.app import ChatApp
+from chatapp.tui.chat import ChatScreen
+from chatapp.tui.help import HelpScreen
+from chatapp.tui.keymap import read_keymap
+from chatapp.tui.message import MessageView
+from chatapp.tui.prompt import Prompt
+
+PLACES = (ChatApp, ChatScreen, Prompt, MessageView)
+
+
+def settings(text: str) -> Settings:
+    path = settings_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return load_settings()
+
+
+def test_every_action_of_the_chat_has_a_name_of_its_own() -> None:
+    names = [
+        {binding.action: binding.id for binding in Binding.make_bindings(place.BINDINGS)}
+        for place in PLACES
+    ]
+    ids = [id for place in names for id in place.values()]
+    assert all(ids), names
+    assert len(ids) == len(set(ids))
+
+
+async def test_the_keys_of_the_settings_are_in_force(open_app: OpenApp) -> None:
+    chosen = settings(
+        '[keys]\nhelp = "f9"\nsend = "alt+enter"\nregenerate = "g, G"\nnew_line="enter"'
+    )
+    async with open_app(ScriptedModel(["One.", "Two.", "Three."]), settings=chosen) as driver:
+        await driver.press("f1")
+        assert driver.app.screen is driver.chat
+        await driver.press(*"a", "enter", *"b", "alt+enter")
+        await driver.idle()
+        assert driver.texts == ["a\nb", "One."]
+        await driver.press("ctrl+up", "r")
+        await driver.press("g")
+        await driver.idle()
+        assert driver.texts == ["a\nb", "Two."]
+        await driver.press("ctrl+up", "G")
+        await driver.idle()
+        assert driver.texts == ["a\nb", "Three."]
+        await driver.press("f9")
+        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+
+
+async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app: OpenApp) -> None:
+    chosen = settings('[keys]\nhelp = "f9"\nbranches = "ctrl+t,f10"\n')
+    async with open_app(settings=chosen, size=(100, 300)) as driver:
+        assert "f9 Help" in driver.screen_text
+        await driver.press("f9")
+        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        rows = [" ".join(row.strip("│ ").split()) for row in driver.screen_text.splitlines()]
+        assert "f9 Show all keys" in rows
+        assert "^t f10 All branches of this chat" in rows
+        assert "⏎ Send" in rows
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ('halp = "f9"', "line 2: there is no action 'halp'; did you mean 'help'?"),
+        ('zzzz = "f9"', "line 2: there is no action 'zzzz'; there are bad, branches, chats"),
+        ('help = "f99"', "line 2: help is 'f99'; there is no key 'f99'; expected one such as"),
+        ('help = "ctrl+"', "there is no key 'ctrl+'"),
+        ('help = ""', "there is no key ''"),
+        ('help = "f9,"', "there is no key ''"),
+        ('help = "h"', "help cannot have the key 'h', which one writes with"),
+        ('send = "space"', "send cannot have the key 'space', which one writes with"),
+        ('help = "f2"', "help cannot have the key 'f2', which 'parameters' has"),
+        ('\ncopy = "r"', "line 3: copy cannot have the key 'r', which 'regenerate' has"),
+        ('help = "f9"\nchats = "f9"', "line 2: help cannot have the key 'f9', which 'chats' has"),
+        ("help = 3", "line 2: help is 3; expected a key in quotes"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(lines: str, words: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        ChatApp(settings(f"[keys]\n{lines}\n"))
+    assert words in str(error.value)
+    assert str(error.value).startswith(str(settings_path()))
+    assert "\n" not in str(error.value)
+
+
+def test_keys_that_are_no_table() -> None:
+    with pytest.raises(SettingsError, match="line 1: keys is 'f9'; expected a table"):
+        settings('keys = "f9"')
+
+
+def test_two_actions_may_exchange_their_keys() -> None:
+    choices = [KeyChoice("help", "f2", "x"), KeyChoice("parameters", "f1", "x")]
+    assert read_keymap(choices, PLACES) == {"help": "f2", "parameters": "f1"}
+
+
+def test_keys_are_called_as_the_terminal_calls_them() -> None:
+    choices = [KeyChoice("help", " shift+ctrl+up , alt+? ", "x"), KeyChoice("copy", "?", "x")]
+    assert read_keymap(choices, PLACES) == {
+        "help": "ctrl+shift+up,alt+question_mark",
+        "copy": "question_mark",
+    }
+
+
+def test_a_key_of_the_prompt_may_be_one_on_a_message() -> None:
+    assert read_keymap([KeyChoice("copy", "ctrl+g", "x")], PLACES) == {"copy": "ctrl+g"}
+    assert not read_keymap([], (Screen,))

@@ -1,0 +1,76 @@
+"""The command palette knows every action, its key, and does it."""
+
+from collections.abc import Callable
+
+from conftest import Driver, OpenApp
+from fakes import ScriptedModel
+from textual.binding import Binding
+from textual.command import CommandPalette
+from textual.widgets import OptionList
+
+from chatapp.settings import KeyChoice, Settings
+from chatapp.tui.app import ChatApp
+from chatapp.tui.chat import ChatScreen
+from chatapp.tui.help import HelpScreen
+from chatapp.tui.history import HistoryScreen
+from chatapp.tui.message import MessageView
+from chatapp.tui.prompt import Prompt
+from chatapp.tui.slash import COMMANDS
+
+
+def lines(driver: Driver) -> list[str]:
+    """What the palette lists."""
+    return [str(option.prompt) for option in driver.app.screen.query_one(OptionList).options]
+
+
+async def open_palette(driver: Driver, query: str, listed: "Callable[[list[str]], object]") -> None:
+    """Open the palette, write a query and wait for what it finds."""
+    await driver.press("ctrl+p")
+    await driver.until(lambda: isinstance(driver.app.screen, CommandPalette))
+    await driver.press(*query)
+    await driver.until(lambda: listed(lines(driver)))
+
+
+async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp) -> None:
+    settings = Settings(keys=(KeyChoice("branches", "ctrl+t", "x"),))
+    async with open_app(settings=settings) as driver:
+        await driver.say("Hello")
+        await open_palette(driver, "", lambda found: any("Theme: nord" in each for each in found))
+        found = lines(driver)
+        for place in (ChatApp, ChatScreen, Prompt, MessageView):
+            for binding in Binding.make_bindings(place.BINDINGS):
+                words = binding.tooltip or binding.description
+                assert len([each for each in found if each.startswith(f"{words}  ")]) == 1, words
+        assert "All branches of this chat  ^t" in found
+        assert "Message above  ↑ ^↑" in found
+        for command in COMMANDS:
+            assert f"{command.words}  /{command.name}" in found
+
+
+async def test_it_does_what_is_chosen(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["One.", "Two."])) as driver:
+        await driver.say("Hello")
+        await open_palette(driver, "another reply", lambda found: "Another reply" in found[0])
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts == ["Hello", "Two."])
+        await driver.idle()
+        await open_palette(driver, "theme: nord", lambda found: "nord" in found[0])
+        await driver.press("enter")
+        await driver.until(lambda: driver.app.theme == "nord")
+        await open_palette(driver, "instructions of", lambda found: "/system" in found[0])
+        await driver.press("enter")
+        await driver.until(lambda: driver.prompt.text == "/system ")
+        await open_palette(driver, "all keys", lambda found: "Show all keys" in found[0])
+        await driver.press("enter")
+        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+
+
+async def test_on_another_screen_it_lists_what_that_can_do(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press("ctrl+o")
+        await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
+        await open_palette(driver, "", lambda found: any("Theme: nord" in each for each in found))
+        assert not [each for each in lines(driver) if "/system" in each or "reply" in each]
+        assert [each for each in lines(driver) if each.startswith("Leave the program")]
+        await driver.press("escape")
+        await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
