@@ -43,7 +43,7 @@ from chatapp.tui.ranking import RankScreen
 from chatapp.tui.slash import SlashCommands, SlashError, is_command
 from chatapp.tui.status import StatusLine
 from chatapp.tui.transcript import Transcript
-from chatapp.tui.welcome import Welcome
+from chatapp.tui.welcome import QUESTION, Welcome
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Store, StoredMessage
@@ -60,13 +60,35 @@ class ChatScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop the reply; go to the prompt", show=False, id="stop"),
         Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat", id="new_chat"),
-        Binding("ctrl+o", "history", "Chats", tooltip="List, search, open and tidy up chats", id="chats"),
+        Binding(
+            "ctrl+o", "history", "Chats", tooltip="List, search, open and tidy up chats", id="chats"
+        ),
         Binding("ctrl+b", "branches", "All branches of this chat", show=False, id="branches"),
-        Binding("f2", "parameters", "Parameters", tooltip="Change how replies are drawn", id="parameters"),
-        Binding("f3", "inspect", "Look into the model at this message, or close", show=False, id="inspect"),
+        Binding(
+            "f2",
+            "parameters",
+            "Parameters",
+            tooltip="Change how replies are drawn",
+            id="parameters",
+        ),
+        Binding(
+            "f3",
+            "inspect",
+            "Inspect",
+            tooltip="Look into the model at a message, or close",
+            id="inspect",
+        ),
         Binding("f8", "models", "List models; go on with another one", show=False, id="models"),
-        Binding("f4", "compare", "Two replies to one message, side by side", show=False, id="compare"),
-        Binding("f5", "prompts", "Hold the chat with a persona or a prompt file", show=False, id="prompts"),
+        Binding(
+            "f4", "compare", "Two replies to one message, side by side", show=False, id="compare"
+        ),
+        Binding(
+            "f5",
+            "prompts",
+            "Hold the chat with a persona or a prompt file",
+            show=False,
+            id="prompts",
+        ),
         Binding("f1", "help", "Help", tooltip="Show all keys", id="help"),
     ]
 
@@ -700,7 +722,14 @@ class ChatScreen(Screen[None]):
         scroll = self._transcript.scroll_page_up if step < 0 else self._transcript.scroll_page_down
         scroll(animate=False)
 
-    @on(OptionList.OptionSelected)
-    def _suggestion_chosen(self, event: OptionList.OptionSelected) -> None:
-        self._prompt.give_back(str(event.option.prompt))
-        self._prompt.focus()
+    # What an empty chat suggests
+
+    @on(events.SubmittedNothing)
+    def action_ask(self) -> None:
+        if self.query_one(Welcome).display:
+            self._prompt.focus()
+            self.post_message(events.Submitted(QUESTION))
+
+    @on(OptionList.OptionSelected, "Welcome OptionList")
+    async def _suggestion_chosen(self, event: OptionList.OptionSelected) -> None:
+        await self.run_action(event.option_id or "")

@@ -41,6 +41,11 @@ class Submitted(Message):
 
 
 @dataclass
+class SubmittedNothing(Message):
+    """The user has pressed Enter without having written anything."""
+
+
+@dataclass
 class ModelsFound(Message):
     """The models there are, as far as they have been found; `is_all` when no more will be."""
 

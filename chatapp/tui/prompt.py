@@ -16,7 +16,7 @@ from textual.widgets import TextArea
 
 from chatapp.foreign import printable
 from chatapp.tui.editor import EditorError, edited
-from chatapp.tui.events import Submitted, Suggested
+from chatapp.tui.events import Submitted, SubmittedNothing, Suggested
 from chatapp.tui.slash import completions
 
 if TYPE_CHECKING:
@@ -37,13 +37,21 @@ class Prompt(TextArea):
 
     BINDING_GROUP_TITLE = "Writing"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "submit", "Send", id="send"),
+        Binding("enter", "submit", "Send", show=False, id="send"),
         Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", show=False, id="new_line"),
-        Binding("up", "cursor_up", "Earlier input, on the first line", show=False, id="earlier_input"),
-        Binding("down", "cursor_down", "Later input, on the last line", show=False, id="later_input"),
+        Binding(
+            "up", "cursor_up", "Earlier input, on the first line", show=False, id="earlier_input"
+        ),
+        Binding(
+            "down", "cursor_down", "Later input, on the last line", show=False, id="later_input"
+        ),
         Binding("tab", "complete", "Complete a command", show=False, id="complete"),
-        Binding("ctrl+g", "editor", "Write in your editor ($VISUAL or $EDITOR)", show=False, id="editor"),
-        Binding("ctrl+up", "screen.focus_last_message", "Go to the messages", show=False, id="messages"),
+        Binding(
+            "ctrl+g", "editor", "Write in your editor ($VISUAL or $EDITOR)", show=False, id="editor"
+        ),
+        Binding(
+            "ctrl+up", "screen.focus_last_message", "Go to the messages", show=False, id="messages"
+        ),
         Binding("pageup", "screen.page(-1)", "Scroll the chat up", show=False, id="page_up"),
         Binding("pagedown", "screen.page(1)", "Scroll the chat down", show=False, id="page_down"),
     ]
@@ -127,6 +135,8 @@ class Prompt(TextArea):
                 self._earlier.append(text)
             self._start_over("")
             self.post_message(Submitted(text, editing))
+        else:
+            self.post_message(SubmittedNothing())
 
     def on_text_area_changed(self) -> None:
         self._suggest()

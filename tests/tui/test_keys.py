@@ -5,6 +5,7 @@ import threading
 import pytest
 from conftest import Driver, OpenApp, fill
 from fakes import ScriptedModel
+from glass import GlassModel
 from textual.binding import Binding
 from textual.events import Paste
 from textual.widgets import Static
@@ -20,7 +21,7 @@ from chatapp.tui.history import ChatList, HistoryScreen
 from chatapp.tui.message import MessageView
 from chatapp.tui.parameters import HINTS, ParametersScreen
 from chatapp.tui.prompt import Prompt
-from chatapp.tui.welcome import SUGGESTIONS, Welcome
+from chatapp.tui.welcome import QUESTION, SUGGESTIONS, Welcome
 
 
 async def test_enter_sends(open_app: OpenApp) -> None:
@@ -418,11 +419,25 @@ async def test_a_paste_goes_nowhere_while_the_prompt_is_covered(open_app: OpenAp
         assert driver.prompt.text == "again"
 
 
-async def test_a_suggestion_goes_into_the_prompt(open_app: OpenApp) -> None:
+async def test_enter_on_nothing_asks_the_first_question(open_app: OpenApp) -> None:
     async with open_app() as driver:
-        await driver.press("shift+tab", "down", "enter")
-        assert driver.prompt.text == SUGGESTIONS[1]
-        assert driver.app.focused is driver.prompt
+        await driver.press("enter", "enter")
+        await driver.idle()
+        assert driver.texts == [QUESTION, "It is a scripted reply."]
+        await driver.press("enter")  # there is a chat now
+        await driver.idle()
+        assert len(driver.texts) == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [(0, "It is a scripted reply."), (1, "pirate"), (2, "The manager hired John")],
+)
+async def test_each_suggestion_is_one_key_away(open_app: OpenApp, place: int, words: str) -> None:
+    for keys in [("shift+tab", *["down"] * place, "enter"), (SUGGESTIONS[place].key.lower(),)]:
+        async with open_app(GlassModel(["It is a scripted reply."])) as driver:
+            await driver.press("ctrl+n", *keys)
+            await driver.until(lambda driver=driver: words in driver.screen_text)
 
 
 async def listed(driver: Driver) -> list[str]:
