@@ -150,7 +150,11 @@ def load_prompt(path: Path) -> PromptFile:
     if suffix not in (".toml", ".txt"):
         raise PromptError(f"{path}: expected a prompt file named .toml, .txt, .jsonl or .csv")
     source = _read(path)
-    return _from_text(path, source) if suffix == ".txt" else _from_toml(path, source)
+    if suffix == ".txt":
+        return _from_text(path, source)
+    if "system" in _keys_of(source):
+        raise _error(path, source, ("system",), "is the key of a persona, which only a chat takes")
+    return _from_toml(path, source)
 
 
 def prompt_from_pool(path: Path) -> PromptFile:

@@ -6,7 +6,7 @@ import pytest
 
 from chatapp.prompting import library
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.promptfile import Persona, PromptFile, describe, load_for_chat
+from chatapp.prompting.promptfile import Persona, PromptFile, describe, load_for_chat, load_prompt
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +74,13 @@ def test_what_cannot_be_used_is_said_in_a_sentence(tmp_path: Path, source: str, 
         load_for_chat(path)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_persona_is_no_prompt_file() -> None:
+    with pytest.raises(
+        PromptError, match=r"pirate\.toml, line 2: 'system' is the key of a persona"
+    ):
+        load_prompt(library.personas()["pirate"])
 
 
 def test_a_text_to_complete_takes_no_message(tmp_path: Path) -> None:
