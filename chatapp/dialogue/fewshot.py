@@ -1,8 +1,8 @@
 """A chat held with a prompt file: each message is put into its fields, after demonstrations.
 
 A file whose demonstrations are fixed is the beginning of a dialogue, and the chat goes on
-where they end. A file that has them chosen for the input is a task: each message is asked
-about by itself, with the demonstrations that suit it.
+where they end. A file that has them chosen for the input, or has labels, is a task: each
+message is asked about by itself, and a label is the only reply there can be.
 
 The one invariant: the examples and the layout for a message are those of `chatapp run` for
 the same input, but for what the chat itself takes of the window.
@@ -10,11 +10,12 @@ the same input, but for what the chat itself takes of the window.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from chatapp.dialogue.prompt import Exchange, Prompt, Shot, Writer
+from chatapp.dialogue.prompt import Exchange, Label, Prompt, Shot, Writer
 from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.evaluation.answering import sampling_of
+from chatapp.evaluation.answering import Answerer, Question, sampling_of
 from chatapp.evaluation.choices import selector_for
 from chatapp.prompting import budget
 from chatapp.prompting.examples import Example, PromptError
@@ -31,6 +32,8 @@ from chatapp.prompting.promptfile import Persona, PromptFile, load_for_chat
 from chatapp.prompting.segments import Segment
 from chatapp.prompting.selection import Selector
 
+_MOST_LABELS = 4
+
 
 class FewShotWriter(Writer):
     """Writes chats in the layout of a prompt file.
@@ -46,7 +49,7 @@ class FewShotWriter(Writer):
         self.name = name
         self.stop = prompt.stop
         self.prompt = prompt
-        # How labels would be scored means nothing to a reply, which is always generated.
+        # However labels are scored, the prompt that is shown is laid out as it reads.
         self._prompt = replace(prompt, scoring="direct")
         self._selector = selector
         sampling_of(prompt)
@@ -74,7 +77,7 @@ class FewShotWriter(Writer):
     @property
     def goes_on(self) -> bool:
         """Whether a prompt holds the chat so far, and not the message alone."""
-        return self._prompt.select.method == "fixed"
+        return self.prompt.select.method == "fixed" and not self.prompt.labels
 
     def sampling(self, base: Sampling) -> Sampling:
         """How replies are drawn: as the file says, and as `base` where it says nothing."""
@@ -112,12 +115,15 @@ class FewShotWriter(Writer):
         )
         kept = [turn for _, turn in answered[turns.dropped :]]
         segments = (*render(prompt, fitted.kept, newest.user, kept), *begun)
+        shots = [chosen[index] for index in fitted.kept]
+        question = Question(newest.user, list(segments), shots, [])
         return Prompt(
             segments,
             self._tokens(segments),
             dropped=answered[turns.dropped - 1][0] + 1 if turns.dropped else 0,
-            shots=self._shots(chosen[index] for index in fitted.kept),
+            shots=self._shots(shots),
             dropped_shots=self._shots(chosen[index] for index in fitted.dropped),
+            choose=partial(self._label, prompt, question) if prompt.labels and not begun else None,
         )
 
     def render_instruction(self, system: str | None) -> list[Segment]:
@@ -126,6 +132,18 @@ class FewShotWriter(Writer):
 
     def render_reply(self, reply: str) -> list[Segment]:
         return [Segment("assistant", continuation(self._prompt, reply))] if reply.strip() else []
+
+    def _label(self, prompt: PromptFile, question: Question) -> Label | None:
+        """The answer to a question; None for a model that cannot score, which then writes it."""
+        scored = replace(prompt, scoring=self.prompt.scoring)
+        try:
+            (answer,) = Answerer(self._model, scored, None).answer([question])
+        except ModelError:
+            return None
+        ids = self._encode(Segment("assistant", continuation(prompt, answer.output)))
+        likeliest = sorted(answer.probabilities.items(), key=lambda item: -item[1])[:_MOST_LABELS]
+        remark = " · ".join(f"{label} {100 * share:.1f}%" for label, share in likeliest)
+        return Label(tuple(ids), remark)
 
     def _choose(self, query: str) -> dict[int, Demonstration]:
         try:

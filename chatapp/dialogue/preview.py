@@ -76,12 +76,10 @@ def preview(
 
 
 def _about(prompt: PromptFile, *, goes_on: bool) -> str:
-    count = min(prompt.select.k, len(prompt.pool))
-    if not count:
-        return "The chat goes on after the instruction."
+    count, of = min(prompt.select.k, len(prompt.pool)), len(prompt.pool)
+    shown = f"{count} of {of} examples" if count else "the instruction"
     if goes_on:
-        return f"The chat goes on after {count} of {len(prompt.pool)} examples."
-    return (
-        f"Each message is asked about by itself, after {count} of {len(prompt.pool)} examples "
-        f"chosen for it: {prompt.select.method}."
-    )
+        return f"The chat goes on after {shown}."
+    chosen = f" chosen for it: {prompt.select.method}" if count else ""
+    words = f"Each message is asked about by itself, after {shown}{chosen}."
+    return f"{words} The reply is one of {', '.join(prompt.labels)}." if prompt.labels else words

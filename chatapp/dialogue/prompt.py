@@ -7,8 +7,8 @@ the very tokens the model drew, which are still in its cache.
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
@@ -52,11 +52,23 @@ class Shot:
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """A reply that was chosen among all that there may be.
+
+    ids: its tokens. remark: in words, how probable each was.
+    """
+
+    ids: tuple[int, ...]
+    remark: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """What the model is given.
 
     dropped: how many of the oldest exchanges are left out for length. shots: the demonstrations
-    in it, the nearest first; dropped_shots: those that did not fit.
+    in it, the nearest first; dropped_shots: those that did not fit. choose: has the model
+    choose the reply where it has to be a label; None, also of `choose`, where it is generated.
     """
 
     segments: tuple[Segment, ...]
@@ -64,6 +76,7 @@ class Prompt:
     dropped: int
     shots: tuple[Shot, ...] = ()
     dropped_shots: tuple[Shot, ...] = ()
+    choose: Callable[[], Label | None] | None = field(default=None, compare=False)
 
     @property
     def text(self) -> str:

@@ -379,12 +379,24 @@ class Session:
         cancel: threading.Event | None,
     ) -> Iterator[Event]:
         """The tokens `begin` as if they had been drawn, and what the model adds to them."""
+        remark, started = "", time.perf_counter()
+        if prompt.choose is not None and not begin and (label := prompt.choose()) is not None:
+            begin, remark = (*label.ids, self.model.tokenizer.end_id), label.remark
+        seconds = time.perf_counter() - started
+        ends = bool(begin) and begin[-1] == self.model.tokenizer.end_id
         stream = self.model.tokenizer.stream()
-        for id in begin:
+        for id in begin[: len(begin) - ends]:
             text = stream.push(id)
             yield Token(id, text, text, 0.0)
-        if begin and begin[-1] == self.model.tokenizer.end_id:
-            yield Finished("stop", prompt_tokens=len(prompt.ids), reply_tokens=len(begin) - 1)
+        if ends:
+            yield Finished(
+                "stop",
+                prompt_tokens=len(prompt.ids),
+                reply_tokens=len(begin) - 1,
+                time_to_first_token=seconds,
+                seconds=seconds,
+                message=remark,
+            )
             return
         ids = (*prompt.ids, *begin)
         events = self.model.generate(ids, sampling, stop=self._writer.stop, cancel=cancel)

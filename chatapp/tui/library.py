@@ -216,7 +216,10 @@ class LibraryScreen(ModalScreen[Choice | None]):
             else:
                 self.post_message(self._Previewed(number, found))
 
-        if not self._conversation.in_background(compute):
+        if self._conversation.in_background(compute):
+            # It takes a while when examples have to be embedded.
+            self.query_one("#preview-about", Static).update(Content.styled("Looking …", "dim"))
+        else:
             self._show_preview(None, "The preview needs the model, which is not loaded yet.")
 
     @on(_Previewed)

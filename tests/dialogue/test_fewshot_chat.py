@@ -1,7 +1,7 @@
 """Chats held with a prompt file: what is sent, which examples, what fits, and what is kept."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from chatapp.dialogue.fewshot import FewShotWriter
 from chatapp.dialogue.prompt import Exchange, Shot
 from chatapp.dialogue.session import MessageTooLong, Session, Started, choose_template
 from chatapp.dialogue.store import Basis, Store
+from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.events import Finished
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import ContextOverflow, Sampling
@@ -127,17 +128,71 @@ def test_the_prompt_is_that_of_run(store: Store, file: WriteFile, method: str) -
     )
 
 
-def test_a_file_with_labels_and_votes_is_answered_with_text(store: Store, file: WriteFile) -> None:
-    labelled = [("good", "yes"), ("bad", "no"), ("fine", "yes")]
-    rest = '[select]\nmethod = "vote"\nk = 2\nencoder = "tfidf"\n[score]\nmethod = "channel"\n'
-    name = file(labelled)
-    Path(name).write_text(f'labels = ["yes", "no"]\n{Path(name).read_text()}{rest}')
-    model = ScriptedModel([" maybe"])
-    session = held_with(store, model, name)
-    say(session, "good and bad")
+class Judge(ScriptedModel):
+    """Finds a label the likelier, the oftener it stands in the prompt."""
+
+    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        return [[context.count(label[0]) - 5.0] for context, label in pairs]
+
+
+LABELLED = [("good", "yes"), ("bad", "no"), ("fine and good", "yes"), ("very bad", "no")]
+
+
+def labelled(file: WriteFile, rest: str) -> str:
+    name = file(LABELLED)
+    Path(name).write_text(f'labels = ["no", "yes"]\n{Path(name).read_text()}{rest}')
+    return name
+
+
+@pytest.mark.parametrize("scoring", ["direct", "calibrated", "channel"])
+def test_the_reply_is_the_label_that_run_would_give(
+    store: Store, file: WriteFile, scoring: str
+) -> None:
+    name = labelled(file, f'{NEAREST.replace("2", "3")}[score]\nmethod = "{scoring}"\n')
+    model = Judge([" never said"])
+    prompt = load_prompt(Path(name))
+    answerer = Answerer(model, prompt, selector_for(prompt, model))
+    for text in ("good fish", "bad fish"):
+        (answer,) = answerer.answer([answerer.prepare(text)])
+        session = held_with(store, model, name)
+        finished = say(session, text)
+        assert session.messages[1].text == answer.output
+        assert session.messages[1].status == "complete"
+        share = answer.probabilities[answer.output]
+        assert finished.message.startswith(f"{answer.output} {100 * share:.1f}% · ")
+        assert finished.reply_tokens == 1
+        assert store.turns(session.chat_id or 0)[0].reply_tokens == 1
+    assert model.prompts == []
+
+
+def test_messages_with_labels_stand_alone(store: Store, file: WriteFile) -> None:
+    session = held_with(store, Judge([]), labelled(file, ""))
+    say(session, "good fish")
+    say(session, "bad fish")
+    assert "good fish" not in session.read(session.messages[-1].id).prompt.text
+    assert session.draft("good fish").prompt.choose is not None
+
+
+def test_a_vote_asks_no_model(store: Store, file: WriteFile) -> None:
+    rest = '[select]\nmethod = "vote"\nk = 2\nencoder = "tfidf"\n'
+    session = held_with(store, ScriptedModel([]), labelled(file, rest))
+    say(session, "good as gold")
+    say(session, "a bad one")
+    assert [message.text for message in session.messages[1::2]] == ["yes", "no"]
+
+
+def test_a_model_that_cannot_score_writes_its_answer(store: Store, file: WriteFile) -> None:
+    class Server(ScriptedModel):
+        def score(self, pairs: object) -> list[list[float]]:
+            raise ModelError("a server does not give the probabilities of a given text")
+
+    model = Server([" maybe"])
+    session = held_with(store, model, labelled(file, NEAREST))
+    say(session, "good fish")
     assert session.messages[1].text == "maybe"
-    assert model.prompts[0].endswith("Q: good and bad\nA:")
-    assert len(session.read(1).prompt.shots) == 2
+    list(session.regenerate(2))
+    list(session.continue_reply(session.messages[-1].id))
+    assert model.prompts[-1].endswith("Q: good fish\nA: maybe")
 
 
 def test_instructions_of_the_chat_come_before_those_of_the_file(
