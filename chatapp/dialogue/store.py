@@ -121,6 +121,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE chats ADD COLUMN prompt TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE chats ADD COLUMN asked_template TEXT NOT NULL DEFAULT ''",
     ),
+    ("ALTER TABLE chats ADD COLUMN markdown INTEGER NOT NULL DEFAULT 0",),
 )
 
 _MESSAGE = """
@@ -157,7 +158,7 @@ class Chat:
     """A chat without its messages. Times are unix seconds; `leaf_id` ends its current path.
 
     deleted: when it was put into the bin; None while it was not. For system, prompt and
-    asked_template see `Basis`.
+    asked_template see `Basis`. markdown: its replies are shown as Markdown.
     """
 
     id: int
@@ -172,6 +173,7 @@ class Chat:
     deleted: float | None = None
     prompt: str = ""
     asked_template: str = ""
+    markdown: bool = False
 
     @property
     def basis(self) -> Basis:
@@ -344,11 +346,11 @@ class Store:
         """A chat by its id."""
         row = self._row(
             "SELECT id, title, system, template, model, created, updated, leaf_id, archived,"
-            " deleted, prompt, asked_template FROM chats WHERE id = ?",
+            " deleted, prompt, asked_template, markdown FROM chats WHERE id = ?",
             (chat_id,),
             f"there is no chat {chat_id}",
         )
-        return replace(Chat(*row), archived=bool(row[8]))
+        return replace(Chat(*row), archived=bool(row[8]), markdown=bool(row[12]))
 
     def chats(
         self,
@@ -402,6 +404,10 @@ class Store:
     def set_archived(self, chat_id: int, archived: bool) -> None:
         """Put a chat out of the way, or back."""
         self._change_chat(chat_id, "archived", int(archived))
+
+    def set_markdown(self, chat_id: int, markdown: bool) -> None:
+        """Show the chat's replies as Markdown, or as they are written."""
+        self._change_chat(chat_id, "markdown", int(markdown))
 
     def bin_chat(self, chat_id: int) -> None:
         """Delete a chat in such a way that `restore_chat` brings it back within a day."""

@@ -271,7 +271,20 @@ class ChatScreen(Screen[None]):
         self._streaming = self._transcript.view(started.message.id)
         self._prompt_tokens = self._status.used = started.prompt_tokens
         self._status.dropped = started.dropped
+        if not path:
+            self._keep_markdown()
         self.show_title()
+
+    def show_markdown(self, markdown: bool) -> None:
+        """Show the chat's replies as Markdown or as they are written, now and when reopened."""
+        self._transcript.show_markdown(markdown)
+        self._keep_markdown()
+
+    def _keep_markdown(self) -> None:
+        chat_id = self.conversation.chat_id
+        if chat_id is not None:
+            with self._store_errors():
+                self._store.set_markdown(chat_id, self._transcript.markdown)
 
     def _flush(self) -> None:
         """Bring what the turn has generated to the screen."""
@@ -377,6 +390,8 @@ class ChatScreen(Screen[None]):
             self._timer.pause()
             self._streaming = self._transcript.live = None
             self._show_feedback()
+            markdown = chat_id is not None and self._store.chat(chat_id).markdown
+            self._transcript.show_markdown(markdown)
             await self._transcript.show(path, reasons)
             self._show_welcome(not path)
             self._tell("")
@@ -664,6 +679,8 @@ class ChatScreen(Screen[None]):
             )
             compared = await self.app.push_screen_wait(screen)
             if compared.chat_id is not None:
+                if session.chat_id is None and self._transcript.markdown:
+                    self._store.set_markdown(compared.chat_id, True)
                 await self._open(compared.chat_id)
             elif compared.text:
                 self._prompt.give_back(compared.text)

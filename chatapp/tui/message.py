@@ -6,6 +6,7 @@ the store yet is appended, and `show` puts the row's own text in its place.
 
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -18,6 +19,7 @@ from chatapp.tui.body import TextBody
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Feedback, StoredMessage
+    from chatapp.tui.markdown import RenderedBody
 
 _VERSIONS = Binding.Group("Versions", compact=True)
 _VERDICT = Binding.Group("Good or bad", compact=True)
@@ -114,9 +116,14 @@ class MessageView(Vertical, can_focus=True):
         Binding("right", "sibling(1)", "Later version", group=_VERSIONS, id="later_version"),
     ]
 
-    def __init__(self, message: "StoredMessage", note: str = "", said: str = "") -> None:
+    def __init__(
+        self, message: "StoredMessage", note: str = "", said: str = "", *, markdown: bool = False
+    ) -> None:
         super().__init__(classes=f"-{message.role}")
         self.message = message
+        self._markdown = markdown
+        self._rendered: RenderedBody | None = None
+        self._laid_out = ""
         self._header = Static(markup=False, classes="header")
         self._body = TextBody(message.text)
         self._note = Static(markup=False, classes="note")
@@ -143,7 +150,45 @@ class MessageView(Vertical, can_focus=True):
             title += Content.styled(f"  {said}", "not bold")
         self._header.update(title)
         self.note = note
-        self._body.display = bool(message.text or not note)
+        self._show_body()
+
+    def on_mount(self) -> None:
+        self._show_body()
+
+    def set_markdown(self, markdown: bool) -> None:
+        """Show the reply as Markdown, or as it is written."""
+        self._markdown = markdown
+        self._show_body()
+
+    def _show_body(self) -> None:
+        """Show the text as it is to be shown, and until that is there as it is written."""
+        message = self.message
+        # A reply that grows would be laid out again at every word.
+        whole = message.role == "assistant" and message.status != "partial"
+        wanted = message.text if self._markdown and whole else ""
+        if wanted and wanted == self._laid_out:
+            return
+        self._laid_out = ""
+        self._body.display = bool(message.text or not self.note)
+        if self._rendered is not None:
+            self._rendered.display = False
+        if wanted and self.is_attached:
+            self._lay_out(wanted)
+
+    @work(exclusive=True)
+    async def _lay_out(self, text: str) -> None:
+        from chatapp.tui.markdown import LONGEST, RenderedBody  # few chats need it
+
+        if len(text) > LONGEST:
+            return
+        if self._rendered is None:
+            self._rendered = RenderedBody()
+            self._rendered.display = False
+            await self.mount(self._rendered, after=self._body)
+        await self._rendered.show(text)
+        if self._markdown and (self.message.text, self.message.status != "partial") == (text, True):
+            self._laid_out = text
+            self._body.display, self._rendered.display = False, True
 
     @property
     def note(self) -> str:

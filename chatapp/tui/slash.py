@@ -53,6 +53,7 @@ COMMANDS = (
     Command("model", "[NAME]", "go on with another model; alone it lists them"),
     Command("template", "NAME", "go on in another dialogue template"),
     Command("prompt", "[NAME]", "a persona or prompt file; none takes it off, alone it lists them"),
+    Command("markdown", "on|off", "show this chat's replies as Markdown, or as written"),
     Command("theme", "NAME", "other colours, from now on"),
     Command("export", "FILE", "write the chat to a .md, .json or .jsonl file"),
     Command("quit", "", "leave the program"),
@@ -107,6 +108,8 @@ class SlashCommands:
         if name == "preset":
             with suppress(PresetsError):
                 return list(read_presets(presets_path()))
+        if name == "markdown":
+            return ["on", "off"]
         if name == "theme":
             return sorted(self._chat.app.available_themes)
         if name == "system":
@@ -226,6 +229,11 @@ class SlashCommands:
         except PromptError as error:
             raise SlashError(str(error)) from None
         self._chat.hold_with(choice)
+
+    async def _markdown(self, argument: str) -> None:
+        if argument not in ("on", "off"):
+            raise SlashError(f"/markdown is followed by {argument!r}; expected on or off")
+        self._chat.show_markdown(argument == "on")
 
     async def _theme(self, argument: str) -> None:
         if argument not in self._chat.app.available_themes:

@@ -35,6 +35,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._reasons: dict[int, str] = {}
         self._judged: Mapping[int, Feedback] = {}
         self._first = self._last = 0
+        self.markdown = False
         self.live: int | None = None
         """The message that is being written; it stays mounted."""
         self._held: tuple[Widget, int] | None = None
@@ -104,6 +105,12 @@ class Transcript(VerticalScroll, can_focus=False):
         self._judged = judged
         for view in self.views:
             self.refresh_message(view.message)
+
+    def show_markdown(self, markdown: bool) -> None:
+        """Show replies as Markdown, or as they are written."""
+        self.markdown = markdown
+        for view in self.views:
+            view.set_markdown(markdown)
 
     async def wait(self, text: str, note: str) -> None:
         """Show a message of the user that is not part of the chat yet."""
@@ -213,7 +220,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def _make(self, message: "StoredMessage") -> MessageView:
         said = verdict(self._judged.get(message.id))
-        return MessageView(message, self._fate(message), said)
+        return MessageView(message, self._fate(message), said, markdown=self.markdown)
 
     def _fate(self, message: "StoredMessage") -> str:
         if message.id == self.live:

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 from conftest import Driver
 from fakes import ScriptedModel
+from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
 from chatapp.dialogue.store import Store
+from chatapp.engine.events import Finished
 from chatapp.engine.model import Sampling
 from chatapp.paths import presets_path
 from chatapp.presets import save_preset
@@ -20,6 +22,8 @@ from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
 from chatapp.tui.comparing import CompareScreen
 from chatapp.tui.field import Field
+from chatapp.tui.markdown import RenderedBody
+from chatapp.tui.turn import Turn
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
 REPLY = (
@@ -34,7 +38,9 @@ Take = Callable[[str, ScriptedModel, Scene], bool]
 
 @pytest.fixture(autouse=True)
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No blinking."""
+    """No blinking, no measured speed."""
+    monkeypatch.setattr(Turn, "tokens_per_second", property(lambda turn: 20.0))
+    monkeypatch.setattr(Finished, "tokens_per_second", property(lambda finished: 20.0))
     for widget in (Input, TextArea):
         monkeypatch.setattr(widget.cursor_blink, "_default", False)
 
@@ -124,5 +130,35 @@ def test_presets(take: Take, size: str) -> None:
         field.focus()
         await driver.press(*"exact", "ctrl+l")
         await driver.until(lambda: "These are the values of 'exact'" in driver.screen_text)
+
+    assert take(size, ScriptedModel([REPLY]), scene)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_markdown(take: Take, size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        driver.prompt.text = "/markdown on"
+        await driver.press("enter")
+        await driver.say("What is the sea?")
+        await driver.until(
+            lambda: any(body.display for body in driver.transcript.query(RenderedBody))
+        )
+
+    reply = (
+        "# The sea\n\nIt is *salt* and **wide** ([b]not markup[/b]), see [a map](http://a.b):\n\n"
+        "1. waves\n2. tides\n\n| ocean | depth |\n|---|---|\n| Pacific | 4,000 m |\n\n"
+        "```python\nprint('sea')\n```\n\n> People have `always` sailed."
+    )
+    assert take(size, ScriptedModel([reply]), scene)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_palette(take: Take, size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await driver.press("ctrl+p")
+        await driver.until(lambda: isinstance(driver.app.screen, CommandPalette))
+        await driver.press(*"reply")
+        lines = ("Stop the reply", "Two replies", "draw replies", "instructions of this")
+        await driver.until(lambda: all(each in driver.screen_text for each in lines))
 
     assert take(size, ScriptedModel([REPLY]), scene)

@@ -1,0 +1,163 @@
+"""Replies as Markdown: opt-in for a chat, remembered, and never more than text."""
+
+import threading
+
+import pytest
+from conftest import Driver, OpenApp, fill
+from fakes import ScriptedModel
+from textual.widgets import Static
+
+from chatapp.dialogue.store import Store
+from chatapp.tui import markdown
+from chatapp.tui.markdown import RenderedBody
+
+REPLY = "# Sea\n\nIt is *very* **wide**:\n\n- one\n- two\n\n```python\nx = [1]\n```\n"
+HOSTILE = [
+    "<b>bold</b> and <script>x</script>\n\n<div>block</div>",
+    "entities &#27;[2J &#x9b;2J &lt;b&gt; &nbsp;",
+    "[link](javascript:alert(1)) ![picture](file:///etc/passwd) <http://a.b/[/b]>",
+    "| [/b] | [@click=app.quit]x[/] |\n|---|---|\n| [b]cell | \x1b[2J |\n| only one |",
+    "```[b]odd lexer\n[/b] \x1b]52;c;eA==\x07\n```\n\n```\nnot closed",
+    "999999999. one\n\n\n* a\n    * b\n        * c",
+    "> " * 200 + "deep",
+    "[" * 500 + "*" * 500 + "_" * 500,
+    "# [/b] heading [link=x]\n\n####### seven\n\nsetext\n===\n\n---\n",
+    "\ud800 lone \u202e right to left \x00",
+    "[a]: http://x\n\n[a] [b][a] [^1]\n\n[^1]: note",
+    "\t code\n\n    more [/b]\n",
+    "|a|\n|-|\n",
+    "~~struck~~ `code [/b]` \\[escaped\\] www.example.org",
+]
+
+
+def rendered(driver: Driver) -> list[RenderedBody]:
+    """The replies that are shown as Markdown."""
+    return [body for body in driver.transcript.query(RenderedBody) if body.display]
+
+
+async def order(driver: Driver, text: str) -> None:
+    driver.prompt.text = text
+    await driver.press("enter")
+
+
+async def test_it_is_opt_in_and_remembered(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel([REPLY])) as driver:
+        await driver.say("Hello")
+        assert "**wide**" in driver.screen_text
+        await order(driver, "/markdown on")
+        await driver.until(lambda: rendered(driver))
+        assert "It is very wide:" in driver.screen_text
+        assert "• one" in driver.screen_text
+        assert "**" not in driver.screen_text
+        assert "```" not in driver.screen_text
+        await order(driver, "/markdown off")
+        assert "**wide**" in driver.screen_text
+        await order(driver, "/markdown on")
+        await driver.press("ctrl+n")
+        await driver.say("Plain")
+        assert "**wide**" in driver.screen_text
+        assert [store.chat(id).markdown for id in (1, 2)] == [True, False]
+    async with open_app(chat_id=1) as driver:
+        await driver.until(lambda: rendered(driver))
+        assert "It is very wide:" in driver.screen_text
+        await driver.press("ctrl+up", "y")
+        assert driver.app.clipboard == REPLY.strip()
+
+
+async def test_it_can_be_chosen_before_the_first_message(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel([REPLY])) as driver:
+        await order(driver, "/markdown on")
+        await driver.say("Hello")
+        await driver.until(lambda: rendered(driver))
+        assert store.chat(1).markdown
+        await order(driver, "/markdown maybe")
+        assert driver.problem == "/markdown is followed by 'maybe'; expected on or off"
+
+
+async def test_a_growing_reply_is_laid_out_once_and_at_its_end(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    show = RenderedBody.show
+
+    async def counted(body: RenderedBody, text: str) -> None:
+        shown.append(text)
+        await show(body, text)
+
+    monkeypatch.setattr(RenderedBody, "show", counted)
+    model = ScriptedModel(["**one** " * 100 + "end"])
+    model.gate = threading.Event()
+    async with open_app(model) as driver:
+        await order(driver, "/markdown on")
+        await order(driver, "Hello")
+        await driver.until(lambda: len(driver.texts) == 2)
+        assert not shown
+        model.gate.set()
+        await driver.idle()
+        await driver.until(lambda: rendered(driver))
+        assert shown == [("**one** " * 100 + "end")]
+        await driver.press("ctrl+up", "plus", "plus")  # a verdict lays nothing out anew
+        await driver.settle()
+        assert len(shown) == 1
+        model.gate = threading.Event()
+        await driver.press("c")
+        await driver.until(lambda: not rendered(driver))  # it grows again
+        model.gate.set()
+        await driver.idle()
+        await driver.until(lambda: rendered(driver))
+        assert len(shown) == 2
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+async def test_foreign_text_is_only_text(open_app: OpenApp, store: Store, text: str) -> None:
+    chat_id = fill(store, ["Hello", text])
+    store.set_markdown(chat_id, True)
+    opened: list[str] = []
+    async with open_app(chat_id=chat_id, size=(80, 40)) as driver:
+        driver.app.open_url = lambda url, **options: opened.append(url)
+        await driver.until(lambda: rendered(driver))
+        assert not [each for each in driver.screen_text if each < " " and each != "\n"]
+        assert "\x9b" not in driver.screen_text
+        assert "\u202e" not in driver.screen_text
+        tooltips = [each.tooltip for each in driver.transcript.query("*") if each.tooltip]
+        assert not tooltips
+        for block in rendered(driver)[0].query("MarkdownBlock"):
+            await driver.app.run_action("link('http://x/[/b]')", block)
+            break
+        await driver.settle()
+        assert not opened
+        assert driver.app.is_running
+
+
+async def test_no_html_and_no_entity_is_lost(open_app: OpenApp, store: Store) -> None:
+    chat_id = fill(store, ["Hello", HOSTILE[0], "Hello", HOSTILE[1]])
+    store.set_markdown(chat_id, True)
+    async with open_app(chat_id=chat_id, size=(80, 40)) as driver:
+        await driver.until(lambda: len(rendered(driver)) == 2)
+        for words in ("<b>bold</b>", "<script>x</script>", "<div>block</div>", "&#27;[2J"):
+            assert words in driver.screen_text
+
+
+async def test_a_long_reply_stays_as_it_is_written(
+    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(markdown, "LONGEST", 10)
+    chat_id = fill(store, ["Hello", "*" * 11, "Hello", "*short*"])
+    store.set_markdown(chat_id, True)
+    async with open_app(chat_id=chat_id) as driver:
+        await driver.until(lambda: rendered(driver))
+        assert len(rendered(driver)) == 1
+        assert "*" * 11 in driver.screen_text
+
+
+async def test_a_message_of_the_user_stays_as_it_is_written(
+    open_app: OpenApp, store: Store
+) -> None:
+    chat_id = fill(store, ["*Hello*", "*Hi*"])
+    store.set_markdown(chat_id, True)
+    async with open_app(chat_id=chat_id) as driver:
+        await driver.until(lambda: rendered(driver))
+        assert "*Hello*" in driver.screen_text
+        assert "*Hi*" not in driver.screen_text
+        assert not driver.transcript.views[0].query(RenderedBody)
+        assert driver.transcript.views[1].query(Static)
