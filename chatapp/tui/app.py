@@ -7,6 +7,7 @@ library are imported by the thread that loads them, after the first frame.
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
@@ -19,6 +20,7 @@ from chatapp.dialogue.store import Store
 from chatapp.foreign import printable, without_surrogates
 from chatapp.paths import database_path
 from chatapp.settings import Settings, SettingsError, keep_theme
+from chatapp.tui import clipboard
 from chatapp.tui.chat import ChatScreen
 from chatapp.tui.keymap import read_keymap
 from chatapp.tui.message import MessageView
@@ -115,8 +117,12 @@ class ChatApp(App[int]):
                 self.notify(printable(str(error)), severity="warning", markup=False)
 
     def copy_to_clipboard(self, text: str) -> None:
+        """Put a text into the clipboard, through the terminal and through the system."""
         # The clipboard takes UTF-8, which has no lone surrogates.
-        super().copy_to_clipboard(without_surrogates(text))
+        text = without_surrogates(text)
+        super().copy_to_clipboard(text)
+        if commands := clipboard.programs():
+            threading.Thread(target=clipboard.fill, args=(text, commands), daemon=True).start()
 
     @property
     def failure(self) -> Exception | None:

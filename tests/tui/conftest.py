@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 from chatapp.dialogue.store import Store
 from chatapp.engine.model import LanguageModel
 from chatapp.settings import Settings
+from chatapp.tui import clipboard
 from chatapp.tui.app import ChatApp
 from chatapp.tui.chat import ChatScreen
 from chatapp.tui.prompt import Prompt
@@ -120,6 +121,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(clipboard, "programs", list)  # nobody's own clipboard is filled
 
 
 @pytest.fixture

@@ -1,0 +1,49 @@
+"""The system's own clipboard, for terminals that do not fill it when they are told to.
+
+The one invariant: nothing is ever read from it, and a program that is missing, fails or hangs
+costs the user nothing.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+_PATIENCE = 3.0
+"""Seconds such a program may take."""
+
+
+def programs() -> list[list[str]]:
+    """The commands that fill the clipboard of this session from their standard input."""
+    known: list[tuple[bool, list[str]]] = [
+        (sys.platform == "darwin", ["pbcopy"]),
+        ("WAYLAND_DISPLAY" in os.environ, ["wl-copy"]),
+        ("DISPLAY" in os.environ, ["xclip", "-selection", "clipboard"]),
+        ("DISPLAY" in os.environ, ["xsel", "--clipboard", "--input"]),
+        (sys.platform == "win32" or "WSL_DISTRO_NAME" in os.environ, ["clip.exe"]),
+    ]
+    return [command for here, command in known if here and shutil.which(command[0])]
+
+
+def fill(text: str, commands: Sequence[Sequence[str]]) -> bool:
+    """Put a text into the clipboard by the first command that can; whether one could.
+
+    Blocks for as long as the commands take. Some go on in the background, to serve the text.
+    """
+    for command in commands:
+        encoding = "utf-16-le" if command[0] == "clip.exe" else "utf-8"
+        try:
+            done = subprocess.run(
+                command,
+                input=text.encode(encoding, "replace"),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_PATIENCE,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        if done.returncode == 0:
+            return True
+    return False

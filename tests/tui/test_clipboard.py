@@ -1,0 +1,108 @@
+"""What is copied reaches the clipboard, through the terminal and through the system."""
+
+import base64
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import Driver, OpenApp
+from fakes import ScriptedModel
+from textual.geometry import Offset
+from textual.selection import Selection
+
+from chatapp.tui import clipboard
+from chatapp.tui.body import TextBody
+from chatapp.tui.clipboard import fill
+
+programs = clipboard.programs  # the fixture of all these tests puts another in its place
+
+
+@pytest.fixture
+def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is the whole PATH, but for the shell that runs what is in it."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(clipboard.sys, "platform", "linux")
+    return folder
+
+
+def install(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_the_programs_of_this_session(bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("wl-copy", "xsel", "pbcopy", "clip.exe"):
+        install(bin, name, "exit 0")
+    assert programs() == []
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert programs() == [["xsel", "--clipboard", "--input"]]
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    assert [command[0] for command in programs()] == ["wl-copy", "xsel"]
+    monkeypatch.delenv("DISPLAY")
+    monkeypatch.delenv("WAYLAND_DISPLAY")
+    monkeypatch.setenv("WSL_DISTRO_NAME", "Debian")
+    assert programs() == [["clip.exe"]]
+    monkeypatch.setattr(clipboard.sys, "platform", "darwin")
+    assert programs()[0] == ["pbcopy"]
+
+
+def test_the_first_that_works_gets_the_text(bin: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    install(bin, "broken", "exit 1")
+    install(bin, "works", f"while IFS= read -r line; do echo \"$line\" >> '{copied}'; done")
+    assert fill("two\nlines [b]é\n", [["missing"], ["broken"], ["works"]])
+    assert copied.read_text(encoding="utf-8") == "two\nlines [b]é\n"
+    assert not fill("x", [["missing"], ["broken"]])
+    assert not fill("x", [])
+
+
+def test_a_program_that_hangs_is_given_up(bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clipboard, "_PATIENCE", 0.05)
+    install(bin, "hangs", "while :; do read -r line; done")
+    assert not fill("x", [["hangs"]])
+
+
+async def test_the_terminal_and_the_system_are_told(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled: list[tuple[str, list[list[str]]]] = []
+    done = threading.Event()
+
+    def record(text: str, commands: list[list[str]]) -> bool:
+        filled.append((text, commands))
+        done.set()
+        return True
+
+    monkeypatch.setattr(clipboard, "programs", lambda: [["xclip"]])
+    monkeypatch.setattr(clipboard, "fill", record)
+    async with open_app(ScriptedModel(["It is [b]x[/b] \ud800."])) as driver:
+        await driver.say("Hello")
+        written: list[str] = []
+        monkeypatch.setattr(driver.app._driver, "write", written.append)
+        await driver.press("ctrl+up", "y")
+        await driver.until(done.is_set)
+        encoded = base64.b64encode("It is [b]x[/b] \ufffd.".encode()).decode()
+        assert f"\x1b]52;c;{encoded}\a" in written
+        assert filled == [("It is [b]x[/b] \ufffd.", [["xclip"]])]
+
+
+def select(driver: Driver, start: Offset | None, end: Offset | None) -> None:
+    """Select in the last message, as the mouse would."""
+    body = driver.transcript.views[-1].query_one(TextBody)
+    driver.app.screen.selections = {body: Selection(start, end)}
+
+
+async def test_what_the_mouse_selects_is_copied_with_ctrl_c(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["The sea\nis wide."])) as driver:
+        await driver.say("Hello")
+        select(driver, Offset(4, 0), Offset(2, 1))
+        await driver.press("ctrl+c")
+        assert driver.app.clipboard == "sea\nis"
+        select(driver, None, None)
+        await driver.press("ctrl+up", "ctrl+c")
+        assert driver.app.clipboard == "The sea\nis wide."
