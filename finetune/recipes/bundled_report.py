@@ -1,6 +1,6 @@
 """Measure the bundled model on what its generators keep out of training.
 
-    python -m finetune.recipes.bundled_report DATA OUT [--model M] [--items N]
+    python -m finetune.recipes.bundled_report DATA OUT [--model M] [--items N] [--beside OTHER]
 
 OUT receives tasks.json (exact match of greedy replies to each generated task, in wordings that
 training has and in others), in_context.json (accuracy on the twenty held-out tasks with label
@@ -14,7 +14,7 @@ perplexity FILE` for WikiText-2.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +29,7 @@ from chatapp.dialogue.store import Store
 from chatapp.engine.events import Token
 from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan
+from chatapp.evaluation.evaluate import NONE, Grid, Selectors, Task, evaluate, plan
 from chatapp.evaluation.generators import own_words
 from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal
@@ -142,6 +142,29 @@ def curve(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return means
 
 
+def draw_curves(reports: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> None:
+    """A PNG of the `curve` of one or more models, and the vote of the nearest beside them."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    shots = [str(k) for k in GRID.shots]
+    votes: list[float] = []
+    for number, (model, rows) in enumerate(reports.items()):
+        means = {(row["shots"], row["selection"]): row for row in curve(rows)}
+        for line, selection in zip(("--", "-"), GRID.select, strict=True):
+            # What needs no demonstrations is the first point of every curve.
+            points = [means.get((k, selection)) or means[k, NONE] for k in GRID.shots]
+            height = [each["mean"] for each in points]
+            name = f"{model}, {selection}"
+            axes.plot(shots, height, marker="o", linestyle=line, color=f"C{number}", label=name)
+            votes = [each["vote"] for each in points]
+    axes.plot(shots, votes, color="0.6", label="vote of the nearest")
+    axes.set(xlabel="demonstrations", ylabel="accuracy, mean over tasks", ylim=(0, 1))
+    figure.legend(loc="outside right upper")
+    figure.savefig(path, dpi=150)
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Rows as a Markdown table; proportions in per cent."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|"]
@@ -159,6 +182,7 @@ def measure(
     out: Annotated[Path, typer.Argument(help="folder to write to")],
     model: Annotated[str, typer.Option(help="bundled, or a model's folder")] = "bundled",
     items: Annotated[int, typer.Option(min=1, help="of each task")] = 200,
+    beside: Annotated[Path | None, typer.Option(help="folder of another model's report")] = None,
 ) -> None:
     """Measure a model on held-out tasks and write the figures."""
     out.mkdir(parents=True, exist_ok=True)
@@ -176,6 +200,10 @@ def measure(
         (out / f"{name}.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     report = "\n".join(map(table, (curve(in_context), in_context, tasks)))
     (out / "report.md").write_text(report, encoding="utf-8")
+    reports = {out.name: in_context}
+    if beside is not None:
+        reports[beside.name] = json.loads((beside / "in_context.json").read_text(encoding="utf-8"))
+    draw_curves(reports, out / "curve.png")
     print(table(curve(in_context)))
 
 

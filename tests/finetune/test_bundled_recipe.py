@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import ScriptedModel
@@ -138,3 +139,22 @@ def test_the_curve_is_the_mean_over_tasks() -> None:
         "| 0 | none | 37.5 |  | 2 |",
         "| 8 | knn | 75.0 | 50.0 | 2 |",
     ]
+
+
+def test_the_curves_of_two_models_are_drawn_into_one_picture(tmp_path: Path) -> None:
+    def report(gain: float) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = [
+            {"task": "a", "shots": 0, "selection": "none", "mean": 0.25, "vote": None}
+        ]
+        for k in bundled_report.GRID.shots[1:]:
+            for selection in bundled_report.GRID.select:
+                row = {"task": "a", "shots": k, "selection": selection, "vote": 0.5}
+                rows.append({**row, "mean": 0.25 + gain * k})
+        return rows
+
+    bundled_report.draw_curves({"base": report(0.0)}, tmp_path / "one.png")
+    bundled_report.draw_curves({"base": report(0.0), "tuned": report(0.04)}, tmp_path / "two.png")
+    one, two = ((tmp_path / name).read_bytes() for name in ("one.png", "two.png"))
+    assert one.startswith(b"\x89PNG")
+    assert two.startswith(b"\x89PNG")
+    assert len(two) > len(one)
