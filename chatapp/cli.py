@@ -5,13 +5,14 @@ exit status 2; anything else is one sentence, exit status 1, and a traceback in 
 """
 
 import logging
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from chatapp import __version__
-from chatapp.commands import ask, bench, history, models, perplexity
+from chatapp.commands import ask, bench, history, models, perplexity, serve
 from chatapp.commands import eval as evaluation
 from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
@@ -31,6 +32,7 @@ app.command("eval")(evaluation.evaluate)
 app.command()(perplexity.perplexity)
 app.command()(inspect_command.inspect)
 app.command()(bench.bench)
+app.command()(serve.serve)
 app.add_typer(
     history.app, name="history", help="List, search, show, export, import and delete chats."
 )
@@ -56,7 +58,8 @@ def chat(
         if model or template or precision or last:
             raise UserError("options for a command stand after it")
         return
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if not in_terminal and "TEXTUAL_DRIVER" not in os.environ:  # set by what serves a browser
         raise UserError("the chat needs a terminal; `chatapp ask` answers without one")
 
     from chatapp.settings import load_settings

@@ -46,13 +46,7 @@ class Server:
     @property
     def is_here(self) -> bool:
         """Whether its address is one of this machine."""
-        host = urlsplit(self.url).hostname or ""
-        if host == "localhost" or host.endswith(".localhost"):
-            return True
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(urlsplit(self.url).hostname or "")
 
     def secret(self) -> str:
         """The key; empty when none is needed. Raises ModelError."""
@@ -83,6 +77,16 @@ def server_of(name: str) -> Server | None:
         url = server_url(address)
         server = next((each for each in servers.values() if each.url == url), Server(url))
     return replace(server, model=model) if server is not None and model else server
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address leads nowhere but to this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_address(name: str) -> bool:

@@ -13,13 +13,20 @@ class KeyBar(Footer):
 
     _shown: object = None
 
+    def on_mount(self) -> None:
+        self.watch(self.app, "app_focus", self._show_late, init=False)
+
+    def _show_late(self) -> None:
+        self.bindings_changed(self.screen)
+
     def bindings_changed(self, screen: Screen[object]) -> None:
         shown = [
             (binding.key, binding.description, enabled)
             for _, binding, enabled, _ in screen.active_bindings.values()
             if binding.show
         ]
-        if shown != self._shown:
+        # Without the focus, as a browser's page begins, nothing would be built.
+        if shown != self._shown and screen.app.app_focus:
             self._shown = shown
             self.mutate_reactive(Footer.compact)
             super().bindings_changed(screen)

@@ -1,0 +1,58 @@
+"""`chatapp serve`: the chat in a browser.
+
+The one invariant: nobody but this machine reaches it unless the user says so in so many words.
+"""
+
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from chatapp.commands.ask import ModelOption, PrecisionOption, TemplateOption
+from chatapp.commands.console import UserError, complain
+
+_FAILED = 1
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    expose: Annotated[
+        bool, typer.Option("--expose", help="Allow an address that other machines reach.")
+    ] = False,
+    model: ModelOption = None,
+    template: TemplateOption = None,
+    precision: PrecisionOption = None,
+    last: Annotated[
+        bool, typer.Option("--continue", "-c", help="Go on with the chat changed last.")
+    ] = False,
+) -> None:
+    """Serve the chat to a browser on this machine; each tab is a chat of its own."""
+    from chatapp.engine.servers import is_loopback
+    from chatapp.settings import load_settings
+
+    is_local = is_loopback(host)
+    if not is_local and not expose:
+        raise UserError(
+            f"{host} can be reached from other machines, and there is no password: whoever opens "
+            "the page reads all chats and writes files as you; --expose allows that"
+        )
+    options = {"model": model, "template": template, "precision": precision}
+    load_settings(options)  # what is wrong with them is said here, not in every tab
+    command = [sys.executable, "-m", "chatapp", *(["--continue"] if last else [])]
+    for name, value in options.items():
+        command += [f"--{name}={value}"] if value is not None else []
+
+    from chatapp.tui.browser import ChatServer
+
+    if not is_local:
+        complain("anyone who reaches this machine can use the chat, and read all others")
+    hosts = _LOOPBACK | {host} if is_local else None
+    server = ChatServer(shlex.join(command), host=host, port=port, hosts=hosts)
+    try:
+        server.serve()
+    except OSError as error:
+        complain(f"{host} port {port} cannot be listened on: {error.strerror or error}")
+        raise typer.Exit(_FAILED) from None

@@ -1,0 +1,86 @@
+"""The chat in a browser: textual-serve, with a page and rules of our own.
+
+Each tab gets a program of its own, run as the user who serves, so the one invariant: nobody
+gets one whom the user has not let in. Pages of other sites that are open in the same browser
+are turned away, whatever name they call this machine by, and the page asks nothing of any
+other machine.
+"""
+
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from textual_serve.server import Server
+
+_PAGE = Path(__file__).parent / "page"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+_PATIENCE = 1.0
+"""Seconds that open pages get when the server ends."""
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ChatServer(Server):
+    """Serves the program that `command` starts.
+
+    hosts: the names that this machine may be called by; None allows any.
+    """
+
+    def __init__(self, command: str, *, host: str, port: int, hosts: set[str] | None) -> None:
+        super().__init__(
+            command, host=host, port=port, title="chatapp", templates_path=_PAGE.resolve()
+        )
+        self._hosts = hosts
+
+    def initialize_logging(self) -> None:
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+
+    async def on_startup(self, app: web.Application) -> None:
+        """Says nothing yet: the port may still be refused."""
+
+    def serve(self, debug: bool = False) -> None:
+        """Serve until Ctrl+C. Raises OSError when the address cannot be listened on."""
+        self.initialize_logging()
+        web.run_app(
+            self._make_app(),
+            host=self.host,
+            port=self.port,
+            print=self._announce,
+            access_log=None,
+            shutdown_timeout=_PATIENCE,
+        )
+
+    def _announce(self, _: str) -> None:
+        print(f"The chat is on {self.public_url} · Ctrl+C ends it", file=sys.stderr, flush=True)
+
+    async def _make_app(self) -> web.Application:
+        app = await super()._make_app()
+        app.add_routes([web.static("/page", _PAGE)])
+        app.middlewares.append(self._guard)
+        return app
+
+    async def handle_index(self, request: web.Request) -> web.StreamResponse:
+        # The page refers to whatever name it was asked for by.
+        self.public_url = f"{request.scheme}://{request.host}"
+        page: web.StreamResponse = await super().handle_index(request)
+        return page
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        name = urlsplit(f"//{request.host}").hostname
+        if self._hosts is not None and name not in self._hosts:
+            raise web.HTTPForbidden(text="This machine does not serve under that name.")
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != request.host:
+            raise web.HTTPForbidden(text="Pages of other sites cannot reach the chat.")
+        response = await handler(request)
+        if not response.prepared:
+            response.headers["Content-Security-Policy"] = _POLICY
+        return response
