@@ -53,7 +53,7 @@ COMMANDS = (
     Command("model", "[NAME]", "go on with another model; alone it lists them"),
     Command("template", "NAME", "go on in another dialogue template"),
     Command("prompt", "[NAME]", "a persona or prompt file; none takes it off, alone it lists them"),
-    Command("markdown", "on|off", "show this chat's replies as Markdown, or as written"),
+    Command("markdown", "on|off", "lay out this chat's replies as Markdown"),
     Command("theme", "NAME", "other colours, from now on"),
     Command("export", "FILE", "write the chat to a .md, .json or .jsonl file"),
     Command("quit", "", "leave the program"),
