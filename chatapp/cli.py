@@ -48,6 +48,9 @@ def chat(
     last: Annotated[
         bool, typer.Option("--continue", "-c", help="Go on with the chat changed last.")
     ] = False,
+    inline: Annotated[
+        bool, typer.Option("--inline", help="Below the prompt, with what stands above kept.")
+    ] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
     """A GPT you can open: without a command, a chat in the terminal."""
@@ -55,18 +58,20 @@ def chat(
         typer.echo(f"chatapp {__version__}")
         raise typer.Exit
     if context.invoked_subcommand:
-        if model or template or precision or last:
+        if model or template or precision or last or inline:
             raise UserError("options for a command stand after it")
         return
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if not in_terminal and "TEXTUAL_DRIVER" not in os.environ:  # set by what serves a browser
         raise UserError("the chat needs a terminal; `chatapp ask` answers without one")
+    if inline and not sys.stderr.isatty():
+        raise UserError("a chat below the prompt is drawn on standard error; it is no terminal")
 
     from chatapp.settings import load_settings
     from chatapp.tui.app import run
 
     settings = load_settings({"model": model, "template": template, "precision": precision})
-    raise typer.Exit(run(settings, chat_id=_last_chat() if last else None))
+    raise typer.Exit(run(settings, _last_chat() if last else None, inline=inline))
 
 
 def main() -> None:

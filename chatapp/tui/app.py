@@ -142,14 +142,15 @@ class ChatApp(App[int]):
         self.exit(0)
 
 
-def run(settings: Settings, chat_id: int | None = None) -> int:
+def run(settings: Settings, chat_id: int | None = None, *, inline: bool = False) -> int:
     """Show the chat until the user leaves; returns the exit status.
 
+    inline: in some rows below the shell's prompt, where the last of it stays.
     Raises StoreError when the chats cannot be opened, and whatever brought the screen down.
     """
     app = ChatApp(settings, chat_id=chat_id)
     try:
-        app.run()
+        app.run(inline=inline, inline_no_clear=True)
     finally:
         app.chat.conversation.close(0)
         app.store.close()

@@ -23,7 +23,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, int | None]
     """What the chat's screen was started with."""
     calls: list[tuple[Settings, int | None]] = []
 
-    def run(settings: Settings, chat_id: int | None = None) -> int:
+    def run(settings: Settings, chat_id: int | None = None, *, inline: bool = False) -> int:
+        assert not inline
         calls.append((settings, chat_id))
         return 0
 
