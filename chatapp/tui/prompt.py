@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.document._document import Location
+from textual.document._wrapped_document import WrappedDocument
 from textual.events import Key, Paste, Resize
 from textual.widgets import TextArea
 
@@ -26,6 +27,14 @@ _TASKS = {
     "user": "Writing anew · Enter sends it, Esc leaves it as it was",
     "assistant": "What the reply should have been · Enter keeps it, Esc leaves",
 }
+
+
+class CountedDocument(WrappedDocument):
+    """A document that need not look at each of its lines to know how high it is."""
+
+    @property
+    def height(self) -> int:
+        return len(self._offset_to_line_info)
 
 
 class Prompt(TextArea):
@@ -101,6 +110,11 @@ class Prompt(TextArea):
         if self.wrap_width == self._wrapped_width:
             event.prevent_default()
         self._wrapped_width = self.wrap_width
+
+    def _set_document(self, text: str, language: str | None) -> None:
+        super()._set_document(text, language)
+        # TextArea makes its own; another would have to wrap the whole text once more.
+        self.wrapped_document.__class__ = CountedDocument
 
     def find_matching_bracket(self, bracket: str, search_from: Location) -> Location | None:
         # In prose it is of no use, and it walks through the whole of a long paste.

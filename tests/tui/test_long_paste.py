@@ -1,0 +1,82 @@
+"""A paste of 10,000 lines costs each line a few steps once, and the next key nothing more.
+
+Counted in calls of Python functions, which do not depend on the machine or what it does beside.
+"""
+
+import sys
+from collections.abc import Awaitable
+from types import FrameType
+
+from conftest import Driver, OpenApp
+from fakes import ScriptedModel
+from textual.events import Paste
+
+LINES = 10_000
+
+
+async def calls(work: Awaitable[None]) -> int:
+    """How many functions were called on this thread until `work` was done."""
+    count = 0
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        await work
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+async def cost_of(driver: Driver, key: str) -> int:
+    """The calls that a key costs, without what a timer may add to one press or another."""
+    return min([await calls(driver.press(key)) for _ in range(3)])
+
+
+async def paste(driver: Driver, lines: int) -> None:
+    text = "\n".join(f"line {number} of [b]this[/b] paste" for number in range(lines))
+    driver.app.post_message(Paste(text))
+    await driver.settle()
+
+
+async def test_the_keys_after_it_cost_what_they_cost_without_it(open_app: OpenApp) -> None:
+    costs: dict[int, list[int]] = {}
+    for lines in (100, LINES):
+        async with open_app() as driver:
+            await driver.idle()
+            await paste(driver, lines)
+            assert driver.prompt.document.line_count == lines
+            await driver.press("x", "left")  # what is done once is done
+            keys = ("y", "backspace", "ctrl+j", "up", "left", "home", "end")
+            costs[lines] = [await cost_of(driver, key) for key in keys]
+    for small, large in zip(costs[100], costs[LINES], strict=True):
+        assert large < 1.5 * small, costs
+
+
+async def test_each_line_costs_the_same(open_app: OpenApp) -> None:
+    costs = []
+    for lines in (1_000, LINES):
+        async with open_app() as driver:
+            await driver.idle()
+            costs.append(await calls(paste(driver, lines)))
+    assert costs[1] < 10 * 1.2 * costs[0], costs
+    assert costs[1] < 150 * LINES, costs
+
+
+async def test_it_is_sent_and_shown_whole(open_app: OpenApp) -> None:
+    model = ScriptedModel(["Read."], context=200_000)
+    async with open_app(model) as driver:
+        await paste(driver, LINES)
+        await driver.press("enter")
+        await driver.idle()
+        assert driver.prompt.text == ""
+        assert driver.texts[0].count("\n") == LINES - 1
+        assert "line 9999 of [b]this[/b] paste" in driver.screen_text
+        await driver.press("x")
+        large = await cost_of(driver, "y")
+    async with open_app(ScriptedModel(["Read."])) as driver:
+        await driver.say("short")
+        await driver.press("x")
+        assert large < 1.5 * await cost_of(driver, "y")
