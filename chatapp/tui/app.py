@@ -95,10 +95,10 @@ class ChatApp(App[int]):
         return self.chat
 
     def on_mount(self) -> None:
-        # A terminal that is closed, or a system that shuts down, must not cost a reply.
-        for number in (signal.SIGTERM, signal.SIGHUP) if os.name == "posix" else ():
+        # A system that shuts down must not cost a reply.
+        if os.name == "posix":
             with suppress(ValueError):  # only a program's main thread hears signals
-                asyncio.get_running_loop().add_signal_handler(number, self._leave_on, number)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
         try:
             self.theme = FEW_COLORS if self._few_colors else self._settings.theme
         except InvalidThemeError:
@@ -133,9 +133,17 @@ class ChatApp(App[int]):
         # Textual would print a traceback. `run` hands the error on to the command line.
         self._close_messages_no_wait()
 
-    def _leave_on(self, number: int) -> None:
+    def _leave(self) -> None:
         self.chat.conversation.close(0)
-        self.exit(128 + number)
+        self.exit(128 + signal.SIGTERM)
+
+    def hang_up(self) -> None:
+        """Store the reply that is being written, and end at once: the terminal is gone.
+
+        Not on the event loop, which may be waiting for the terminal to take what it has drawn.
+        """
+        self.chat.conversation.close(0)
+        os._exit(128 + signal.SIGHUP)
 
     async def action_quit(self) -> None:
         await asyncio.to_thread(self.chat.conversation.close, _PATIENCE)
@@ -149,6 +157,8 @@ def run(settings: Settings, chat_id: int | None = None, *, inline: bool = False)
     Raises StoreError when the chats cannot be opened, and whatever brought the screen down.
     """
     app = ChatApp(settings, chat_id=chat_id)
+    if os.name == "posix":
+        signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=app.hang_up).start())
     try:
         app.run(inline=inline, inline_no_clear=True)
     finally:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,11 @@ def load_model(name, **_):
         return Stubborn(["one two three four"])
     return ScriptedModel(["word " * 10_000], delay=0.01)
 
+if sys.argv[1] == "slow terminal":
+    # As little as may wait for the terminal to take it.
+    import textual.drivers._writer_thread
+    textual.drivers._writer_thread.MAX_QUEUED_WRITES = 1
+
 chatapp.engine.load.load_model = load_model
 code = run(Settings(), chat_id=int(sys.argv[2]) if sys.argv[2:] else None)
 print("LEFT", code)
@@ -75,6 +80,11 @@ class Terminal:
             self.output += chunk
         return self.process.wait(60)
 
+    def vanish(self) -> None:
+        """Close the terminal under the program."""
+        os.close(self._descriptor)
+        self.process.send_signal(signal.SIGHUP)
+
     def _read(self) -> str:
         try:
             return os.read(self._descriptor, 65536).decode(errors="replace")
@@ -99,7 +109,8 @@ def started(*arguments: str) -> Iterator[Terminal]:
     finally:
         process.kill()
         process.wait()
-        os.close(ours)
+        with suppress(OSError):  # the test has closed it
+            os.close(ours)
 
 
 @pytest.fixture
@@ -178,6 +189,16 @@ def test_told_to_end_in_the_middle_of_a_reply(reply, number: signal.Signals) -> 
         assert "Traceback" not in program.output
     assert reply().status == "stopped"
     assert reply().text.startswith("word")
+
+
+def test_a_terminal_that_is_closed_in_the_middle_of_a_reply(reply) -> None:
+    with started("slow terminal") as program:
+        program.wait_for("ready")
+        program.send("Hello\r")
+        program.wait_for("word")
+        program.vanish()
+        assert program.process.wait(60) == 128 + signal.SIGHUP
+    assert reply().status == "stopped"
 
 
 def test_a_model_that_cannot_be_loaded(terminal: None) -> None:
