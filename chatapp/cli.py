@@ -20,7 +20,6 @@ from chatapp.commands.ask import ModelOption, PrecisionOption, TemplateOption
 from chatapp.commands.console import UserError, complain
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode=None,  # help texts hold foreign text, and start without rich
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

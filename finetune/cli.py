@@ -20,7 +20,6 @@ app = typer.Typer(
     name="finetune",
     help="Teach a GPT: supervised instruction tuning, linear heads, pretraining.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

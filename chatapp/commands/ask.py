@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chatapp.commands import completion
 from chatapp.commands.console import UserError, complain, status, write, write_json
 
 if TYPE_CHECKING:
@@ -28,14 +29,24 @@ _MOST_INPUT = 16 * 2**20
 
 ModelOption = Annotated[
     str | None,
-    typer.Option(help="bundled, a model's folder, the id of a model on the hub, or a server."),
+    typer.Option(
+        help="bundled, a model's folder, the id of a model on the hub, or a server.",
+        autocompletion=completion.models,
+    ),
 ]
 TemplateOption = Annotated[
-    str | None, typer.Option(help="Dialogue template; the model's own if not given.")
+    str | None,
+    typer.Option(
+        help="Dialogue template; the model's own if not given.",
+        autocompletion=completion.templates,
+    ),
 ]
 PrecisionOption = Annotated[
     str | None,
-    typer.Option(help="auto, float32, bfloat16 or int8: what a GPT-2 multiplies in."),
+    typer.Option(
+        help="auto, float32, bfloat16 or int8: what a GPT-2 multiplies in.",
+        autocompletion=completion.precisions,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chatapp.commands import completion
 from chatapp.commands.ask import JsonOption, ModelOption, load
 from chatapp.commands.console import UserError, write, write_json
 from chatapp.commands.prompts import interruptible, progress, prompt_path
@@ -27,14 +28,21 @@ _ITEMS = 500
 def evaluate(
     files: Annotated[
         list[str] | None,
-        typer.Argument(help="Prompt files, pools, or names of the library.", show_default=False),
+        typer.Argument(
+            help="Prompt files, pools, or names of the library.",
+            show_default=False,
+            autocompletion=completion.prompts,
+        ),
     ] = None,
     test: Annotated[
         Path | None, typer.Option(help="Test items with their gold answers (.jsonl, .csv).")
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="Tasks of the GPT-3 paper, as 2D+,RW; all of them are named if wrong."),
+        typer.Option(
+            help="Tasks of the GPT-3 paper, as 2D+,RW; all of them are named if wrong.",
+            autocompletion=completion.paper_tasks,
+        ),
     ] = None,
     words: Annotated[Path | None, typer.Option(help="Words for --task to scramble.")] = None,
     generate: Annotated[

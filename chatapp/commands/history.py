@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from chatapp.commands import completion
 from chatapp.commands.console import UserError, complain, write, write_json
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.foreign import printable
@@ -31,7 +32,12 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _PIPED_WIDTH = 160  # columns of a table that no terminal shows
 
-ChatArgument = Annotated[int, typer.Argument(help="The chat's id, as `history list` shows it.")]
+ChatArgument = Annotated[
+    int,
+    typer.Argument(
+        help="The chat's id, as `history list` shows it.", autocompletion=completion.chats
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Limit = Annotated[int, typer.Option(min=1, help="Show at most this many.")]
 
@@ -114,7 +120,9 @@ def show(chat_id: ChatArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def export(
-    chat_id: Annotated[int | None, typer.Argument(help="The chat's id.")] = None,
+    chat_id: Annotated[
+        int | None, typer.Argument(help="The chat's id.", autocompletion=completion.chats)
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Export all chats.")] = False,
     format: Annotated[
         Format, typer.Option(help="jsonl is for fine-tuning: complete exchanges alone.")

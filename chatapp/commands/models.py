@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chatapp.commands import completion
 from chatapp.commands.console import complain, write, write_json
 
 if TYPE_CHECKING:
@@ -52,7 +53,12 @@ def list_models(as_json: JsonOption = False) -> None:
 
 @app.command()
 def info(
-    name: Annotated[str, typer.Argument(help="bundled, a folder, a hub id, or a server.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="bundled, a folder, a hub id, or a server.", autocompletion=completion.models
+        ),
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model consists of."""

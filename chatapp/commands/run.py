@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from chatapp.commands import completion
 from chatapp.commands.ask import JsonOption, ModelOption, load
 from chatapp.commands.console import UserError, complain, write, write_json
 from chatapp.commands.prompts import interruptible, progress, prompt_path
@@ -39,6 +40,7 @@ def run(
             help="Prompt file (.toml, .txt), pool (.jsonl, .csv), or library name; "
             "without it, the library is listed.",
             show_default=False,
+            autocompletion=completion.prompts,
         ),
     ] = None,
     text: Annotated[str | None, typer.Option("--input", help="The input to answer.")] = None,

@@ -1,0 +1,118 @@
+"""What the shell is offered to complete a command with."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chatapp.commands import completion
+from chatapp.dialogue.store import Store
+from chatapp.engine import load
+from chatapp.paths import database_path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def machine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models, a server with a name, and no hub."""
+    monkeypatch.setattr(load, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
+    (home / "config").mkdir(parents=True)
+    (home / "config" / "servers.toml").write_text('[big]\nurl = "http://localhost:1"\n')
+
+
+def test_names(home: Path) -> None:
+    assert completion.models("") == ["bundled", "runs/[b]mine[/b]", "big"]
+    assert completion.models("b") == ["bundled", "big"]
+    assert completion.models("nothing") == []
+    assert completion.templates("al") == ["alpaca"]
+    assert completion.precisions("int") == ["int8"]
+    assert "spam" in completion.prompts("s")
+    assert completion.paper_tasks("2D") == ["2D+", "2D-", "2Dx"]
+    assert "2D+,RW" in completion.paper_tasks("2D+,R")
+
+
+def test_chats_by_their_ids() -> None:
+    assert completion.chats("") == []
+    assert not database_path().exists()  # asking makes nothing
+    store = Store(database_path())
+    store.create_chat(title="About\x1b the [b]sea[/b]\nand more")
+    store.create_chat(title="x" * 100)
+    store.close()
+    assert completion.chats("") == [("2", "x" * 40), ("1", "About␛ the [b]sea[/b] and more")]
+    assert completion.chats("1") == [("1", "About␛ the [b]sea[/b] and more")]
+
+
+def test_what_is_wrong_is_not_the_shells_business(home: Path) -> None:
+    (home / "config" / "servers.toml").write_text("oops")
+    assert completion.models("") == []
+    database_path().parent.mkdir(parents=True)
+    database_path().write_text("this is no database" * 100)
+    assert completion.chats("") == []
+
+
+SCRIPT = """
+import sys
+from chatapp.cli import main
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+def complete(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What bash is told for the last of some words, and which modules that took."""
+    instructions = {
+        "_CHATAPP_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+        "HF_HUB_CACHE": str(folder / "hub"),
+    }
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=ROOT,
+        env={**os.environ, **instructions},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("chatapp ser", "serve"),
+        ("chatapp ask --templ", "--template"),
+        ("chatapp ask --model bund", "bundled"),
+        ("chatapp --model bi", "big"),
+        ("chatapp run gramm", "grammar"),
+        ("chatapp eval --task 2D+,3D-", "2D+,3D-"),
+        ("chatapp models info bi", "big"),
+    ],
+)
+def test_the_shell_asks(words: str, offered: str, tmp_path: Path) -> None:
+    result = complete(words, tmp_path)
+    assert result.stdout.split() == [offered]
+    assert not {"torch", "transformers", "textual"} & set(result.stderr.split())
+
+
+def test_where_files_are_meant_nothing_is_offered(tmp_path: Path) -> None:
+    assert complete("chatapp perplexity READ", tmp_path).stdout.strip() == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_it_can_be_installed(run, shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    instructions = {"_CHATAPP_COMPLETE": f"source_{shell}"}
+    result = subprocess.run(
+        [sys.executable, "-m", "chatapp"],
+        cwd=ROOT,
+        env={**os.environ, **instructions},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0
+    assert "_CHATAPP_COMPLETE" in result.stdout
+    assert "--install-completion" in run("--help").out
