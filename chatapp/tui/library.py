@@ -273,11 +273,12 @@ class LibraryScreen(ModalScreen[Choice | None]):
     async def _choose(self, name: str) -> None:
         from chatapp.prompting.examples import PromptError
 
+        number = self._number
         try:
             choice = await asyncio.to_thread(chosen, name)
         except PromptError as error:
-            self._number += 1
-            self._show_preview(None, str(error))
+            if number == self._number:
+                self._show_preview(None, str(error))
         else:
             self.dismiss(choice)
 

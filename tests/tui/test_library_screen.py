@@ -14,6 +14,7 @@ from chatapp.dialogue.store import Basis, Store
 from chatapp.engine.model import Sampling
 from chatapp.foreign import printable
 from chatapp.prompting.template import CHAT, save_template
+from chatapp.tui.chat import ChatScreen
 from chatapp.tui.field import Field
 from chatapp.tui.library import LibraryScreen
 
@@ -41,11 +42,16 @@ def own(tmp_path: Path) -> Path:
 async def picker(driver: Driver) -> LibraryScreen:
     """Open it, and wait until it has found what there is."""
     await driver.press("f5")
+    await driver.until(lambda: isinstance(driver.app.screen, LibraryScreen) and rows(driver))
+    await rest(driver)
     screen = driver.app.screen
     assert isinstance(screen, LibraryScreen)
-    await driver.until(lambda: rows(driver))
-    await rest(driver)
     return screen
+
+
+async def leave(driver: Driver) -> None:
+    await driver.press("escape")
+    await driver.until(lambda: driver.app.screen is driver.chat)
 
 
 def rows(driver: Driver) -> list[str]:
@@ -73,8 +79,12 @@ async def choose(driver: Driver, name: str) -> None:
     await rest(driver)
 
 
-def notices(driver: Driver) -> list[str]:
-    return [notification.message for notification in driver.app._notifications]
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the user was told in passing."""
+    words: list[str] = []
+    monkeypatch.setattr(ChatScreen, "inform", lambda screen, said: words.append(said))
+    return words
 
 
 # What it lists and shows
@@ -104,11 +114,11 @@ async def test_typing_filters_and_the_preview_follows(open_app: OpenApp, own: Pa
         assert "Nothing has these words" in preview(driver)
         await driver.press("enter")
         assert isinstance(driver.app.screen, LibraryScreen)
-        await driver.press("escape")
+        await leave(driver)
         assert driver.chat.conversation.basis() == Basis()
 
 
-async def test_keys_move_through_the_list_and_the_preview(open_app: OpenApp) -> None:
+async def test_keys_move_through_the_list_and_the_preview(open_app: OpenApp, own: Path) -> None:
     async with open_app(size=(60, 20)) as driver:
         screen = await picker(driver)
         options = screen.query_one(OptionList)
@@ -120,7 +130,7 @@ async def test_keys_move_through_the_list_and_the_preview(open_app: OpenApp) -> 
         await driver.press("up")
         await rest(driver)
         assert "pirate" in preview(driver)
-        await type_in(driver, "sql")
+        await type_in(driver, "feel")
         scroll = screen.query_one("#shelf > VerticalScroll")
         await driver.press("pagedown")
         assert scroll.scroll_y > 0
@@ -137,7 +147,7 @@ async def test_the_preview_is_for_the_text_on_the_way(open_app: OpenApp, own: Pa
         assert "Examples for this message, nearest first" in preview(driver)
         assert "white ice → icy" in preview(driver)
         assert "red rose" not in preview(driver)
-        await driver.press("escape")
+        await leave(driver)
         assert driver.prompt.text == "blue ice"
 
 
@@ -147,7 +157,7 @@ async def test_what_does_not_fit_is_named(open_app: OpenApp, own: Path) -> None:
         await picker(driver)
         await type_in(driver, "feel")
         assert "Left out for length: 1 example\n" in preview(driver)
-        await driver.press("escape")
+        await leave(driver)
         driver.prompt.text = "red " * 40
         await picker(driver)
         await type_in(driver, "feel")
@@ -172,7 +182,7 @@ async def test_files_that_cannot_be_used_are_named(open_app: OpenApp, own: Path)
             assert words in preview(driver), preview(driver)
             assert isinstance(driver.app.screen, LibraryScreen)
         assert "\n" not in preview(driver)
-        await driver.press("escape")
+        await leave(driver)
         assert driver.chat.conversation.basis() == Basis()
 
 
@@ -206,13 +216,13 @@ async def test_foreign_text_is_only_text(open_app: OpenApp, own: Path, name: str
 
 
 async def test_a_prompt_file_is_chosen_kept_and_taken_off(
-    open_app: OpenApp, store: Store, own: Path
+    open_app: OpenApp, store: Store, own: Path, said: list[str]
 ) -> None:
     model = GlassModel([" nice"])
     async with open_app(model) as driver:
         await driver.say("Hello")
         await choose(driver, "feel")
-        assert notices(driver) == ["The next message is put into the prompt feel."]
+        assert said == ["The next message is put into the prompt feel."]
         assert driver.status.template == "feel"
         assert store.chat(1).prompt == "feel"
         await driver.say("red wine")
@@ -238,10 +248,10 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(
         place = driver.app.screen.query_one(OptionList).highlighted
         assert place is not None
         assert rows(driver)[place] == "● feel  How things feel"
-        await driver.press("escape")
+        await leave(driver)
         driver.prompt.text = "/prompt none"
         await driver.press("enter")
-        await driver.until(lambda: "The prompt is taken off." in notices(driver))
+        await driver.until(lambda: "The prompt is taken off." in said)
         assert store.chat(1).basis == Basis()
         assert driver.status.template == "plain"
         await driver.say("And now?")
@@ -250,12 +260,12 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(
 
 
 async def test_a_persona_sets_instructions_and_template(
-    open_app: OpenApp, store: Store, own: Path
+    open_app: OpenApp, store: Store, own: Path, said: list[str]
 ) -> None:
     model = ScriptedModel(["No."])
     async with open_app(model) as driver:
         await choose(driver, "monk")
-        assert notices(driver) == ["The next message is answered as monk."]
+        assert said == ["The next message is answered as monk."]
         assert driver.status.template == "alpaca"
         await driver.say("Hello")
         assert model.prompts[-1].startswith("The monk says little.\n\n### Instruction:\nHello")
@@ -267,7 +277,7 @@ async def test_a_persona_sets_instructions_and_template(
         assert model.prompts[-1].startswith("The monk says little.\n\n### Instruction:\nHello")
         driver.prompt.text = "/template plain"
         await driver.press("enter")
-        assert driver.status.template == "plain"
+        await driver.until(lambda: driver.status.template == "plain")
         assert store.chat(1).basis == Basis("The monk says little.", "", "")
 
 
@@ -314,10 +324,10 @@ async def test_a_file_by_its_path(open_app: OpenApp, store: Store, own: Path) ->
         await rest(driver)
         await driver.chat._open(1)
         await rest(driver)
-        assert "The chat's prompt file cannot be used" in driver.problem
+        await driver.until(lambda: "The chat's prompt file cannot be used" in driver.problem)
         assert "mine.toml: cannot be read" in driver.problem
         await driver.say("red again")
-        assert driver.prompt.text == "red again"
+        await driver.until(lambda: driver.prompt.text == "red again")
         assert len(store.path(1)) == 2
         await picker(driver)
         assert f"● {elsewhere}" in rows(driver)[1]
