@@ -173,7 +173,7 @@ class LibraryScreen(ModalScreen[Choice | None]):
         self._shown = [
             row
             for row in self._all
-            if all(word in f"{row.name} {row.words}".casefold() for word in words)
+            if all(word in printable(f"{row.name} {row.words}").casefold() for word in words)
         ]
         if typed and not self._shown and _is_file(typed):
             self._shown = [_Row(typed, "")]

@@ -1,5 +1,6 @@
 """The picker of personas and prompt files: what it lists, shows and sets, and what it refuses."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -186,22 +187,25 @@ async def test_files_that_cannot_be_used_are_named(open_app: OpenApp, own: Path)
         assert driver.chat.conversation.basis() == Basis()
 
 
-@pytest.mark.parametrize("name", FOREIGN)
-async def test_foreign_text_is_only_text(open_app: OpenApp, own: Path, name: str) -> None:
-    text = FOREIGN[name].encode("utf-8", "replace").decode().replace("\0", "")[:3_000]
-    quoted = "".join(f"\\U{ord(character):08x}" for character in text)
-    (own / "odd[b]\x1b[2J.toml").write_text(
-        f'description = "{quoted}"\ninstruction = "{quoted}"\n'
-        f'examples = [{{input = "{quoted}", output = "{quoted}"}}]\n'
-    )
+async def test_foreign_text_is_only_text(open_app: OpenApp, own: Path) -> None:
+    for number, text in enumerate(FOREIGN.values()):
+        text = text.encode("utf-8", "replace").decode().replace("\0", "")[:3_000]
+        quoted = "".join(f"\\U{ord(character):08x}" for character in text)
+        (own / f"odd[b]{number}\x1b[2J.toml").write_text(
+            f'description = "{quoted}"\ninstruction = "{quoted}"\n'
+            f'examples = [{{input = "{quoted}", output = "{quoted}"}}]\n'
+        )
     async with open_app(ScriptedModel(["x"], context=100_000)) as driver:
-        driver.prompt.text = text
+        driver.prompt.text = FOREIGN["title"] + FOREIGN["link"]
         await picker(driver)
         shown(driver)
-        await type_in(driver, "odd[b]")
-        assert printable("odd[b]\x1b[2J") in rows(driver)[0]
-        shown(driver)
-        await driver.press("pagedown", "enter")
+        for number in range(len(FOREIGN)):
+            await type_in(driver, f"odd[b]{number}{printable(chr(27))}")
+            assert printable(f"odd[b]{number}\x1b[2J") in rows(driver)[0]
+            shown(driver)
+            await driver.press("pagedown")
+            shown(driver)
+        await driver.press("enter")
         await driver.until(lambda: driver.app.screen is driver.chat)
         await rest(driver)
         shown(driver)
@@ -290,6 +294,47 @@ async def test_a_model_keeps_the_template_it_was_trained_in(
         await choose(driver, "monk")
         await driver.say("Hello")
         assert model.prompts == ["The monk says little.\nUser: Hello\nAssistant:"]
+
+
+async def test_one_can_choose_before_the_model_is_there(
+    open_app: OpenApp, store: Store, own: Path
+) -> None:
+    there, model = threading.Event(), ScriptedModel(["Nice."])
+
+    def load() -> ScriptedModel:
+        there.wait(60)
+        return model
+
+    async with open_app(load=load) as driver:
+        await driver.press("f5")
+        await driver.until(lambda: isinstance(driver.app.screen, LibraryScreen) and rows(driver))
+        await driver.until(lambda: "which is not loaded yet" in preview(driver))
+        driver.app.screen.query_one(Field).value = "feel"
+        await driver.until(lambda: len(rows(driver)) == 1)
+        await driver.press("enter")
+        await driver.until(lambda: driver.app.screen is driver.chat)
+        assert driver.chat.conversation.basis() == Basis(prompt="feel")
+        there.set()
+        await driver.until(lambda: driver.status.template == "feel")
+        await driver.say("red wine")
+        assert model.prompts[-1].endswith("Thing: red wine\nFeels:")
+        assert store.chat(1).prompt == "feel"
+
+
+async def test_nothing_is_chosen_while_a_reply_is_written(open_app: OpenApp, own: Path) -> None:
+    model = ScriptedModel(["One two three."])
+    model.gate = threading.Event()
+    async with open_app(model) as driver:
+        driver.prompt.text = "Hello"
+        await driver.press("enter")
+        await driver.until(lambda: driver.transcript.live is not None)
+        driver.prompt.text = "/prompt feel"
+        await driver.press("enter", "f5")
+        await driver.until(lambda: "a reply is being written" in driver.problem)
+        assert driver.app.screen is driver.chat
+        model.gate.set()
+        await driver.idle()
+        assert driver.chat.conversation.basis() == Basis()
 
 
 async def test_other_chats_are_not_touched(open_app: OpenApp, store: Store, own: Path) -> None:
