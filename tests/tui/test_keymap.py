@@ -1,5 +1,7 @@
 """The keys of the settings file: in force, shown as they are, and refused in one sentence."""
 
+from pathlib import Path
+
 import pytest
 from conftest import OpenApp
 from fakes import ScriptedModel
@@ -114,3 +116,11 @@ def test_keys_are_called_as_the_terminal_calls_them() -> None:
 def test_a_key_of_the_prompt_may_be_one_on_a_message() -> None:
     assert read_keymap([KeyChoice("copy", "ctrl+g", "x")], PLACES) == {"copy": "ctrl+g"}
     assert not read_keymap([], (Screen,))
+
+
+def test_the_keys_of_the_readme_are_right() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    table = text.split("[keys]", 1)[1].split("```", 1)[0]
+    chosen = settings(f"[keys]{table}")
+    assert {choice.action for choice in chosen.keys} == {"compare", "send", "new_line"}
+    assert read_keymap(chosen.keys, PLACES)["compare"] == "ctrl+t"
