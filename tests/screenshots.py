@@ -1,0 +1,117 @@
+"""Takes the pictures of the README: `python tests/screenshots.py` from the project's folder.
+
+They are what the program shows with the bundled model, seed 1, and are drawn by the program.
+"""
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE), str(HERE / "tui"), str(HERE.parent)]
+
+from conftest import Driver  # noqa: E402
+from textual.widgets import Input, TextArea  # noqa: E402
+
+from chatapp.dialogue.store import Store  # noqa: E402
+from chatapp.engine.load import load_model  # noqa: E402
+from chatapp.engine.model import LanguageModel, Sampling  # noqa: E402
+from chatapp.settings import Settings  # noqa: E402
+from chatapp.tui.app import ChatApp  # noqa: E402
+
+ASSETS = HERE.parent / ".assets"
+SETTINGS = Settings(theme="chatapp", sampling=Sampling(seed=1, max_tokens=60))
+
+
+async def rest(driver: Driver) -> None:
+    """Wait until nothing is computed any more, nor asked for by what was computed."""
+    for _ in range(3):
+        await driver.idle()
+
+
+async def chat(driver: Driver) -> None:
+    for text in (
+        "Hello! Who are you?",
+        "What do you like to do?",
+        "Tell me something about the sea.",
+    ):
+        await driver.say(text)
+
+
+async def tokens(driver: Driver) -> None:
+    await chat(driver)
+    await driver.press("f3")
+    await rest(driver)
+    await driver.press("right", "right", "tab", "down")
+    await rest(driver)
+
+
+async def attention(driver: Driver) -> None:
+    await driver.press("f3")
+    await rest(driver)
+    await driver.press("3")
+    await rest(driver)
+
+
+async def compare(driver: Driver) -> None:
+    driver.prompt.text = "/compare temperature=0"
+    await driver.press("enter")
+    await driver.until(lambda: "Enter asks both" in driver.screen_text)
+    await driver.press(*"Where do you live?", "enter")
+    await driver.until(lambda: "Both bad" in driver.screen_text)
+
+
+async def prompts(driver: Driver) -> None:
+    driver.prompt.text = "cheese"
+    await driver.press("f5")
+    await driver.until(lambda: "pirate" in driver.screen_text)
+    await driver.press(*"english")
+    await rest(driver)
+    await driver.until(lambda: "bread" in driver.screen_text or "=>" in driver.screen_text)
+
+
+SCENES: dict[str, tuple[tuple[int, int], Callable[[Driver], Awaitable[None]]]] = {
+    "chat": ((100, 30), chat),
+    "tokens": ((140, 34), tokens),
+    "attention": ((100, 16), attention),
+    "compare": ((100, 14), compare),
+    "prompts": ((100, 30), prompts),
+}
+
+
+async def take(name: str, folder: Path, model: LanguageModel) -> Path:
+    """Play a scene in a new chat; returns the picture's file."""
+    size, scene = SCENES[name]
+    store = Store(folder / "chats.db")
+    app = ChatApp(SETTINGS, load=lambda: model, store=store)
+    async with app.run_test(size=size) as pilot:
+        driver = Driver(app, pilot)
+        await driver.ready()
+        await rest(driver)
+        await scene(driver)
+        await driver.settle()
+        path = folder / f"{name}.svg"
+        path.write_text(app.export_screenshot(title="chatapp"), encoding="utf-8")
+    store.close()
+    return path
+
+
+def main() -> None:
+    os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    os.environ.pop("NO_COLOR", None)
+    for widget in (Input, TextArea):
+        widget.cursor_blink._default = False
+    model = load_model("bundled", precision="float32")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CHATAPP_HOME"] = folder
+        for name in SCENES:
+            path = asyncio.run(take(name, Path(folder), model))
+            print(shutil.copy(path, ASSETS))
+
+
+if __name__ == "__main__":
+    main()
