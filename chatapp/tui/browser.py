@@ -74,11 +74,14 @@ class ChatServer(Server):
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        name = urlsplit(f"//{request.host}").hostname
+        try:
+            name = urlsplit(f"//{request.host}").hostname
+            origin = urlsplit(request.headers.get("Origin", f"//{request.host}")).netloc
+        except ValueError:
+            raise web.HTTPBadRequest(text="These headers name no machine.") from None
         if self._hosts is not None and name not in self._hosts:
             raise web.HTTPForbidden(text="This machine does not serve under that name.")
-        origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.host:
+        if origin != request.host:
             raise web.HTTPForbidden(text="Pages of other sites cannot reach the chat.")
         response = await handler(request)
         if not response.prepared:

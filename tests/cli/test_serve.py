@@ -101,6 +101,8 @@ async def test_who_is_let_in(serving: Serving) -> None:
             for path in ("/", "/ws", "/static/js/textual.js"):
                 async with client.get(ours + path, headers=headers) as answer:
                     assert answer.status == 403
+        async with client.get(ours, headers={"Origin": "http://[::1"}) as answer:
+            assert answer.status == 400
         with pytest.raises(aiohttp.WSServerHandshakeError):
             await client.ws_connect(f"{ours}/ws", headers={"Origin": "http://evil.example"})
 

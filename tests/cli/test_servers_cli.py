@@ -1,11 +1,16 @@
 """Commands with a model on a server: what they print, and what they say it cannot do."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from completions_server import CompletionsServer, break_off, closed_port, piece, said, usage
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
@@ -50,6 +55,23 @@ def test_a_server_that_breaks_off(run, server: CompletionsServer) -> None:
     status, out, err = run("ask", "Is it?", "--model", "mine")
     assert (status, out) == (1, "It is\n")
     assert "broke off the connection" in err
+
+
+def test_ctrl_c_hangs_up(server: CompletionsServer) -> None:
+    server.stream = [piece(" Well"), piece(" then"), server.hang]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "chatapp", "ask", "Is it?", "--model", server.url],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
+        assert output.read(9) == b"Well then"
+        process.send_signal(signal.SIGINT)
+        assert output.read() == b"\n"
+    assert process.wait(60) == 130
+    assert server.gone.wait(30)
 
 
 def test_a_server_that_is_down(run) -> None:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
+from chatapp.engine import remote
 from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.load import load_model
@@ -320,6 +321,19 @@ def test_what_goes_wrong_after_the_end_is_no_matter(
     server.stream = [piece(" Yes."), piece("", "stop"), *rest]
     tokens, finished = run(model)
     assert (tokens[0].text, finished.reason, finished.message) == (" Yes.", "stop", "")
+
+
+def test_a_server_that_falls_silent(
+    server: CompletionsServer, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_SILENCE", 0.05)
+    server.stream = [server.hang]
+    finished = run(model)[1]
+    assert (finished.reason, finished.message) == (
+        "error",
+        f"{server.url}: the server has fallen silent",
+    )
+    assert server.gone.wait(30)
 
 
 REFUSALS = [
