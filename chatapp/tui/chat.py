@@ -75,7 +75,7 @@ class ChatScreen(Screen[None]):
             "f3",
             "inspect",
             "Inspect",
-            tooltip="Look into the model, also at what you are writing",
+            tooltip="Look into the model, also at a draft",
             id="inspect",
         ),
         Binding("f8", "models", "List models; go on with another one", show=False, id="models"),
