@@ -585,7 +585,7 @@ async def test_help_lists_its_keys(open_app: OpenApp) -> None:
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         text = driver.screen_text
         for sentence in (
-            "Look into the model at this message",
+            "Look into the model, also at a draft",
             "Inspector: attention",
             "Hold the token, to choose what it looks at",
             "Average of all layers and heads",

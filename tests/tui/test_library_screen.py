@@ -17,6 +17,7 @@ from chatapp.foreign import printable
 from chatapp.prompting.template import CHAT, save_template
 from chatapp.tui.chat import ChatScreen
 from chatapp.tui.field import Field
+from chatapp.tui.help import HelpScreen
 from chatapp.tui.library import LibraryScreen
 
 ROWS = [("red rose", "warm"), ("blue sea", "cold"), ("red fire", "hot"), ("white ice", "icy")]
@@ -391,6 +392,16 @@ async def test_the_command_completes_and_chooses(open_app: OpenApp, own: Path) -
         driver.prompt.text = "/prompt"
         await driver.press("enter")
         await driver.until(lambda: isinstance(driver.app.screen, LibraryScreen))
+
+
+async def test_help_lists_its_keys_and_its_command(open_app: OpenApp) -> None:
+    async with open_app(size=(100, 250)) as driver:
+        await driver.press("f1")
+        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        text = driver.screen_text
+        assert "Hold the chat with a persona or a prompt file" in text
+        assert "Scroll the preview down" in text
+        assert "/prompt [NAME]" in text
 
 
 @pytest.mark.parametrize(
