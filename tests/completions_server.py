@@ -6,6 +6,7 @@ for an event of the test.
 
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +40,14 @@ def usage(prompt: int, reply: int, cached: int = 0) -> str:
     details = {"cached_tokens": cached}
     counts = {"prompt_tokens": prompt, "completion_tokens": reply, "prompt_tokens_details": details}
     return json.dumps({"choices": [], "usage": counts})
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *arguments: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # clients may hang up at any time
+            super().handle_error(*arguments)
 
 
 class CompletionsServer:
@@ -122,8 +131,7 @@ class CompletionsServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
+        self._http = _Http(("127.0.0.1", 0), Handler)
         self.root = f"http://127.0.0.1:{self._http.server_port}"
         self.url = f"{self.root}/v1"
 

@@ -110,6 +110,14 @@ def test_counts_where_the_server_gives_none(model: RemoteModel) -> None:
     assert (finished.prompt_tokens, finished.reply_tokens) == (2, len(tokens)) == (2, 2)
 
 
+def test_what_is_null_is_not_there(server: CompletionsServer, model: RemoteModel) -> None:
+    nothing = {"text": None, "logprobs": None, "finish_reason": None}
+    event = {"error": None, "usage": None, "choices": [nothing]}
+    server.stream = [json.dumps(event), json.dumps({"choices": None}), *said(" Yes.")]
+    events = run(model)
+    assert (text_of(events), events[1].reason, events[1].reply_tokens) == (" Yes.", "stop", 1)
+
+
 def test_a_stop_string_is_cut_and_ends_the_connection(
     server: CompletionsServer, model: RemoteModel
 ) -> None:
