@@ -30,7 +30,7 @@ class KeyValueCache:
 
     def __init__(self, layers: int, heads: int, positions: int, head_size: int) -> None:
         room = torch.empty(layers, 2, 1, heads, positions, head_size)
-        self._layers = [(layer[0], layer[1]) for layer in room]
+        self._layers = room.unbind(0)
         self._position_bytes = room.nbytes // positions
         self._touched = 0
         self.ids: list[int] = []
@@ -46,8 +46,7 @@ class KeyValueCache:
     def copy(self, other: "KeyValueCache", size: int) -> None:
         """Hold the first `size` tokens of another cache of the same shape, and no others."""
         for mine, its in zip(self._layers, other._layers, strict=True):
-            for to, source in zip(mine, its, strict=True):
-                to[:, :, :size] = source[:, :, :size]
+            mine[..., :size, :] = its[..., :size, :]
         self.ids = other.ids[:size]
         self._touched = max(self._touched, size)
 
@@ -69,26 +68,27 @@ class KeyValueCache:
         moved = next((to for to, slot in enumerate(slots) if to != slot), len(slots))
         if moved < len(slots):
             source = torch.tensor(slots[moved:])
-            for pair in self._layers:
-                for room in pair:
-                    room[:, :, moved : len(slots)] = room[:, :, source]
+            for room in self._layers:
+                room[..., moved : len(slots), :] = room[..., source, :]
         self.ids = [self.ids[slot] for slot in slots]
 
     def clear(self) -> None:
         """Forget everything."""
         self.ids.clear()
 
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (1, heads, new, head size) of new tokens after the known ones.
+    def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of new tokens after the known ones.
 
-        Returns all of that layer so far. The tokens count as known only after `commit`.
+        new: (2, 1, heads, tokens, head size), the keys and then the values.
+        Returns all keys and all values of that layer so far. The tokens count as known only
+        after `commit`.
         """
-        start, new = len(self.ids), keys.shape[2]
-        all_keys, all_values = self._layers[layer]
-        all_keys.narrow(2, start, new).copy_(keys)
-        all_values.narrow(2, start, new).copy_(values)
-        self._touched = max(self._touched, start + new)
-        return all_keys.narrow(2, 0, start + new), all_values.narrow(2, 0, start + new)
+        start, size = len(self.ids), new.shape[3]
+        room = self._layers[layer]
+        room.narrow(3, start, size).copy_(new)
+        self._touched = max(self._touched, start + size)
+        keys, values = room.narrow(3, 0, start + size).unbind(0)
+        return keys, values
 
     def commit(self, ids: Sequence[int]) -> None:
         """Every layer has been extended by the tokens `ids`."""

@@ -232,25 +232,29 @@ class _Block:
         if config.scale_attn_by_inverse_layer_idx:
             self.scale /= index + 1
 
-    def attention(self, x: Tensor, cache: KeyValueCache | None, mask: Tensor | None) -> Tensor:
+    def attention(
+        self, x: Tensor, batch: int, cache: KeyValueCache | None, mask: Tensor | None
+    ) -> Tensor:
         """softmax(q kᵀ · scale) v for all heads at once.
 
-        x: (batch, new, n_embd). mask: (new, all), added to the scores, or None when the new
+        x: (batch · new, n_embd). mask: (new, all), added to the scores, or None when the new
         positions are the only ones and see those before them, or there is a single one.
         """
-        batch, new, width = x.shape
-        # (batch, new, 3·n_embd) -> three of (batch, heads, new, head size)
-        split = self.query_key_value(x).view(batch, new, 3, self.heads, self.head_size)
-        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
-        if cache is not None:
-            key, value = cache.extend(self.layer, key, value)
+        # (batch · new, 3·n_embd) -> (3, batch, heads, new, head size)
+        split = self.query_key_value(x).view(batch, -1, 3, self.heads, self.head_size)
+        split = split.permute(2, 0, 3, 1, 4)
+        query, new = split[0], split[1:]
+        causal = mask is None and query.shape[2] > 1
+        key, value = new if cache is None else cache.extend(self.layer, new)
         mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None and new > 1, scale=self.scale
+            query, key, value, attn_mask=mask, is_causal=causal, scale=self.scale
         )
-        return self.projection(mixed.transpose(1, 2).reshape(batch, new, width))
+        return self.projection(mixed.transpose(1, 2).reshape(x.shape))
 
-    def __call__(self, x: Tensor, cache: KeyValueCache | None, mask: Tensor | None) -> Tensor:
-        x = x + self.attention(self.norm_1(x), cache, mask)
+    def __call__(
+        self, x: Tensor, batch: int, cache: KeyValueCache | None, mask: Tensor | None
+    ) -> Tensor:
+        x = x + self.attention(self.norm_1(x), batch, cache, mask)
         return x + self.contract(self.activation(self.expand(self.norm_2(x))))
 
 
@@ -337,18 +341,19 @@ class GPT2:
         Returns (batch, new, n_embd).
         """
         start = 0 if cache is None else len(cache)
-        new = ids.shape[1]
+        batch, new = ids.shape
         if mask is None and start and new > 1:
             mask = torch.full((new, start + new), -torch.inf).triu_(start + 1)
         at = slice(start, start + new) if positions is None else positions
         x = F.embedding(ids, self.token_embedding) + self.position_embedding[at]
+        x = x.view(batch * new, -1)  # rows alone: what multiplies need not know whose they are
         for block in self.blocks[:layer]:
             if check is not None:
                 check()
-            x = block(x, cache, mask)
+            x = block(x, batch, cache, mask)
         if cache is not None:
             cache.commit(ids[0].tolist())
-        return self.norm(x) if layer is None else x
+        return (self.norm(x) if layer is None else x).view(batch, new, -1)
 
     @torch.inference_mode()
     def forward(

@@ -1,6 +1,6 @@
 """The seam for linear layers: what multiplies by a weight matrix goes through here.
 
-Keep: a layer takes float32 (…, in) and returns float32 (…, out), whatever its weights are
+Keep: a layer takes float32 (rows, in) and returns float32 (rows, out), whatever its weights are
 stored as. The type of the stored weights alone decides how it multiplies.
 """
 
@@ -70,7 +70,7 @@ class Int8Linear:
     Where a single row is multiplied without oneDNN, it is u − 128, with the same result.
     """
 
-    __slots__ = ("_bias", "_columns", "_half", "_offset", "_packed", "_scale", "_zeros")
+    __slots__ = ("_bias", "_columns", "_middle", "_offset", "_packed", "_scale", "_zero", "_zeros")
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
         rows, columns = weight.shape
@@ -80,15 +80,16 @@ class Int8Linear:
         self._offset = weight.sum(1, dtype=torch.int32) * self._scale * -128
         self._zeros = torch.zeros(rows, dtype=torch.int32)
         self._bias = torch.zeros(()) if bias is None else bias
-        self._half = torch.tensor(128.5)  # conversion to an integer cuts off
+        self._zero, self._middle = torch.tensor(0.0), torch.tensor(128.0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        largest = x.abs().amax(-1, keepdim=True).clamp_min_(_SMALLEST)
-        unsigned = torch.addcdiv(self._half, x, largest, value=127).byte()
-        if self._columns is not None and x.numel() == len(self._columns):
-            signed = (unsigned ^ 128).view(torch.int8)  # the bits of u − 128
-            products = torch._int_mm(signed.view(1, -1), self._columns)
-            return torch.addcmul(self._bias, products[0] * self._scale, largest)
+        # A row of zeros becomes whatever 0 / 0 is as an integer, times 0.
+        largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
+        if self._columns is not None and len(x) == 1:
+            rounded = torch.addcdiv(self._zero, x, largest, value=127).round_()
+            products = torch._int_mm(rounded.char(), self._columns)
+            return torch.addcmul(self._bias, products * self._scale, largest)
+        unsigned = torch.addcdiv(self._middle, x, largest, value=127).round_().byte()
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
             unsigned,
             1.0,

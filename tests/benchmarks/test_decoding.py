@@ -1,139 +1,67 @@
 """Speed of a GPT-2 of 124 million random weights in int8, beside other programs.
 
 Run it with `pytest -m benchmark -s tests/benchmarks/test_decoding.py` on a machine that does
-nothing else; CTranslate2 takes part where it is installed. All get the same weights, prompt and
-threads, and take turns in one process; medians count.
+nothing else; CTranslate2 and llama.cpp take part where they are installed. All get the same
+weights, prompts and threads, each in a process of its own, and take turns; medians count.
 """
 
 import random
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 import torch
+from decoders import PROGRAMS, Program
 from torch.nn import functional as F
 
 from chatapp.engine.gpt2 import GPT2
 
 pytestmark = pytest.mark.benchmark
 
-PROMPT, REPLY, PREFILL = 64, 128, 512
+PROMPT, REPLY, PREFILL, HISTORY = 64, 128, 512, 800
 ROUNDS = 5
-Run = Callable[[list[int], int], object]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHATAPP_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """The folder of the checkpoint, and transformers' model."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config()).eval()
     folder = tmp_path_factory.mktemp("gpt2")
-    model.save_pretrained(folder)
-    return folder, model
+    GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def ours(checkpoint: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> GPT2:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CHATAPP_HOME", str(tmp_path_factory.mktemp("home")))
-        return GPT2.load(checkpoint[0], precision="int8")
+def programs(folder: Path) -> Iterator[dict[str, Program]]:
+    """Those that are installed."""
+    started = {name: Program(name, folder) for name in PROGRAMS}
+    yield {name: program for name, program in started.items() if program.is_there}
+    for program in started.values():
+        program.close()
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> GPT2:
+    return GPT2.load(folder, precision="int8")
 
 
 def text(size: int, seed: int = 0) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(50257) for _ in range(size)]
-
-
-def greedy(model: GPT2) -> Run:
-    def run(ids: list[int], new: int) -> list[int]:
-        cache, reply, following = model.new_cache(), [], ids
-        for _ in range(new):
-            following = [int(model.forward(following, cache).argmax())]
-            reply += following
-        return reply
-
-    return run
-
-
-def with_transformers(model: Any) -> Run:
-    @torch.inference_mode()
-    def run(ids: list[int], new: int) -> object:
-        return model.generate(
-            torch.tensor([ids]),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=False,
-            pad_token_id=50256,
-        )
-
-    return run
-
-
-def with_ctranslate2(folder: Path, model: Any, tmp: Path) -> Run | None:
-    try:
-        import ctranslate2
-        from ctranslate2.specs import common_spec, transformer_spec
-    except ImportError:
-        return None
-    config = model.config
-    spec = transformer_spec.TransformerDecoderModelSpec.from_config(
-        config.n_layer,
-        config.n_head,
-        pre_norm=True,
-        activation=common_spec.Activation.GELUTanh,
-    )
-    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-
-    def fill(part: Any, name: str, transpose: bool = False) -> None:
-        matrix = weights[f"{name}.weight"]
-        values = {"weight": matrix.T.copy() if transpose else matrix}
-        for kind in ("weight", "bias"):
-            target = {"weight": "gamma", "bias": "beta"}[kind] if hasattr(part, "gamma") else kind
-            if kind == "bias" and f"{name}.bias" in weights:
-                setattr(part, target, weights[f"{name}.bias"])
-            elif kind == "weight":
-                setattr(part, target, values["weight"])
-
-    decoder = spec.decoder
-    decoder.scale_embeddings = False
-    fill(decoder.embeddings, "transformer.wte")
-    decoder.position_encodings.encodings = weights["transformer.wpe.weight"]
-    fill(decoder.layer_norm, "transformer.ln_f")
-    fill(decoder.projection, "lm_head")
-    for index, layer in enumerate(decoder.layer):
-        block = f"transformer.h.{index}"
-        fill(layer.self_attention.layer_norm, f"{block}.ln_1")
-        fill(layer.self_attention.linear[0], f"{block}.attn.c_attn", transpose=True)
-        fill(layer.self_attention.linear[1], f"{block}.attn.c_proj", transpose=True)
-        fill(layer.ffn.layer_norm, f"{block}.ln_2")
-        fill(layer.ffn.linear_0, f"{block}.mlp.c_fc", transpose=True)
-        fill(layer.ffn.linear_1, f"{block}.mlp.c_proj", transpose=True)
-    names = [f"t{id}" for id in range(config.vocab_size)]
-    spec.register_vocabulary(names)
-    spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = names[50256]
-    spec.validate()
-    spec.optimize(quantization="int8")
-    tmp.mkdir()
-    spec.save(str(tmp))
-    generator = ctranslate2.Generator(
-        str(tmp), device="cpu", compute_type="int8", intra_threads=torch.get_num_threads()
-    )
-
-    def run(ids: list[int], new: int) -> object:
-        return generator.generate_batch(
-            [[names[id] for id in ids]],
-            max_length=new,
-            min_length=new,
-            sampling_topk=1,
-            include_prompt_in_result=False,
-        )
-
-    return run
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -142,42 +70,74 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def test_decoding_and_prefill(checkpoint: tuple[Path, Any], ours: GPT2, tmp_path: Path) -> None:
-    folder, model = checkpoint
-    runs: dict[str, Run | None] = {
-        "chatapp": greedy(ours),
-        "transformers": with_transformers(model),
-        "ctranslate2": with_ctranslate2(folder, model, tmp_path / "ct2"),
-    }
-    there = {name: run for name, run in runs.items() if run is not None}
-    decodes: dict[str, list[float]] = {name: [] for name in there}
-    prefills: dict[str, list[float]] = {name: [] for name in there}
+def table(title: str, times: dict[str, float]) -> dict[str, float]:
+    """Print the times and how many times ours they are; returns the latter."""
+    ratios = {name: each / times["chatapp"] for name, each in times.items()}
+    print(f"\n{title}")
+    for name, each in times.items():
+        print(f"  {name:14}{each * 1e3:9.1f} ms{ratios[name]:8.2f}")
+    return ratios
+
+
+def test_decoding_and_prefill(programs: dict[str, Program], ours: GPT2) -> None:
+    decodes: defaultdict[str, list[float]] = defaultdict(list)
+    prefills: defaultdict[str, list[float]] = defaultdict(list)
     reads = []
     block = torch.ones(2**25, dtype=torch.int64)
     for turn in range(ROUNDS + 1):
         reads.append(seconds(block.sum))
-        for name, run in there.items():
-            first = seconds(lambda run=run: run(text(PROMPT), 1))
-            whole = seconds(lambda run=run: run(text(PROMPT), REPLY + 1))
-            long = seconds(lambda run=run, turn=turn: run(text(PREFILL, turn), 1))
+        for name, program in programs.items():
+            _, first, last = program.decode(text(PROMPT, turn), REPLY + 1)
+            _, whole, _ = program.decode(text(PREFILL, 100 + turn), 1)
             if turn:  # the first turn warms up
-                decodes[name].append((whole - first) / REPLY)
-                prefills[name].append(long)
+                decodes[name].append((last - first) / REPLY)
+                prefills[name].append(whole)
     token = {name: median(each) for name, each in decodes.items()}
-    prompt = {name: median(each) for name, each in prefills.items()}
+    decode = table("a token", token)
+    prefill = table(f"a prompt of {PREFILL} tokens", {n: median(p) for n, p in prefills.items()})
     share = ours.matrix_bytes / (block.nbytes / median(reads)) / token["chatapp"]
-    print(f"\n{'':14}{'ms a token':>12}{'ratio':>8}{f'ms for {PREFILL}':>14}{'ratio':>8}")
-    for name in there:
-        ratios = token[name] / token["chatapp"], prompt[name] / prompt["chatapp"]
-        print(
-            f"{name:14}{token[name] * 1e3:12.1f}{ratios[0]:8.2f}"
-            f"{prompt[name] * 1e3:14.1f}{ratios[1]:8.2f}"
-        )
     print(f"share of the limit of reading {ours.matrix_bytes / 1e6:.0f} MB a token: {share:.0%}")
-    assert token["transformers"] / token["chatapp"] >= 4.0
-    assert token.get("ctranslate2", torch.inf) / token["chatapp"] >= 1.0
-    assert min(prompt.values()) == prompt["chatapp"]
+    assert decode["transformers"] >= 4.0
+    assert decode.get("llama_cpp", torch.inf) >= 1.3
+    assert decode.get("ctranslate2", torch.inf) >= 1.0
+    assert min(prefill.values()) == 1.0
     assert share >= 0.6
+
+
+def test_the_first_token_of_a_later_turn(programs: dict[str, Program]) -> None:
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for turn in range(ROUNDS + 1):
+        for name, program in programs.items():
+            history = text(HISTORY - 16, 200 + turn)
+            reply, _, _ = program.decode(history, 16)
+            _, first, _ = program.decode([*history, *reply, *text(20, 300 + turn)], 1)
+            if turn:
+                times[name].append(first)
+    ratios = table(
+        f"the first token after {HISTORY} of history", {n: median(t) for n, t in times.items()}
+    )
+    for name, most in (("transformers", 0.1), ("ctranslate2", 0.1), ("llama_cpp", 1.0)):
+        assert 1 / ratios.get(name, torch.inf) <= most
+
+
+def test_the_memory_of_a_chat(folder: Path) -> None:
+    bare = subprocess.run(
+        [sys.executable, "-c", "import torch; print(open('/proc/self/status').read())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    torch_alone = int(bare.split("VmHWM:")[1].split()[0]) * 1024
+    GPT2.load(folder, precision="int8")  # so that the int8 weights lie on the disk
+    program = Program("chatapp", folder)
+    ids = text(PROMPT)
+    for turn in range(8):
+        reply, _, _ = program.decode(ids, 100)
+        ids = [*ids, *reply, *text(10, turn)]
+    above = program.peak() - torch_alone
+    program.close()
+    print(f"\npeak after {len(ids)} tokens of chat: {above / 1e6:.0f} MB above torch alone")
+    assert above <= 400e6
 
 
 def test_the_cost_of_a_longer_context(ours: GPT2) -> None:
@@ -202,8 +162,8 @@ def test_the_cost_of_a_longer_context(ours: GPT2) -> None:
     assert found[1000] <= 1.25 * found[64]
 
 
-def test_int8_is_near_float32(checkpoint: tuple[Path, Any], ours: GPT2) -> None:
-    exact = GPT2.load(checkpoint[0])
+def test_int8_is_near_float32(folder: Path, ours: GPT2) -> None:
+    exact = GPT2.load(folder)
     ids = text(600, 1)
     wanted, found = (model.forward(ids[:-1], every=True) for model in (exact, ours))
     losses = [float(F.cross_entropy(logits, torch.tensor(ids[1:]))) for logits in (wanted, found)]

@@ -34,9 +34,9 @@ def test_rewind(ids: list[int], kept: int) -> None:
 def test_new_positions_follow_the_known_ones() -> None:
     cache = KeyValueCache(2, 3, 8, 4)
     first, second = torch.randn(1, 3, 2, 4), torch.randn(1, 3, 1, 4)
-    cache.extend(1, first, -first)
+    cache.extend(1, torch.stack([first, -first]))
     cache.commit([1, 2])
-    keys, values = cache.extend(1, second, -second)
+    keys, values = cache.extend(1, torch.stack([second, -second]))
     assert torch.equal(keys, torch.cat([first, second], dim=2))
     assert torch.equal(values, -keys)
     assert len(cache) == 2
@@ -54,7 +54,7 @@ def read(caches: CachePool, ids: list[int]) -> int:
     cache, reused = caches.take(ids)
     assert cache.ids == ids[:reused]
     new = torch.tensor(ids[reused:], dtype=torch.float32).reshape(1, 1, -1, 1)
-    keys, values = cache.extend(0, new, -new)
+    keys, values = cache.extend(0, torch.stack([new, -new]))
     cache.commit(ids[reused:])
     assert keys.flatten().tolist() == ids
     assert values.flatten().tolist() == [-id for id in ids]

@@ -31,15 +31,13 @@ def kept_files(home: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("shape", [(33, 7), (96, 32), (768, 3072)])
-@pytest.mark.parametrize("rows", [(), (1,), (1, 1), (5,), (2, 3), (1, 70)])
-def test_an_int8_layer_is_near_the_float32_one(
-    shape: tuple[int, int], rows: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("rows", [1, 2, 5, 70])
+def test_an_int8_layer_is_near_the_float32_one(shape: tuple[int, int], rows: int) -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(shape, generator=generator)
     weight[2] *= 100  # one scale for all rows would round the others away
     bias = torch.randn(shape[0], generator=generator)
-    x = torch.randn((*rows, shape[1]), generator=generator)
+    x = torch.randn(rows, shape[1], generator=generator)
     x[..., -1:] *= 0.01
     wanted = F.linear(x, weight)
     layer = Int8Linear(*quantise(weight), bias)
@@ -49,10 +47,9 @@ def test_an_int8_layer_is_near_the_float32_one(
     assert float(error.max()) < 0.03
     assert (layer(torch.zeros_like(x)) - bias).abs().max() == 0
     # What stands in one row changes nothing in another.
-    if len(rows) == 2 and rows[1] > 1:
-        assert torch.equal(layer(x[:, :2]), layer(x)[:, :2])
-        # A single row is multiplied in another way: the integers are the same.
-        assert torch.allclose(layer(x[:, :1]), layer(x)[:, :1], rtol=1e-5, atol=1e-4)
+    assert torch.equal(layer(x[:2]), layer(x)[:2])
+    # A single row is multiplied in another way: the integers are the same.
+    assert torch.allclose(layer(x[:1]), layer(x)[:1], rtol=1e-5, atol=1e-4)
 
 
 def test_the_largest_weights_sum_without_overflow() -> None:
@@ -73,7 +70,7 @@ def test_rows_of_zeros_and_of_no_numbers() -> None:
 
 
 def test_a_bfloat16_layer() -> None:
-    weight, bias, x = torch.randn(40, 64), torch.randn(40), torch.randn(1, 3, 64)
+    weight, bias, x = torch.randn(40, 64), torch.randn(40), torch.randn(3, 64)
     y = BFloat16Linear(weight.bfloat16(), bias)(x)
     assert y.dtype == torch.float32
     assert y == pytest.approx(F.linear(x, weight, bias), abs=0.5)
