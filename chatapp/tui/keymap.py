@@ -8,7 +8,9 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from textual.app import App
 from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.keys import Keys, _character_to_key
@@ -36,6 +38,12 @@ def bindings_of(place: Place, keymap: Keymap) -> Iterator[Binding]:
             done.add(binding.id)
             for key in mapped.split(","):
                 yield replace(binding, key=key)
+
+
+def shown_key(app: App[Any], action: str, default: str) -> str:
+    """How the key of an action is written: `default`, unless the settings have another."""
+    mapped = app._keymap.get(action)
+    return default if mapped is None else app.get_key_display(Binding(mapped.split(",")[0], ""))
 
 
 def words_of(binding: Binding) -> str:

@@ -18,6 +18,7 @@ from textual.widgets import TextArea
 from chatapp.foreign import printable
 from chatapp.tui.editor import EditorError, edited
 from chatapp.tui.events import Submitted, SubmittedNothing, Suggested
+from chatapp.tui.keymap import shown_key
 from chatapp.tui.slash import completions
 
 if TYPE_CHECKING:
@@ -73,7 +74,6 @@ class Prompt(TextArea):
         super().__init__(
             compact=True,
             highlight_cursor_line=False,
-            placeholder="Write a message · Enter sends, Ctrl+J starts a new line",
         )
         self._wrapped_width = 0
         self._load_earlier = earlier
@@ -86,6 +86,11 @@ class Prompt(TextArea):
         self._place = 0
         self._draft = ""
         self.editing: StoredMessage | None = None
+
+    def on_mount(self) -> None:
+        send = shown_key(self.app, "send", "Enter")
+        new_line = shown_key(self.app, "new_line", "Ctrl+J")
+        self.placeholder = f"Write a message · {send} sends, {new_line} starts a new line"
 
     def get_line(self, line_index: int) -> Text:
         # What was pasted is kept as it is; only its picture is made harmless.

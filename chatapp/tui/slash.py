@@ -8,6 +8,7 @@ but is none is ever sent to the model.
 import asyncio
 import difflib
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -108,6 +109,10 @@ class SlashCommands:
         if name == "preset":
             with suppress(PresetsError):
                 return list(read_presets(presets_path()))
+        if name == "compare":
+            settings = ("template", "precision", *(field.name for field in fields(Sampling)))
+            models = [f"model={shlex.quote(model)}" for model in self._chat.models()]
+            return [*models, *(f"{setting}=" for setting in settings)]
         if name == "markdown":
             return ["on", "off"]
         if name == "theme":

@@ -8,30 +8,36 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from chatapp.tui.keymap import shown_key
+
 QUESTION = "Hello! Who are you?"
 
 
 class Suggestion(NamedTuple):
-    """Something to try: the key that does it at once, and the chat's action behind it."""
+    """Something to try: the key that does it at once, and the chat's action behind it.
+
+    key: as it is unless the settings have another for the action `id`.
+    """
 
     key: str
     words: str
     action: str
+    id: str
 
 
 SUGGESTIONS = (
-    Suggestion("Enter", f"ask it: {QUESTION}", "ask"),
-    Suggestion("F5", "show it how: examples, or a persona", "prompts"),
-    Suggestion("F3", "look inside: what it reads and attends to", "inspect"),
+    Suggestion("Enter", f"ask it: {QUESTION}", "ask", "send"),
+    Suggestion("F5", "show it how: examples, or a persona", "prompts", "prompts"),
+    Suggestion("F3", "look inside: what it reads and attends to", "inspect", "inspect"),
 )
 KEYS = (
-    ("Esc", "stop the reply"),
-    ("Ctrl+J", "new line; Ctrl+G your own editor"),
-    ("Ctrl+↑", "messages: another reply, edit, copy, judge"),
-    ("Ctrl+O", "earlier chats, with search"),
-    ("F2 F4 F8", "parameters · two replies compared · models"),
-    ("/", "commands; Tab completes them"),
-    ("F1", "all keys"),
+    ("Esc", "stop", "stop the reply"),
+    ("Ctrl+J", "new_line", "new line; {editor} your own editor"),
+    ("Ctrl+↑", "messages", "messages: another reply, edit, copy, judge"),
+    ("Ctrl+O", "chats", "earlier chats, with search"),
+    ("F2 F4 F8", "parameters compare models", "parameters · two replies compared · models"),
+    ("/", "", "commands; Tab completes them"),
+    ("F1", "help", "all keys"),
 )
 
 
@@ -43,13 +49,20 @@ class Welcome(VerticalScroll, can_focus=False):
         yield Static("A GPT you can open. It runs on your own machine.")
         yield Static("Three things to try", classes="heading")
         yield OptionList(
-            *(Option(_row(each.key, each.words), id=each.action) for each in SUGGESTIONS),
+            *(Option(self._row(*each[:2], each.id), id=each.action) for each in SUGGESTIONS),
             markup=False,
             compact=True,
         )
         yield Static("Keys", classes="heading")
-        yield Static(Content("\n").join(_row(key, words) for key, words in KEYS))
+        editor = shown_key(self.app, "editor", "Ctrl+G")
+        rows = [
+            self._row(keys, words.format(editor=editor), actions) for keys, actions, words in KEYS
+        ]
+        yield Static(Content("\n").join(rows))
 
-
-def _row(key: str, words: str) -> Content:
-    return Content.assemble((f"{key:<10}", "$text-accent"), words)
+    def _row(self, keys: str, words: str, actions: str) -> Content:
+        shown = keys
+        if actions:
+            pairs = zip(actions.split(), keys.split(), strict=True)
+            shown = " ".join(shown_key(self.app, action, key) for action, key in pairs)
+        return Content.assemble((f"{shown:<10}", "$text-accent"), words)

@@ -42,6 +42,7 @@ async def test_the_keys_of_the_settings_are_in_force(open_app: OpenApp) -> None:
         '[keys]\nhelp = "f9"\nsend = "alt+enter"\nregenerate = "g, G"\nnew_line="enter"'
     )
     async with open_app(ScriptedModel(["One.", "Two.", "Three."]), settings=chosen) as driver:
+        assert "alt+⏎ sends, ⏎ starts a new line" in driver.screen_text
         await driver.press("f1")
         assert driver.app.screen is driver.chat
         await driver.press(*"a", "enter", *"b", "alt+enter")
@@ -62,6 +63,8 @@ async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app: OpenApp) 
     chosen = settings('[keys]\nhelp = "f9"\nbranches = "ctrl+t,f10"\n')
     async with open_app(settings=chosen, size=(100, 300)) as driver:
         assert "f9 Help" in driver.screen_text
+        assert "f9        all keys" in driver.screen_text
+        assert "Enter sends, Ctrl+J starts" in driver.screen_text
         await driver.press("f9")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         rows = [" ".join(row.strip("│ ").split()) for row in driver.screen_text.splitlines()]

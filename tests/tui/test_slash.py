@@ -77,6 +77,16 @@ async def test_models_are_found_when_they_are_asked_for(
         assert driver.prompt.text == "/model runs/[b]mine[/b]"
 
 
+async def test_models_and_settings_to_compare_are_completed(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "local_models", lambda: ["bundled", "my run"])
+    async with open_app() as driver:
+        await driver.press(*"/compare m")
+        await driver.until(lambda: "model='my run'" in driver.screen_text)
+        assert "/compare max_tokens=" in driver.screen_text
+
+
 async def test_an_unknown_command_is_not_sent(open_app: OpenApp, store: Store) -> None:
     async with open_app(ScriptedModel(["Yes."])) as driver:
         await order(driver, "/sistem x")
