@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from pathlib import Path
 
 import pytest
 from conftest import Driver, OpenApp
@@ -10,7 +11,7 @@ from fakes import ScriptedModel
 from textual.widgets import Static
 
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
-from chatapp.dialogue.store import Comparison, Store
+from chatapp.dialogue.store import Basis, Comparison, Store
 from chatapp.dialogue.variant import Variant
 from chatapp.engine import load
 from chatapp.engine.model import Sampling
@@ -305,3 +306,27 @@ def test_rows_of_a_comparison_are_json(store: Store) -> None:
     store.add_comparison(*ids, "left")
     (row,) = feedback_rows(store, chat_id, FeedbackFormat.DPO)
     assert json.loads(json.dumps(row)) == row
+
+
+async def test_both_are_put_into_the_prompt_file_of_the_chat(
+    open_app: OpenApp, store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "feel.toml"
+    path.write_text(
+        'instruction = "How does it feel?"\ninput_prefix = "Thing: "\noutput_prefix = "Feels:"\n'
+        'examples = [{input = "silk", output = "soft"}]\n[generate]\ntemperature = 0.2\n'
+    )
+    model = ScriptedModel(["smooth", "rough"])
+    async with open_app(model) as driver:
+        driver.chat.conversation.hold_with(Basis(prompt=str(path)))
+        driver.chat.show_model()
+        await driver.until(lambda: driver.status.used)
+        await driver.idle()
+        await open_compare(driver, *"stone", "f4")
+        await driver.press("tab", "tab", *"temperature=1", "enter")
+        await answered(driver)
+        await left_behind(driver, "1")
+        assert store.chat(1).prompt == str(path)
+        assert [each.temperature for each in model.samplings] == [0.2, 1.0]
+        for prompt in model.prompts:
+            assert prompt.endswith("Thing: silk\nFeels: soft\n\nThing: stone\nFeels:")
