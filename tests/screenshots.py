@@ -58,7 +58,7 @@ async def attention(driver: Driver) -> None:
 
 
 async def compare(driver: Driver) -> None:
-    driver.prompt.text = "/compare temperature=0"
+    driver.prompt.text = "/compare temperature=1 seed=2"
     await driver.press("enter")
     await driver.until(lambda: "Enter asks both" in driver.screen_text)
     await driver.press(*"Where do you live?", "enter")

@@ -721,6 +721,7 @@ class ChatScreen(Screen[None]):
                 CompareScreen,
             ),
             *(LibraryScreen, Inspector, TokenText, AttentionView, HeatMap, StepView),
+            HelpScreen,
         )
         places = [(place.BINDING_GROUP_TITLE or "", place) for place in own]
         places += [("Moving and copying", Screen), ("Editing text", TextArea)]

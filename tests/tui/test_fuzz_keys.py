@@ -28,7 +28,7 @@ from chatapp.tui.app import ChatApp
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
-EVENTS = int(os.environ.get("FUZZ_EVENTS", "900"))
+EVENTS = int(os.environ.get("FUZZ_EVENTS", "380"))
 """How many there are in all stories together."""
 
 PLACES: dict[str, tuple[str, ...]] = {
@@ -43,8 +43,6 @@ PLACES: dict[str, tuple[str, ...]] = {
     "comparing": ("f4",),
     "prompts": ("f5",),
     "models": ("f8",),
-    "palette": ("ctrl+p",),
-    "comparing": ("a", "f4"),
     "palette": ("ctrl+p",),
     "help": ("f1",),
     "inspected prompt": ("f3", "1"),

@@ -1,0 +1,125 @@
+"""Every screen works in a small terminal of few colours, every action has a key, F1 tells it."""
+
+import importlib
+import io
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+from conftest import Driver, OpenApp, fill
+from glass import GlassModel
+from rich.color import ColorSystem
+from rich.console import Console
+from test_fuzz_keys import PLACES
+from textual.binding import Binding
+from textual.dom import DOMNode
+from textual.screen import Screen
+from textual.widgets import Input, OptionList, Static, TextArea
+
+import chatapp.tui
+from chatapp.dialogue.store import Store
+from chatapp.tui.help import HelpScreen
+from chatapp.tui.keymap import bindings_of, words_of
+
+BY_OTHER_KEYS = {
+    "ask",  # Enter where nothing is written
+}
+
+
+def own_places() -> list[type[DOMNode]]:
+    """Every class of the screens that is part of the tree."""
+    for module in pkgutil.iter_modules(chatapp.tui.__path__):
+        importlib.import_module(f"chatapp.tui.{module.name}")
+    found: list[type[DOMNode]] = []
+    waiting: list[type[DOMNode]] = [DOMNode]
+    while waiting:
+        place = waiting.pop()
+        waiting += place.__subclasses__()
+        if place.__module__.startswith("chatapp.tui"):
+            found.append(place)
+    return sorted(set(found), key=lambda place: place.__name__)
+
+
+def keys_in(place: type[DOMNode]) -> Iterator[Binding]:
+    if "BINDINGS" in vars(place):
+        yield from bindings_of(place, {})
+
+
+async def text_of_f1(driver: Driver) -> str:
+    await driver.press("f1")
+    screen = driver.app.screen
+    assert isinstance(screen, HelpScreen)
+    console = Console(width=200, file=io.StringIO())
+    for section in screen.query(".keys").results(Static):
+        console.print(section.content)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+async def test_f1_tells_every_key(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        text = await text_of_f1(driver)
+        bindings = [binding for place in own_places() for binding in keys_in(place)]
+        assert len(bindings) > 60
+        for binding in bindings:
+            rows = [row for row in text.splitlines() if row.rstrip().endswith(words_of(binding))]
+            key = driver.app.get_key_display(binding)
+            assert any(key in row.split() for row in rows), f"{key}: {words_of(binding)}"
+
+
+def test_every_action_has_a_key() -> None:
+    textual = (Screen, Input, OptionList, TextArea)
+    bound = {
+        binding.action.partition("(")[0].rpartition(".")[2]
+        for place in (*own_places(), *textual)
+        for binding in Binding.make_bindings(place.BINDINGS)
+    }
+    actions = {
+        name.removeprefix("action_")
+        for place in own_places()
+        for name in vars(place)
+        if name.startswith("action_")
+    }
+    assert len(actions) > 40
+    assert actions - bound == BY_OTHER_KEYS
+
+
+async def go_to(driver: Driver, place: str) -> None:
+    await driver.idle()
+    for key in PLACES[place]:
+        await driver.press(key)
+        await driver.idle()
+    await driver.app.workers.wait_for_complete(
+        worker for worker in driver.app.workers if worker.node is driver.app.screen
+    )
+    await driver.settle()
+
+
+@pytest.fixture
+def chat(store: Store) -> int:
+    """A chat whose last message was answered twice."""
+    chat_id = fill(store, ["Tell me about the sea.", "It is wide. " * 30])
+    store.add_message(chat_id, 1, "assistant", "It is [b]salt[/b].")
+    return chat_id
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_small_terminal_of_sixteen_colours(
+    open_app: OpenApp, chat: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLORTERM")
+    monkeypatch.setenv("TERM", "xterm")
+    async with open_app(GlassModel(["It is."]), chat_id=chat, size=(60, 20)) as driver:
+        await go_to(driver, place)
+        focused = driver.app.focused
+        assert focused is not None
+        assert focused.region.overlaps(driver.app.screen.region)
+        for strip in driver.app.screen._compositor.render_strips():
+            for text, style, _ in strip:
+                if style is None or not text.strip() or not (style.color and style.bgcolor):
+                    continue
+                ink, paper = (
+                    color.downgrade(ColorSystem.STANDARD) for color in (style.color, style.bgcolor)
+                )
+                assert ink.is_default or ink != paper, text
