@@ -105,11 +105,11 @@ def copy(model: GPT2LMHeadModel) -> None:
     count = min(back, (hidden - first) // (2 * width))
     if len(blocks) < 2 or not count:
         return
-    spaces = torch.zeros(2 * count * width, hidden)
-    torch.nn.init.orthogonal_(spaces[:, first:])
+    directions = torch.zeros(2 * count * width, hidden)
+    torch.nn.init.orthogonal_(directions[:, first:])
+    spaces = directions.view(count, 2, width, hidden)
     notes, searches = blocks[0].attn, blocks[1].attn
-    for head in range(count):
-        token, note = spaces[2 * head * width :].split(width)[:2]
+    for head, (token, note) in enumerate(spaces):
         own = slice(head * width, (head + 1) * width)
         query, key, value = (weight[:, own] for weight in searches.c_attn.weight.chunk(3, dim=1))
         notes.c_attn.weight[:, 2 * hidden :][:, own] = token.T

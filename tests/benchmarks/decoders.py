@@ -155,7 +155,7 @@ def llama_cpp(folder: Path) -> Decode:
     names = [f"t{id}" for id in range(config["vocab_size"])]
     writer.add_token_list(names)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(names))
-    writer.add_token_merges([])
+    writer.add_token_merges(["t0 t1"])
     writer.add_bos_token_id(len(names) - 1)
     writer.add_eos_token_id(len(names) - 1)
     parts = {
