@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from chatapp.dialogue.variant import Pair, Variant
 
 _UPDATES_PER_SECOND = 15
+_KEPT: "dict[Verdict, str]" = {
+    "left": "Kept: the left one is better.",
+    "right": "Kept: the right one is better.",
+    "equal": "Kept: both are as good.",
+    "both bad": "Kept: both are bad.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +327,7 @@ class CompareScreen(Screen[Compared]):
         except StoreError as error:
             self._tell(str(error))
         else:
+            self.notify(f"{_KEPT[choice]} k on the reply ranks them anew.", markup=False)
             self.dismiss(Compared(left.chat_id))
 
     def action_stop(self) -> None:

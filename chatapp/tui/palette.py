@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+from textual.actions import parse
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.dom import DOMNode
@@ -55,7 +56,9 @@ class Actions(Provider):
             for kind in type(node).__mro__:
                 if not kind.__module__.startswith("chatapp.") or "BINDINGS" not in vars(kind):
                     continue
-                bindings = list(bindings_of(kind, self.app._keymap))
+                bindings = [
+                    each for each in bindings_of(kind, self.app._keymap) if _can(node, each.action)
+                ]
                 keys: dict[str, list[str]] = {}
                 for binding in bindings:
                     display = self.app.get_key_display(binding)
@@ -85,3 +88,9 @@ class Actions(Provider):
     def _of_themes(self) -> Iterator[Entry]:
         for name in sorted(self.app.available_themes):
             yield Entry(f"Theme: {printable(name)}", "", partial(setattr, self.app, "theme", name))
+
+
+def _can(node: DOMNode, action: str) -> bool:
+    """Whether a node's action can be done now."""
+    namespace, name, arguments = parse(action)
+    return bool(namespace) or node.check_action(name, arguments) is True

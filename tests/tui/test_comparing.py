@@ -134,6 +134,7 @@ async def test_the_choice_is_kept_and_the_chat_goes_on_with_it(
         assert store.chat(1).leaf_id == leaf
         assert [store.feedback(1)[id].thumb for id in (2, 3)] == thumbs
         assert driver.texts == ["Tea?", "One." if leaf == 2 else "Two."]
+        assert any("k on the reply ranks" in each.message for each in driver.app._notifications)
 
 
 async def test_leaving_decides_nothing(open_app: OpenApp, store: Store) -> None:

@@ -35,12 +35,15 @@ async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp) -> No
     settings = Settings(keys=(KeyChoice("branches", "ctrl+t", "x"),))
     async with open_app(settings=settings) as driver:
         await driver.say("Hello")
+        await driver.press("ctrl+up", "r")  # only two versions can be ranked
+        await driver.idle()
         await open_palette(driver, "", lambda found: any("Theme: nord" in each for each in found))
         found = lines(driver)
         for place in (ChatApp, ChatScreen, Prompt, MessageView):
             for binding in Binding.make_bindings(place.BINDINGS):
                 words = binding.tooltip or binding.description
-                assert len([each for each in found if each.startswith(f"{words}  ")]) == 1, words
+                times = 0 if binding.id == "complete" else 1  # there is nothing to complete
+                assert sum(each.startswith(f"{words}  ") for each in found) == times, words
         assert "All branches of this chat  ^t" in found
         assert "Message above  ↑ ^↑" in found
         for command in COMMANDS:
