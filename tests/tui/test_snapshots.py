@@ -105,7 +105,7 @@ def test_streaming(take: Callable[..., bool], gate: threading.Event, size: str) 
     assert take(size, pausing(gate), stream)
 
 
-@pytest.mark.parametrize("size", ["60x20", "100x30"])
+@pytest.mark.parametrize("size", SIZES)
 def test_stopped(take: Callable[..., bool], gate: threading.Event, size: str) -> None:
     async def scene(driver: Driver) -> None:
         await stream(driver)
@@ -115,7 +115,7 @@ def test_stopped(take: Callable[..., bool], gate: threading.Event, size: str) ->
     assert take(size, pausing(gate), scene)
 
 
-@pytest.mark.parametrize("size", ["60x20", "100x30"])
+@pytest.mark.parametrize("size", SIZES)
 def test_error(take: Callable[..., bool], size: str) -> None:
     async def scene(driver: Driver) -> None:
         await driver.say("Tell me about the sea.")
@@ -124,7 +124,7 @@ def test_error(take: Callable[..., bool], size: str) -> None:
     assert take(size, ScriptedModel([REPLY, RuntimeError("out of memory")]), scene)
 
 
-@pytest.mark.parametrize("size", ["60x20", "100x30"])
+@pytest.mark.parametrize("size", SIZES)
 def test_focused_message(take: Callable[..., bool], size: str) -> None:
     async def scene(driver: Driver) -> None:
         await driver.say("Tell me about the sea.")
@@ -135,7 +135,7 @@ def test_focused_message(take: Callable[..., bool], size: str) -> None:
     assert take(size, ScriptedModel([REPLY, "It is [b]wide[/b]."]), scene)
 
 
-@pytest.mark.parametrize("size", ["60x20", "100x30"])
+@pytest.mark.parametrize("size", SIZES)
 def test_help(take: Callable[..., bool], size: str) -> None:
     async def scene(driver: Driver) -> None:
         await driver.press("f1")
@@ -143,7 +143,7 @@ def test_help(take: Callable[..., bool], size: str) -> None:
     assert take(size, ScriptedModel([REPLY]), scene)
 
 
-@pytest.mark.parametrize("size", ["60x20", "100x30"])
+@pytest.mark.parametrize("size", SIZES)
 def test_parameters(take: Callable[..., bool], size: str) -> None:
     async def scene(driver: Driver) -> None:
         await driver.press("f2")
@@ -207,17 +207,76 @@ def test_ranking(take: Callable[..., bool], size: str) -> None:
     assert take(size, ScriptedModel([REPLY, "It is [b]wide[/b]."]), scene)
 
 
-@pytest.mark.parametrize("theme", ["few colours", "no colour"])
+@pytest.mark.parametrize("size", SIZES)
+def test_correcting(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await driver.say("Tell me about the sea.")
+        await driver.press("ctrl+up", "w", *" And deep.")
+
+    assert take(size, ScriptedModel([REPLY]), scene)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_archive(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await driver.say("Tell me about the sea.")
+        await driver.press("ctrl+o")
+        await driver.until(lambda: "2 messages" in driver.screen_text)
+        await driver.press("ctrl+t")
+        await driver.until(lambda: "The archive is empty." in driver.screen_text)
+
+    assert take(size, ScriptedModel([REPLY]), scene)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_refused(take: Callable[..., bool], size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        driver.prompt.text = "/tempalte plain"
+        await driver.press("enter")
+        await driver.until(lambda: "did you mean /template?" in driver.screen_text)
+
+    assert take(size, ScriptedModel([REPLY]), scene)
+
+
+async def nothing(driver: Driver) -> None:
+    await driver.until(lambda: driver.status.limit)
+
+
+async def one_message(driver: Driver) -> None:
+    await driver.say("Tell me about the sea.")
+    await driver.press("ctrl+up")
+
+
+async def found(driver: Driver) -> None:
+    await driver.say("Tell me about the sea.")
+    await driver.press("ctrl+o", *"sea")
+    await driver.until(lambda: "The sea is a large" in driver.screen_text)
+
+
+async def parameters(driver: Driver) -> None:
+    await driver.press("f2", "down")
+
+
+async def told(driver: Driver) -> None:
+    await driver.press("f1", "pagedown")
+
+
+PLAIN = {
+    "first run": nothing,
+    "chat": one_message,
+    "search": found,
+    "parameters": parameters,
+    "help": told,
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("colours", ["few colours", "no colour"])
 def test_plain_terminals(
-    take: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, theme: str
+    take: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, colours: str, name: str
 ) -> None:
     monkeypatch.delenv("COLORTERM")
     monkeypatch.setenv("TERM", "xterm")
-    if theme == "no colour":
+    if colours == "no colour":
         monkeypatch.setenv("NO_COLOR", "1")
-
-    async def scene(driver: Driver) -> None:
-        await driver.say("Tell me about the sea.")
-        await driver.press("ctrl+up")
-
-    assert take("100x30", ScriptedModel([REPLY]), scene)
+    assert take("60x20", ScriptedModel([REPLY]), PLAIN[name])
