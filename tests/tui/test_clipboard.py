@@ -51,7 +51,10 @@ def test_the_programs_of_this_session(bin: Path, monkeypatch: pytest.MonkeyPatch
     assert programs()[0] == ["pbcopy"]
 
 
-def test_the_first_that_works_gets_the_text(bin: Path, tmp_path: Path) -> None:
+def test_the_first_that_works_gets_the_text(
+    bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clipboard, "_PATIENCE", 60)  # on a machine that has other things to do
     copied = tmp_path / "copied"
     install(bin, "broken", "exit 1")
     install(bin, "works", f"while IFS= read -r line; do echo \"$line\" >> '{copied}'; done")

@@ -159,6 +159,12 @@ def test_palette(take: Take, size: str) -> None:
         await driver.until(lambda: isinstance(driver.app.screen, CommandPalette))
         await driver.press(*"reply")
         lines = ("Stop the reply", "Two replies", "draw replies", "instructions of this")
-        await driver.until(lambda: all(each in driver.screen_text for each in lines))
+        palette = driver.app.screen
+        await driver.until(
+            lambda: (
+                all(each in driver.screen_text for each in lines)
+                and all(each.is_finished for each in driver.app.workers if each.node is palette)
+            )
+        )
 
     assert take(size, ScriptedModel([REPLY]), scene)

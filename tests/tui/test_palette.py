@@ -23,12 +23,27 @@ def lines(driver: Driver) -> list[str]:
     return [str(option.prompt) for option in driver.app.screen.query_one(OptionList).options]
 
 
+def has_searched(driver: Driver) -> bool:
+    """Whether the palette lists all that it finds."""
+    screen = driver.app.screen
+    return all(each.is_finished for each in driver.app.workers if each.node is screen)
+
+
 async def open_palette(driver: Driver, query: str, listed: "Callable[[list[str]], object]") -> None:
     """Open the palette, write a query and wait for what it finds."""
     await driver.press("ctrl+p")
     await driver.until(lambda: isinstance(driver.app.screen, CommandPalette))
     await driver.press(*query)
-    await driver.until(lambda: listed(lines(driver)))
+    await driver.until(lambda: has_searched(driver) and (found := lines(driver)) and listed(found))
+
+
+async def choose(driver: Driver, query: str, line: str) -> None:
+    """Open the palette and choose the first line that it finds, which is this one."""
+    await open_palette(driver, query, lambda found: line in found[0])
+    palette = driver.app.screen
+    await driver.until(lambda: palette.query_one(OptionList).highlighted == 0)
+    await driver.press("enter")
+    await driver.until(lambda: driver.app.screen is not palette)
 
 
 async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp) -> None:
@@ -53,18 +68,14 @@ async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp) -> No
 async def test_it_does_what_is_chosen(open_app: OpenApp) -> None:
     async with open_app(ScriptedModel(["One.", "Two."])) as driver:
         await driver.say("Hello")
-        await open_palette(driver, "another reply", lambda found: "Another reply" in found[0])
-        await driver.press("enter")
+        await choose(driver, "another reply", "Another reply")
         await driver.until(lambda: driver.texts == ["Hello", "Two."])
         await driver.idle()
-        await open_palette(driver, "theme: nord", lambda found: "nord" in found[0])
-        await driver.press("enter")
+        await choose(driver, "theme: nord", "Theme: nord")
         await driver.until(lambda: driver.app.theme == "nord")
-        await open_palette(driver, "instructions of", lambda found: "/system" in found[0])
-        await driver.press("enter")
+        await choose(driver, "instructions of", "/system")
         await driver.until(lambda: driver.prompt.text == "/system ")
-        await open_palette(driver, "all keys", lambda found: "Show all keys" in found[0])
-        await driver.press("enter")
+        await choose(driver, "all keys", "Show all keys")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
 
 
