@@ -123,3 +123,24 @@ async def test_a_small_terminal_of_sixteen_colours(
                     color.downgrade(ColorSystem.STANDARD) for color in (style.color, style.bgcolor)
                 )
                 assert ink.is_default or ink != paper, text
+
+
+@pytest.mark.parametrize("place", ["first run", "history", "branches", "ranking", "models"])
+async def test_the_chosen_line_shows_without_colours(
+    open_app: OpenApp, chat: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with open_app(GlassModel(["It is."]), chat_id=chat, size=(60, 20)) as driver:
+        await go_to(driver, place)
+        options = driver.app.screen.query_one(OptionList)
+        options.focus()
+        await driver.settle()
+        chosen = options.highlighted
+        assert chosen is not None
+        lines = {place: list(options.render_line(y)) for y, (place, _) in enumerate(options._lines)}
+        marked = {
+            place
+            for place, (first, *_) in lines.items()
+            if (first.style and first.style.underline) or first.text.startswith("›")
+        }
+        assert marked == {chosen}
