@@ -121,7 +121,8 @@ class ChatApp(App[int]):
         # The clipboard takes UTF-8, which has no lone surrogates.
         text = without_surrogates(text)
         super().copy_to_clipboard(text)
-        if commands := clipboard.programs():
+        # Who uses it in a browser may sit at another machine, whose clipboard this one is not.
+        if not self.is_web and (commands := clipboard.programs()):
             threading.Thread(target=clipboard.fill, args=(text, commands), daemon=True).start()
 
     @property

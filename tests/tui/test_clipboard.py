@@ -11,6 +11,7 @@ from textual.geometry import Offset
 from textual.selection import Selection
 
 from chatapp.tui import clipboard
+from chatapp.tui.app import ChatApp
 from chatapp.tui.body import TextBody
 from chatapp.tui.clipboard import fill
 
@@ -92,6 +93,19 @@ async def test_the_terminal_and_the_system_are_told(
         encoded = base64.b64encode("It is [b]x[/b] \ufffd.".encode()).decode()
         assert f"\x1b]52;c;{encoded}\a" in written
         assert filled == [("It is [b]x[/b] \ufffd.", [["xclip"]])]
+
+
+async def test_a_browser_fills_no_clipboard_of_this_machine(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(clipboard, "programs", lambda: asked.append(True) or [])
+    async with open_app() as driver:
+        with monkeypatch.context() as patch:
+            patch.setattr(ChatApp, "is_web", property(lambda app: True))
+            driver.app.copy_to_clipboard("x")
+        assert not asked
+        assert driver.app.clipboard == "x"
 
 
 def select(driver: Driver, start: Offset | None, end: Offset | None) -> None:
