@@ -78,7 +78,8 @@ class Actions(Provider):
     def _of_commands(self) -> Iterator[Entry]:
         if isinstance(self.screen, ChatScreen):
             for command in COMMANDS:
-                yield Entry(command.words, f"/{command.name}", partial(self._write, command))
+                words = command.words[:1].upper() + command.words[1:]
+                yield Entry(words, f"/{command.name}", partial(self._write, command))
 
     def _write(self, command: Command) -> None:
         """Put a command into the prompt, to be completed and sent."""

@@ -62,7 +62,7 @@ async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp) -> No
         assert "All branches of this chat  ^t" in found
         assert "Message above  ↑ ^↑" in found
         for command in COMMANDS:
-            assert f"{command.words}  /{command.name}" in found
+            assert f"{command.words}  /{command.name}".upper() in [each.upper() for each in found]
 
 
 async def test_it_does_what_is_chosen(open_app: OpenApp) -> None:
