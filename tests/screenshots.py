@@ -37,7 +37,7 @@ async def chat(driver: Driver) -> None:
     for text in (
         "Hello! Who are you?",
         "What do you like to do?",
-        "Tell me something about the sea.",
+        "What do you eat?",
     ):
         await driver.say(text)
 
@@ -58,10 +58,10 @@ async def attention(driver: Driver) -> None:
 
 
 async def compare(driver: Driver) -> None:
-    driver.prompt.text = "/compare temperature=1 seed=2"
+    driver.prompt.text = "/compare temperature=1"
     await driver.press("enter")
     await driver.until(lambda: "Enter asks both" in driver.screen_text)
-    await driver.press(*"Where do you live?", "enter")
+    await driver.press(*"What do you like to do?", "enter")
     await driver.until(lambda: "Both bad" in driver.screen_text)
 
 
