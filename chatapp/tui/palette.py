@@ -1,7 +1,7 @@
 """The command palette: every action of the program by name, with its key.
 
-The one invariant: nothing is listed twice, and nothing that the screen it was opened from
-cannot do. Names come from where the actions are defined, so that none is forgotten.
+The one invariant: no key and no command is listed twice, and nothing that the screen it was
+opened from cannot do. Names come from where the actions are defined, so that none is forgotten.
 """
 
 from collections.abc import Callable, Iterator

@@ -54,11 +54,12 @@ async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp) -> No
         await driver.idle()
         await open_palette(driver, "", lambda found: any("Theme: nord" in each for each in found))
         found = lines(driver)
+        by_key = [each for each in found if "  /" not in each]  # the others are commands
         for place in (ChatApp, ChatScreen, Prompt, MessageView):
             for binding in Binding.make_bindings(place.BINDINGS):
                 words = binding.tooltip or binding.description
                 times = 0 if binding.id == "complete" else 1  # there is nothing to complete
-                assert sum(each.startswith(f"{words}  ") for each in found) == times, words
+                assert sum(each.startswith(f"{words}  ") for each in by_key) == times, words
         assert "All branches of this chat  ^t" in found
         assert "Message above  ↑ ^↑" in found
         for command in COMMANDS:
