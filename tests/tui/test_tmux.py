@@ -24,6 +24,9 @@ pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is no
 PATIENCE = 120.0
 """Seconds until a screen is given up: many times what the slowest machine needs."""
 
+STILL = 0.3
+"""Seconds for which a screen has to stay as it is before the next key."""
+
 SETTINGS = """
 precision = "float32"
 temperature = 0.0
@@ -69,15 +72,33 @@ class Terminal:
         before = self._run("capture-pane", "-e", "-p")
         self.press(key)
         self._wait(lambda: self._run("capture-pane", "-e", "-p") != before, "any change")
+        self._rest()
 
-    def until(self, *words: str, without: str = "") -> None:
-        """Wait for a screen that has all the words, and not those of `without`."""
+    def until(self, *words: str, without: str = "", moving: bool = False) -> None:
+        """Wait for a screen that has all the words, and not those of `without`.
+
+        moving: it need not come to rest.
+        """
 
         def found() -> bool:
             screen = self.screen
             return all(word in screen for word in words) and not (without and without in screen)
 
         self._wait(found, f"{words}" + f" without {without!r}" * bool(without))
+        if not moving:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Wait until the screen stays as it is: what moves the focus is not always seen."""
+        seen, since = "", 0.0
+
+        def still() -> bool:
+            nonlocal seen, since
+            if (screen := self.screen) != seen:
+                seen, since = screen, time.monotonic()
+            return time.monotonic() - since > STILL
+
+        self._wait(still, "rest")
 
     def _wait(self, condition: Callable[[], bool], expected: str) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -126,15 +147,15 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
     # A reply that is stopped.
     terminal.write("/set max_tokens 90000")
     terminal.press("Enter")
-    terminal.until("max_tokens is 90000")
+    terminal.until("Write a message", without="/set")
     terminal.write("Tell me a long story")
     terminal.press("Enter")
-    terminal.until("● streaming", "Esc stops", "tokens/s")
+    terminal.until("● streaming", "Esc stops", "tokens/s", moving=True)
     terminal.press("Escape")
     terminal.until("● stopped", "stopped · c continues, r regenerates")
     terminal.write("/set max_tokens 8")
     terminal.press("Enter")
-    terminal.until("max_tokens is 8 ")
+    terminal.until("Write a message", without="/set")
 
     # In another chat, a branch on another token.
     terminal.press("C-n")
