@@ -10,6 +10,7 @@ from textual.widget import Widget
 from chatapp.foreign import printable
 
 _BAR_WIDTH = 10
+_LONGEST_NAME = 24
 _GAP = Content("   ")
 
 
@@ -32,7 +33,7 @@ class StatusLine(Widget, can_focus=False):
 
     def render(self) -> Content:
         # In the order of the screen, each part with its rank: rank 0 is never left out.
-        parts = [(0, self._state()), (1, self._plain(self.model)), (4, self._plain(self.template))]
+        parts = [(0, self._state()), (1, self._short_model()), (4, self._plain(self.template))]
         if self.limit:
             about = "≈" if self.is_estimate else ""
             used = f"{about}{self.used:,}/{self.limit:,} tokens"
@@ -61,6 +62,11 @@ class StatusLine(Widget, can_focus=False):
         style = "$text-warning" if share > 0.9 else "$text-accent"
         rest = "─" * (_BAR_WIDTH - filled)
         return Content.assemble(("━" * filled, style), (rest, "$border-blurred"))
+
+    def _short_model(self) -> Content:
+        # The end of a path or an address tells more than its beginning.
+        long = len(self.model) > _LONGEST_NAME
+        return self._plain(f"…{self.model[1 - _LONGEST_NAME :]}" if long else self.model)
 
     def _plain(self, text: str) -> Content:
         return Content(printable(text).replace("\n", " "))

@@ -419,6 +419,13 @@ async def test_a_paste_goes_nowhere_while_the_prompt_is_covered(open_app: OpenAp
         assert driver.prompt.text == "again"
 
 
+async def test_the_end_of_a_long_model_name_is_shown(open_app: OpenApp) -> None:
+    name = "/home/somebody/models/of/theirs/" + "long-" * 10 + "run"
+    async with open_app(ScriptedModel(["Hi."], name=name), size=(60, 20)) as driver:
+        await driver.until(lambda: "…long-long-long-long-run  " in driver.screen_text)
+        assert driver.status.model == name
+
+
 async def test_enter_on_nothing_asks_the_first_question(open_app: OpenApp) -> None:
     async with open_app() as driver:
         await driver.press("enter", "enter")
