@@ -6,7 +6,8 @@ before the model sees it, and a reply at least once a second while it grows.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
 from chatapp.dialogue.prompt import (
@@ -336,21 +337,23 @@ class Session:
         status: Status = "stopped"  # unless the turn comes to an end of its own
         try:
             yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
-            events = self._begun(prompt, begin, sampling, cancel)
-            for event in trimmed(events, begun=bool(text)):
-                text += event.text
-                if isinstance(event, Finished):
-                    finished = event
-                    status = _STATUS.get(event.reason, "complete")
-                    continue
-                if event.id != self.model.tokenizer.end_id:
-                    drawn.append(event.id)
-                used += 1
-                self._usage = (used, dropped)
-                if time.monotonic() - stored_at >= _STORE_EVERY:
-                    self._store.update_message(reply.id, text, "partial")
-                    stored_at = time.monotonic()
-                yield event
+            drawing = self._begun(prompt, begin, sampling, cancel)
+            # Whatever happens here, a model on a server is told at once that it is over.
+            with closing(drawing):
+                for event in trimmed(drawing, begun=bool(text)):
+                    text += event.text
+                    if isinstance(event, Finished):
+                        finished = event
+                        status = _STATUS.get(event.reason, "complete")
+                        continue
+                    if event.id != self.model.tokenizer.end_id:
+                        drawn.append(event.id)
+                    used += 1
+                    self._usage = (used, dropped)
+                    if time.monotonic() - stored_at >= _STORE_EVERY:
+                        self._store.update_message(reply.id, text, "partial")
+                        stored_at = time.monotonic()
+                    yield event
         except Exception:
             status = "error"
             raise
@@ -377,7 +380,7 @@ class Session:
         begin: Sequence[int],
         sampling: Sampling,
         cancel: threading.Event | None,
-    ) -> Iterator[Event]:
+    ) -> Generator[Event]:
         """The tokens `begin` as if they had been drawn, and what the model adds to them."""
         remark, started = "", time.perf_counter()
         if prompt.choose is not None and not begin and (label := prompt.choose()) is not None:

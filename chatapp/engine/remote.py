@@ -54,6 +54,8 @@ _EXTENSIONS = {
     "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
 }
 
+_NO_WAY = (ValueError, ImportError, OSError)
+"""What httpx2 passes on of a host that cannot be named, of a proxy, and of certificates."""
 
 _DONE = "[DONE]"
 _REASONS = ("", "stop", "length", _DONE)
@@ -318,7 +320,7 @@ class RemoteModel:
                     yield event.data
         except httpx2.SSEError:
             raise _nonsense(self.server, "what it sends is no stream of events") from None
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
             raise _unreachable(self.server, error) from None
 
     @asynccontextmanager
@@ -511,7 +513,7 @@ def _get(server: Server, url: str) -> Any:
                 body += part
                 if len(body) > _MOST:
                     raise _nonsense(server, "its answer has no end")
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
         raise _unreachable(server, error) from None
     if response.status_code != 200:
         raise _refusal(server, response, body.decode("utf-8", "replace"))
@@ -584,7 +586,7 @@ def _unreachable(server: Server, error: Exception) -> ModelError:
 
     if isinstance(error, httpx2.ConnectTimeout):
         return ModelError(f"{server.url}: the server does not answer within {_CONNECT:.0f} seconds")
-    if isinstance(error, httpx2.ConnectError):
+    if isinstance(error, (httpx2.ConnectError, *_NO_WAY)):
         return ModelError(f"{server.url}: the server cannot be reached: {first_line(error)}")
     if isinstance(error, httpx2.TimeoutException):
         return ModelError(f"{server.url}: the server has fallen silent")

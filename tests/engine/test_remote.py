@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Store
+from chatapp.dialogue.store import Store, StoreError
 from chatapp.engine import remote
 from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.events import Finished, Token
@@ -341,7 +341,6 @@ def test_a_server_that_falls_silent(
         "error",
         f"{server.url}: the server has fallen silent",
     )
-    assert server.gone.wait(30)
 
 
 REFUSALS = [
@@ -408,6 +407,30 @@ def test_nobody_listens(server: CompletionsServer, model: RemoteModel) -> None:
     finished = run(gone)[1]
     assert finished.reason == "error"
     assert "cannot be reached" in finished.message
+
+
+@pytest.mark.parametrize(
+    ("url", "settings"),
+    [
+        ("http://a..b/v1", {}),
+        (f"http://{'a' * 64}.example/v1", {}),
+        ("http://away.invalid/v1", {"ALL_PROXY": "odd://localhost"}),
+        ("http://away.invalid/v1", {"ALL_PROXY": "socks5://localhost"}),
+        ("https://away.invalid/v1", {"SSL_CERT_FILE": "absent.pem"}),
+        ("https://away.invalid/v1", {"SSL_CERT_FILE": __file__}),
+    ],
+)
+def test_there_is_no_way_to_it(
+    url: str, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    server = Server(url)
+    with pytest.raises(ModelError, match="the server cannot be reached: "):
+        served_models(server)
+    finished = run(RemoteModel(server, name="away", context=64))[1]
+    assert finished.reason == "error"
+    assert finished.message.startswith(f"{url}: the server cannot be reached: ")
 
 
 # Which model
@@ -535,6 +558,30 @@ def test_a_chat(server: CompletionsServer, model: RemoteModel, tmp_path: Path) -
     ]
     turn = store.turns(session.chat_id or 0)[0]
     assert (turn.model, turn.prompt_tokens, turn.reply_tokens) == (model.name, 40, 3)
+    store.close()
+
+
+def test_a_reply_that_cannot_be_stored_closes_the_connection(
+    server: CompletionsServer,
+    model: RemoteModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr("chatapp.dialogue.session._STORE_EVERY", 0)
+    store = Store(tmp_path / "chats.db")
+    model.context = 512
+    session = Session(model, template=PLAIN, store=store)
+    server.stream = [piece(" Well"), server.hang]
+    events = session.say("How are you?")
+    next(events)
+    monkeypatch.setattr(store, "update_message", full)
+    with pytest.raises(StoreError) as held:  # with all that it refers to
+        list(events)
+    assert server.gone.wait(30)
+    assert str(held.value) == "the disk is full"
     store.close()
 
 
