@@ -59,8 +59,8 @@ def save_preset(path: Path, name: str, sampling: Sampling) -> None:
 
 
 def remove_preset(path: Path, name: str) -> None:
-    """Forget a preset. Raises PresetsError."""
-    _change(path, lambda presets: presets.__delitem__(name))
+    """Forget a preset; nothing to do when there is none. Raises PresetsError."""
+    _change(path, lambda presets: presets.pop(name, None))
 
 
 def no_preset(name: str, known: list[str]) -> str:
@@ -71,7 +71,7 @@ def no_preset(name: str, known: list[str]) -> str:
     return f"there is no preset {name!r}; there are {', '.join(known) or 'none yet'}"
 
 
-def _change(path: Path, change: Callable[[dict[str, Sampling]], None]) -> None:
+def _change(path: Path, change: Callable[[dict[str, Sampling]], object]) -> None:
     presets = read_presets(path)
     change(presets)
     text = json.dumps({name: asdict(each) for name, each in presets.items()}, indent=2)

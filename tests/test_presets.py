@@ -85,6 +85,12 @@ def test_a_preset_needs_a_name(path: Path, name: str) -> None:
     assert not path.exists()
 
 
+def test_one_that_another_program_has_removed_meanwhile(path: Path) -> None:
+    save_preset(path, "a", Sampling())
+    remove_preset(path, "b")
+    assert read_presets(path) == {"a": Sampling()}
+
+
 def test_what_there_is_not_is_said_with_what_there_is() -> None:
     assert no_preset("exakt", ["exact", "wild"]).endswith("did you mean 'exact'?")
     assert no_preset("zzz", ["exact", "wild"]).endswith("there are exact, wild")

@@ -66,10 +66,12 @@ def _files(below: str) -> list[Path]:
     shipped = next((place for place in places if place.is_dir()), None)
     found: list[Path] = []
     for place in (shipped, prompts_dir()):
-        if place is None or not (folder := place / below).is_dir():
+        if place is None:
             continue
+        folder = place / below
         try:
-            found += sorted(each for each in folder.iterdir() if each.is_file())
+            if folder.is_dir():
+                found += sorted(each for each in folder.iterdir() if each.is_file())
         except OSError as error:
             raise PromptError(f"{folder}: cannot be read: {error.strerror}") from None
     return found

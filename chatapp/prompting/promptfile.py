@@ -184,6 +184,8 @@ def _read(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise PromptError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeEncodeError:
+        raise PromptError(f"{quoted(str(path))}: is no path") from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

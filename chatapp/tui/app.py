@@ -143,8 +143,10 @@ class ChatApp(App[int]):
 
         Not on the event loop, which may be waiting for the terminal to take what it has drawn.
         """
-        self.chat.conversation.close(0)
-        os._exit(128 + signal.SIGHUP)
+        try:
+            self.chat.conversation.close(0)
+        finally:
+            os._exit(128 + signal.SIGHUP)
 
     async def action_quit(self) -> None:
         await asyncio.to_thread(self.chat.conversation.close, _PATIENCE)

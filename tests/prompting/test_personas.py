@@ -88,3 +88,15 @@ def test_a_text_to_complete_takes_no_message(tmp_path: Path) -> None:
     path.write_text("Once upon a time")
     with pytest.raises(PromptError, match=r"x\.txt: is a text to complete and takes no message"):
         load_for_chat(path)
+
+
+def test_a_name_that_no_file_can_have() -> None:
+    for name in ("a\ud800.toml", "a\0.toml"):
+        with pytest.raises(PromptError, match="is no path"):
+            load_for_chat(library.find(name))
+
+
+def test_a_folder_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATAPP_HOME", "/" + "x" * 300)
+    with pytest.raises(PromptError, match=r"prompts.*: cannot be read: File name too long"):
+        library.for_chats()

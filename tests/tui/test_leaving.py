@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from conftest import OpenApp
 
-from chatapp.dialogue.store import Store
+from chatapp.dialogue.store import Store, StoreError
 from chatapp.paths import database_path
 
 HERE = Path(__file__).parent
@@ -206,3 +207,19 @@ def test_a_model_that_cannot_be_loaded(terminal: None) -> None:
         program.wait_for("no such model")
         program.send("\x11")
         assert program.wait() == 0
+
+
+async def test_a_store_that_fails_does_not_keep_a_program_without_a_terminal(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(patience: float) -> None:
+        raise StoreError("the disk is full")
+
+    statuses: list[int] = []
+    async with open_app() as driver:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "_exit", statuses.append)
+            patched.setattr(driver.chat.conversation, "close", full)
+            with pytest.raises(StoreError):
+                driver.app.hang_up()
+    assert statuses == [128 + signal.SIGHUP]
