@@ -5,6 +5,7 @@ done, but for a reply that halts in the middle until the story lets it go on. FU
 makes the stories longer.
 """
 
+import asyncio
 import os
 import random
 import sqlite3
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -52,6 +54,9 @@ PLACES: dict[str, tuple[str, ...]] = {
     "generation by steps": ("f3", "5"),
 }
 """The keys that lead to each, from the prompt."""
+
+PATIENCE = 300
+"""Seconds until an event is said to stand still: many times what the slowest machine needs."""
 
 STAY = 12
 """Events after which the story goes back to its place."""
@@ -104,13 +109,16 @@ PASTES = (
 class Halting(GlassModel):
     """Halts in the middle of each reply, all of which differ, until it may go on."""
 
+    made: ClassVar[list["Halting"]] = []
+    numbers: ClassVar[Iterator[int]] = count(1)
+
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._numbers = count(1)
         super().__init__(self._say, context=300, name="halting")
         self.go_on = threading.Event()
         self.halts = False
         self._left = 0
+        self.made.append(self)
 
     def _say(self, prompt: str) -> str | Exception:
         if self._random.random() < 0.05:
@@ -120,7 +128,7 @@ class Halting(GlassModel):
         words = self._random.choices(
             ["the", "[b]", "文字", "\x1b[2J", "\n\n", "e\u0301", "it"], k=9
         )
-        return f" Reply{next(self._numbers)} {' '.join(words)}"
+        return f" Reply{next(self.numbers)} {' '.join(words)}"
 
     def _wait(self, cancel: threading.Event | None) -> bool:
         self._left -= 1
@@ -150,6 +158,8 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             raise ModelError(f"there is no model {name!r}")
         return Halting(0)
 
+    Halting.made.clear()
+    Halting.numbers = count(1)
     monkeypatch.setattr(ChatApp, "action_quit", stay)
     monkeypatch.setattr(load, "load_model", load_model)
     monkeypatch.setattr(load, "local_models", lambda: ["bundled", "other"])
@@ -166,11 +176,10 @@ class Story:
         self.random = random.Random(seed)
         self.told: list[str] = []
 
-    @property
-    def model(self) -> Halting:
-        model = self.driver.chat.conversation.model
-        assert isinstance(model, Halting)
-        return model
+    def go_on(self) -> None:
+        """Let a reply that halts go on."""
+        for model in Halting.made:
+            model.go_on.set()
 
     async def happen(self, event: Key | Paste | Size) -> None:
         app = self.driver.app
@@ -182,7 +191,10 @@ class Story:
             app.post_message(event)
         try:
             await self.driver.settle()
-            await self.driver.until(lambda: app.failure is not None or self._is_quiet())
+            async with asyncio.timeout(PATIENCE):
+                while app.failure is None and not self._is_quiet():
+                    await asyncio.sleep(0.005)
+            await self.driver.settle()
         except TimeoutError as error:
             raise AssertionError(f"it stands still after {self._tale()}") from error
         if app.failure is not None:
@@ -198,7 +210,7 @@ class Story:
             worker.node is app.screen and not worker.is_finished for worker in app.workers
         )
         running = self.driver.chat.conversation.has_running_threads
-        return not at_work and (self.model.halts or not running)
+        return not at_work and (not running or any(model.halts for model in Halting.made))
 
     async def press(self, *keys: str) -> None:
         for key in keys:
@@ -227,12 +239,13 @@ class Story:
             if number % STAY == 0:
                 await self.go_to(way)
             if self.random.random() < 0.2:
-                self.model.go_on.set()
+                self.go_on()
             await self.happen(self.any_event())
 
     async def end(self) -> None:
-        self.model.go_on.set()
-        await self.press("escape", "escape", "escape")
+        for _ in range(8):
+            self.go_on()
+            await self.press("escape")
         await self.driver.idle()
 
 
