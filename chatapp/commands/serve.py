@@ -3,6 +3,7 @@
 The one invariant: nobody but this machine reaches it unless the user says so in so many words.
 """
 
+import os
 import shlex
 import sys
 from typing import Annotated
@@ -41,7 +42,9 @@ def serve(
         )
     options = {"model": model, "template": template, "precision": precision}
     load_settings(options)  # what is wrong with them is said here, not in every tab
-    command = [sys.executable, "-m", "chatapp", *(["--continue"] if last else [])]
+    # Unless it runs from this folder itself, no module in this folder is taken for one of ours.
+    safe = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
+    command = [sys.executable, *safe, "-m", "chatapp", *(["--continue"] if last else [])]
     for name, value in options.items():
         command += [f"--{name}={value}"] if value is not None else []
 

@@ -12,15 +12,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import on
 from textual.app import App, InvalidThemeError
 from textual.binding import Binding, BindingType
+from textual.events import Event, Key, Paste
 from textual.theme import Theme
 
 from chatapp.dialogue.store import Store
 from chatapp.foreign import printable, without_surrogates
 from chatapp.paths import database_path
 from chatapp.settings import Settings, SettingsError, keep_theme
-from chatapp.tui import clipboard
+from chatapp.tui import clipboard, events
 from chatapp.tui.chat import ChatScreen
 from chatapp.tui.keymap import read_keymap
 from chatapp.tui.message import MessageView
@@ -84,6 +86,7 @@ class ChatApp(App[int]):
         self.store = store or Store(database_path())
         self.chat = ChatScreen(settings, self.store, load or self._load_by_name, chat_id)
         self.set_keymap(read_keymap(settings.keys, (ChatApp, ChatScreen, Prompt, MessageView)))
+        self._early: list[Event] | None = []
         self._few_colors = no_color or self.console.color_system not in ("256", "truecolor")
 
     def _load_by_name(self) -> "LanguageModel":
@@ -106,6 +109,19 @@ class ChatApp(App[int]):
             self.notify(f"There is no theme {name!r}.", severity="warning", markup=False)
         self._kept_theme = self.theme
         self.theme_changed_signal.subscribe(self, self._keep_theme)
+
+    async def on_event(self, event: Event) -> None:
+        # What is typed before the prompt is there to take it is not lost.
+        if self._early is not None and isinstance(event, Key | Paste):
+            self._early.append(event)
+        else:
+            await super().on_event(event)
+
+    @on(events.Shown)
+    async def _take_early(self) -> None:
+        early, self._early = self._early or [], None
+        for event in early:
+            await super().on_event(event)
 
     def _keep_theme(self, theme: Theme) -> None:
         """Have the theme that the user has chosen at the next start as well."""

@@ -34,8 +34,14 @@ class ChatServer(Server):
     """
 
     def __init__(self, command: str, *, host: str, port: int, hosts: set[str] | None) -> None:
+        name = f"[{host}]" if ":" in host else host
         super().__init__(
-            command, host=host, port=port, title="chatapp", templates_path=_PAGE.resolve()
+            command,
+            host=host,
+            port=port,
+            title="chatapp",
+            public_url=f"http://{name}:{port}",
+            templates_path=_PAGE.resolve(),
         )
         self._hosts = hosts
 

@@ -133,6 +133,7 @@ class ChatScreen(Screen[None]):
 
     def _after_first_frame(self) -> None:
         timings.mark("first_frame")
+        self.post_message(events.Shown())
         self._load()
 
     # The model

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class Shown(Message):
+    """The first frame is on the screen, and the prompt takes keys."""
+
+
+@dataclass
 class ModelLoaded(Message):
     """The model is there."""
 

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 from conftest import OpenApp
+from test_leaving import started
+
+from chatapp.dialogue.store import Store
+from chatapp.paths import database_path
 
 HEAVY = {"torch", "transformers", "tokenizers", "numpy", "pandas", "datasets", "peft", "pydantic"}
+HEAVY |= {"aiohttp", "httpx", "httpx2", "huggingface_hub", "markdown_it", "textual_serve"}
 
 
 def test_the_first_frame_imports_nothing_heavy() -> None:
@@ -31,3 +36,17 @@ async def test_milestones_are_written_where_the_environment_says(
     assert [line["event"] for line in lines] == ["first_frame", "model_ready", "first_token"]
     seconds = [line["seconds"] for line in lines]
     assert 0 < seconds[0] <= seconds[1] <= seconds[2]
+
+
+def test_what_is_typed_before_it_is_not_lost(terminal: None) -> None:
+    with started("endless") as program:
+        program.wait_for("\x1b[?1049h")  # the terminal is taken over
+        program.send("Hello early")
+        program.wait_for("ready")
+        program.send("\r")
+        program.wait_for("word")
+        program.send("\x11")
+        assert program.wait() == 0
+    store = Store(database_path())
+    assert store.path(1)[0].text == "Hello early"
+    store.close()
