@@ -353,7 +353,7 @@ class RemoteModel:
         if not isinstance(document, dict):
             raise _nonsense(self.server, "an event of it is no JSON object")
         if document.get("error"):
-            raise ModelError(f"the server failed: {_reason_of(document)}")
+            raise ModelError(f"the server failed: {_reason_of(self.server, document)}")
         choices = document.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else {}
         text = choice.get("text") if isinstance(choice, dict) else 0
@@ -560,7 +560,7 @@ def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelErr
             "that address"
         )
     try:
-        reason = _reason_of(json.loads(text))
+        reason = _reason_of(server, json.loads(text))
     except (ValueError, RecursionError):
         reason = ""
     if status == 404 and not reason:
@@ -571,13 +571,17 @@ def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelErr
     return ModelError(f"{server.url}: the server refuses (status {status}): {reason or 'no word'}")
 
 
-def _reason_of(document: object) -> str:
-    """What a server's error says; the protocol and its implementations put it differently."""
+def _reason_of(server: Server, document: object) -> str:
+    """What a server's error says; the protocol and its implementations put it differently.
+
+    A key that it repeats is shown as its variable's name.
+    """
     while isinstance(document, dict):
         document = next(
             (document[key] for key in ("error", "message", "detail") if document.get(key)), ""
         )
-    return " ".join(str(document).split())[:300]
+    words = " ".join(str(document).split())
+    return (words.replace(server.secret(), server.key) if server.key else words)[:300]
 
 
 def _unreachable(server: Server, error: Exception) -> ModelError:

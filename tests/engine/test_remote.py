@@ -488,6 +488,11 @@ def test_the_key(
     server.instead = {"/v1/completions": (401, '{"error": "sesame is wrong"}', {})}
     message = run(model)[1].message
     assert message == f"{server.url}: the server refuses the key in MY_KEY"
+    server.instead = {"/v1/completions": (400, '{"error": "no user for Bearer sesame"}', {})}
+    assert run(model)[1].message.endswith("(status 400): no user for Bearer MY_KEY")
+    server.instead = {}
+    server.stream = ['{"error": {"message": "sesame has no more tokens"}}']
+    assert run(model)[1].message == "the server failed: MY_KEY has no more tokens"
     monkeypatch.delenv("MY_KEY")
     assert "MY_KEY, which is not set" in run(model)[1].message
 
