@@ -105,15 +105,22 @@ def run(
 
 def _list(*, as_json: bool) -> None:
     """The prompts of the library, each with what it is for."""
+    from chatapp.prompting.examples import PromptError
     from chatapp.prompting.library import tasks
     from chatapp.prompting.promptfile import load_prompt
 
-    texts = {name: load_prompt(path).description for name, path in tasks().items()}
+    rows: list[dict[str, str]] = []
+    for name, path in tasks().items():
+        try:
+            rows.append({"name": name, "description": load_prompt(path).description})
+        except PromptError as error:  # the others can still be used
+            rows.append({"name": name, "error": str(error)})
     if as_json:
-        write_json([{"name": name, "description": text} for name, text in texts.items()])
+        write_json(rows)
         return
-    width = max(map(len, texts), default=0)
-    write("".join(f"{name:{width}}  {text}\n" for name, text in texts.items()))
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        write(f"{row['name']:{width}}  {row.get('error') or row['description']}\n")
 
 
 def _refuse(

@@ -206,6 +206,21 @@ def test_without_a_file_the_library_is_listed(run: Run) -> None:
     assert "there is no prompt file" in result.err
 
 
+def test_a_broken_file_of_the_users_own_is_listed_as_such(run: Run, home: Path) -> None:
+    (home / "config" / "prompts").mkdir(parents=True)
+    (home / "config" / "prompts" / "mine.toml").write_text('instruktion = "x"')
+    (home / "config" / "prompts" / "who.toml").write_text('system = "x"')
+    result = run("run")
+    assert result.status == 0
+    listed = {line.split()[0]: line for line in result.out.splitlines()}
+    assert "mine.toml, line 1: 'instruktion' is no key" in listed["mine"]
+    assert "who.toml, line 1: 'system' is the key of a persona" in listed["who"]
+    assert "Spam" in listed["spam"]
+    made = {each["name"]: each for each in json.loads(run("run", "--json").out)}
+    assert "mine.toml, line 1" in made["mine"]["error"]
+    assert "Spam" in made["spam"]["description"]
+
+
 def test_an_option_for_examples_is_refused_with_a_text(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "story.txt"
     path.write_text("Once upon a time")
