@@ -77,7 +77,9 @@ class Int8Linear:
         self._packed = torch.ops.onednn.qlinear_prepack(weight, [1, columns])
         self._columns = weight.t() if weight.numel() < _DOT_BELOW else None
         self._scale = scale / 127
-        self._offset = weight.sum(1, dtype=torch.int32) * self._scale * -128
+        # Some rows at a time: a sum makes a copy of what it sums, four times as large.
+        sums = torch.cat([part.sum(1, dtype=torch.int32) for part in weight.split(4096)])
+        self._offset = sums * self._scale * -128
         self._zeros = torch.zeros(rows, dtype=torch.int32)
         self._bias = torch.zeros(()) if bias is None else bias
         self._zero, self._middle = torch.tensor(0.0), torch.tensor(128.0)

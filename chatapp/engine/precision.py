@@ -20,7 +20,7 @@ from chatapp.engine.linear import quantise
 from chatapp.paths import cache_dir
 
 # To be raised when what the files hold changes.
-_VERSION = 1
+_VERSION = 2
 
 # Below, a token costs less in float32: there is little to read, and int8 needs more calls.
 _INT8_FROM = 2**25
@@ -62,7 +62,7 @@ def to_bfloat16(weights: Weights) -> Weights:
 def to_int8(weights: Weights) -> Weights:
     """Each matrix in int8 with its scales; the output matrix apart from the embedding.
 
-    The embedding stays as it is, because a token needs but one row of it.
+    The token embedding, of which a token needs but one row, is in float16 if that can hold it.
     """
     found: Weights = {}
     for name, tensor in {"lm_head.weight": weights["wte.weight"], **weights}.items():
@@ -70,25 +70,35 @@ def to_int8(weights: Weights) -> Weights:
             found[name], found[f"{name}.scale"] = quantise(tensor)
         else:
             found[name] = tensor
+    half = found["wte.weight"].half()
+    if half.isfinite().all():
+        found["wte.weight"] = half
     return found
 
 
 def kept_int8(folder: Path, read: Callable[[], Weights]) -> Weights:
-    """The int8 weights of a model folder, mapped into memory from a file.
+    """The int8 weights of a model folder, mapped into memory from files.
 
-    read: the folder's weights in float32, asked for only when there is no such file yet.
+    read: the folder's weights in float32, asked for only when there are no such files yet.
     """
     state = json.dumps([_VERSION, *_state(folder)])
-    # One file a folder, so that a model trained further does not leave its old ones behind.
+    # Files by the folder, so that a model trained further does not leave its old ones behind.
     key = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape")).hexdigest()
     path = cache_dir() / "int8" / f"{key[:32]}.safetensors"
-    kept = _read(path, state)
-    if kept is None:
-        kept = to_int8(read())
+    # The output matrix is multiplied by in a form of oneDNN's own alone. In a file of its own,
+    # it leaves memory when it has been brought into that.
+    head = path.with_suffix(".head.safetensors")
+    blocks, output = _read(path, state), _read(head, state)
+    if blocks is None or output is None:
+        blocks, output = to_int8(read()), {}
+        for name in [name for name in blocks if name.startswith("lm_head.")]:
+            output[name] = blocks.pop(name)
         with suppress(OSError):
-            _write(path, kept, state)
-            kept = _read(path, state) or kept  # mapped, it need not stay in memory
-    return kept
+            _write(path, blocks, state)
+            _write(head, output, state)
+            # Mapped, they need not stay in memory.
+            blocks, output = _read(path, state) or blocks, _read(head, state) or output
+    return {**blocks, **output}
 
 
 def _state(folder: Path) -> list[tuple[str, int, int]]:

@@ -214,6 +214,7 @@ class Program:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             text=True,
         )
         self.is_there: bool = self._read() == "ready"
