@@ -523,12 +523,19 @@ class ChatScreen(Screen[None]):
     async def _show_sibling(self, event: events.ShowSibling) -> None:
         if self._is_busy():
             return
+        writing = self.focused is self._prompt
         with self._store_errors():
             sibling = self.conversation.go_to_sibling(event.message, event.step)
             if sibling is not None:
                 await self._open(sibling.chat_id)
-                if (view := self._transcript.view(sibling.id)) is not None:
+                view = self._transcript.view(sibling.id)
+                if view is not None and not writing:
                     view.focus()
+
+    @on(events.ShowVersion)
+    async def _show_version(self, event: events.ShowVersion) -> None:
+        if self._transcript.path and (last := self._transcript.path[-1]).siblings > 1:
+            await self._show_sibling(events.ShowSibling(last, event.step))
 
     # The inspector
 

@@ -170,6 +170,13 @@ class ShowSibling(Message):
 
 
 @dataclass
+class ShowVersion(Message):
+    """The user wants the version `step` places after the last message's."""
+
+    step: int
+
+
+@dataclass
 class FocusStep(Message):
     """The user moves `step` messages on from this one."""
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MOST = 200
 _FOUND = re.compile("\x02([^\x03]*)\x03")
-_HINT = "Enter opens · ↓ then n renames, a archives, d deletes, u brings back · Esc"
+_HINT = "Enter opens · ↓ n rename, a archive, d delete, u undo · ^t archive · Esc"
 _RENAMING = "Enter keeps the new title · Esc leaves it as it was"
 
 
@@ -103,8 +103,8 @@ class HistoryScreen(ModalScreen[Choice | None]):
             yield Static("Chats", classes="title")
             yield Field(placeholder="Type to search titles and texts", id="filter", compact=True)
             yield Field(id="title-field", compact=True)
-            yield ChatList(markup=False, compact=True)
             yield Static(id="nothing", markup=False)
+            yield ChatList(markup=False, compact=True)
             yield Static(_HINT, classes="hint")
 
     def on_mount(self) -> None:
@@ -153,7 +153,6 @@ class HistoryScreen(ModalScreen[Choice | None]):
         nothing = self.query_one("#nothing", Static)
         nothing.update(words)
         nothing.display = bool(words)
-        self._list.display = not words
 
     def _entry(self, chat: "ChatSummary", hit: "Hit | None", now: float) -> Content:
         title = printable(chat.title).replace("\n", " ") or "Without a title"

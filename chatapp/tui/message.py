@@ -85,6 +85,8 @@ class MessageView(Vertical, can_focus=True):
             tooltip="Another reply to the same message",
             id="regenerate",
         ),
+        Binding("left", "sibling(-1)", "Earlier version", group=_VERSIONS, id="earlier_version"),
+        Binding("right", "sibling(1)", "Later version", group=_VERSIONS, id="later_version"),
         Binding(
             "c", "continue", "Continue", tooltip="Let the reply go on where it ended", id="continue"
         ),
@@ -112,8 +114,6 @@ class MessageView(Vertical, can_focus=True):
             "w", "correct", "Correct", tooltip="Write what the reply should have been", id="correct"
         ),
         Binding("k", "rank", "Rank", tooltip="Put the versions of a reply in order", id="rank"),
-        Binding("left", "sibling(-1)", "Earlier version", group=_VERSIONS, id="earlier_version"),
-        Binding("right", "sibling(1)", "Later version", group=_VERSIONS, id="later_version"),
     ]
 
     def __init__(

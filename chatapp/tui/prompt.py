@@ -17,7 +17,7 @@ from textual.widgets import TextArea
 
 from chatapp.foreign import printable
 from chatapp.tui.editor import EditorError, edited
-from chatapp.tui.events import Submitted, SubmittedNothing, Suggested
+from chatapp.tui.events import ShowVersion, Submitted, SubmittedNothing, Suggested
 from chatapp.tui.keymap import shown_key
 from chatapp.tui.slash import completions
 
@@ -54,6 +54,20 @@ class Prompt(TextArea):
         ),
         Binding(
             "down", "cursor_down", "Later input, on the last line", show=False, id="later_input"
+        ),
+        Binding(
+            "left",
+            "cursor_left",
+            "Earlier reply, in an empty prompt",
+            show=False,
+            id="earlier_reply",
+        ),
+        Binding(
+            "right",
+            "cursor_right",
+            "Later reply, in an empty prompt",
+            show=False,
+            id="later_reply",
         ),
         Binding("tab", "complete", "Complete a command", show=False, id="complete"),
         Binding(
@@ -207,6 +221,18 @@ class Prompt(TextArea):
             super().action_cursor_down(select)
         else:
             self._recall(1)
+
+    def action_cursor_left(self, select: bool = False) -> None:
+        if select or self.text:
+            super().action_cursor_left(select)
+        else:
+            self.post_message(ShowVersion(-1))
+
+    def action_cursor_right(self, select: bool = False) -> None:
+        if select or self.text:
+            super().action_cursor_right(select)
+        else:
+            self.post_message(ShowVersion(1))
 
     def _recall(self, step: int) -> None:
         """Move through the earlier texts; place 0 is what is being written."""

@@ -45,7 +45,7 @@ class RankScreen(ModalScreen[list[int] | None]):
             yield OptionList(markup=False, compact=True)
             with VerticalScroll(can_focus=False):
                 yield TextBody()
-            yield Static("u d move a reply · Enter keeps · Esc leaves", classes="hint")
+            yield Static("u moves a reply up, d down · Enter keeps · Esc leaves", classes="hint")
 
     def on_mount(self) -> None:
         self._show(0)

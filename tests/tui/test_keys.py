@@ -314,6 +314,23 @@ async def test_r_regenerates_and_arrows_move_between_versions(open_app: OpenApp)
         await driver.until(lambda: driver.texts == ["Hello", "Second."])
 
 
+async def test_arrows_in_an_empty_prompt_move_between_versions(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["First.", "Second.", "Third."])) as driver:
+        await driver.press("left")  # there is no message yet
+        await driver.say("Hello")
+        await driver.press("left")
+        assert driver.texts == ["Hello", "First."]
+        await driver.press("ctrl+up", "r")
+        await driver.idle()
+        await driver.press("left")
+        await driver.until(lambda: driver.texts == ["Hello", "First."])
+        await driver.press("right")
+        await driver.until(lambda: driver.texts == ["Hello", "Second."])
+        await driver.press(*"ab", "left", *"c")  # what is typed is still written
+        assert driver.prompt.text == "acb"
+        assert driver.texts == ["Hello", "Second."]
+
+
 async def test_r_on_a_users_message_answers_it_anew(open_app: OpenApp) -> None:
     async with open_app(ScriptedModel(["First.", "Second."])) as driver:
         await driver.say("Hello")
@@ -497,6 +514,22 @@ async def test_ctrl_o_deletes_and_u_brings_back(open_app: OpenApp, store: Store)
         assert await listed(driver) == ["Ants", "Cats", "Dogs"]
         await driver.press("u")
         assert await listed(driver) == ["Ants", "Cats", "Dogs"]
+        await driver.press("up")
+        assert isinstance(driver.app.focused, Field)
+
+
+async def test_u_brings_back_the_only_chat(open_app: OpenApp, store: Store) -> None:
+    fill(store, ["Dogs", "They bark."])
+    async with open_app() as driver:
+        await driver.press("ctrl+o")
+        assert await listed(driver) == ["Dogs"]
+        await driver.press("down", "d")
+        assert await listed(driver) == []
+        assert "No chats yet." in driver.screen_text
+        await driver.press("u")
+        assert await listed(driver) == ["Dogs"]
+        await driver.press("a")
+        assert await listed(driver) == []
         await driver.press("up")
         assert isinstance(driver.app.focused, Field)
 
