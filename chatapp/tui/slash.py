@@ -187,7 +187,8 @@ class SlashCommands:
         self._chat.inform("The next message is answered under these instructions.")
 
     async def _set(self, argument: str) -> None:
-        name, _, text = argument.partition(" ")
+        # As in /compare, where a value stands after an equals sign.
+        name, _, text = argument.replace("=", " ").partition(" ")
         try:
             value = parameter(name, text.strip())
         except ValueError as error:
@@ -253,9 +254,10 @@ class SlashCommands:
         try:
             await asyncio.to_thread(self._write, chat_id, path)
         except FileExistsError:
-            raise SlashError(f"{path}: this file exists") from None
+            raise SlashError(f"{path}: this file exists; expected a new name") from None
         except (OSError, ValueError, RuntimeError) as error:
-            raise SlashError(f"{path}: cannot be written: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise SlashError(f"{path}: cannot be written: {reason}") from None
         self._chat.inform(f"The chat is in {path}.")
 
     def _write(self, chat_id: int, path: Path) -> None:

@@ -145,7 +145,7 @@ async def test_set_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
     model = ScriptedModel(["Yes."])
     async with open_app(model) as driver:
         await order(driver, "/set temperature 0.25")
-        await order(driver, "/set seed 5")
+        await order(driver, "/set seed=5")
         await driver.say("Go")
         assert (model.samplings[-1].temperature, model.samplings[-1].seed) == (0.25, 5)
         await order(driver, "/set seed")
@@ -275,6 +275,11 @@ async def test_title_and_export(open_app: OpenApp, store: Store, tmp_path: Path)
         assert json.loads((tmp_path / "chat.json").read_text())["title"] == "On [b] and more"
         await order(driver, f"/export {path}")
         await driver.until(lambda: "this file exists" in driver.problem)
+        await driver.press("ctrl+u", "ctrl+k")
+        nowhere = tmp_path / "nowhere" / "chat.md"
+        await order(driver, f"/export {nowhere}")
+        reason = f"{nowhere}: cannot be written: No such file or directory"
+        await driver.until(lambda: driver.problem == reason)
         await driver.press("ctrl+u", "ctrl+k")
         await order(driver, f"/export {tmp_path / 'chat.txt'}")
         await driver.until(lambda: "has to end in .md, .json or .jsonl" in driver.problem)
