@@ -78,7 +78,7 @@ class Int8Linear:
         self._columns = weight.t() if weight.numel() < _DOT_BELOW else None
         self._scale = scale / 127
         # Some rows at a time: a sum makes a copy of what it sums, four times as large.
-        sums = torch.cat([part.sum(1, dtype=torch.int32) for part in weight.split(4096)])
+        sums = torch.cat([part.sum(1, dtype=torch.int32) for part in torch.split(weight, 4096)])
         self._offset = sums * self._scale * -128
         self._zeros = torch.zeros(rows, dtype=torch.int32)
         self._bias = torch.zeros(()) if bias is None else bias
