@@ -132,6 +132,10 @@ class ChatApp(App[int]):
             except SettingsError as error:
                 self.notify(printable(str(error)), severity="warning", markup=False)
 
+    def action_help(self) -> None:
+        """Show all keys, also over another screen than the chat's."""
+        self.chat.action_help()
+
     def copy_to_clipboard(self, text: str) -> None:
         """Put a text into the clipboard, through the terminal and through the system."""
         # The clipboard takes UTF-8, which has no lone surrogates.

@@ -34,6 +34,7 @@ from chatapp.tui.inspector_step import StepView
 from chatapp.tui.inspector_tokens import TokenText
 from chatapp.tui.inspector_views import AttentionView, Branch, HeatMap
 from chatapp.tui.keybar import KeyBar
+from chatapp.tui.keymap import shown_key
 from chatapp.tui.library import Choice, LibraryScreen
 from chatapp.tui.message import MessageView
 from chatapp.tui.models import ModelScreen
@@ -201,9 +202,13 @@ class ChatScreen(Screen[None]):
     async def _load_failed(self, event: events.LoadFailed) -> None:
         self.conversation.loading = False
         self._status.state = "no model"
+        words = f"The model could not be loaded: {event.reason}"
         if self.conversation.recover():
             self.show_model()
-        await self._refuse(f"The model could not be loaded: {event.reason}")
+        else:
+            key = shown_key(self.app, "models", "F8")
+            words += f"\n{key} chooses another one; the next message tries this one again."
+        await self._refuse(words)
 
     # A turn
 

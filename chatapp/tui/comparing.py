@@ -140,6 +140,7 @@ class CompareScreen(Screen[Compared]):
         Binding("e", "choose('equal')", "Equal", tooltip="Both are as good; go on with the left"),
         Binding("b", "choose('both bad')", "Both bad", tooltip="Both are bad; go on with the left"),
         Binding("escape", "stop", "Stop, leave", tooltip="Stop this reply; leave without a choice"),
+        Binding("f1", "app.help", "Show all keys", show=False),
     ]
 
     def __init__(

@@ -17,6 +17,7 @@ from chatapp.engine import load
 from chatapp.engine.model import Sampling
 from chatapp.tui.comparing import CompareScreen, Side
 from chatapp.tui.field import Field
+from chatapp.tui.help import HelpScreen
 from chatapp.tui.prompt import Prompt
 
 FOREIGN = "[b]x[/b] \x1b[2J"
@@ -64,6 +65,15 @@ def test_a_variant_reads_what_a_user_writes() -> None:
         *("my run", "int8", "alpaca", "temperature 0.0", "top_p 0.9", "seed 5"),
         "max_tokens 256",
     ]
+
+
+async def test_f1_tells_the_keys_here_too(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await open_compare(driver, "f4")
+        await driver.press("f1")
+        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        await driver.press("escape")
+        await driver.until(lambda: isinstance(driver.app.screen, CompareScreen))
 
 
 @pytest.mark.parametrize(
