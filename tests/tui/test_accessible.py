@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import Driver, OpenApp, fill
+from fakes import ScriptedModel
 from glass import GlassModel
 from rich.color import ColorSystem
 from rich.console import Console
@@ -18,6 +19,8 @@ from textual.widgets import Input, OptionList, Static, TextArea
 
 import chatapp.tui
 from chatapp.dialogue.store import Store
+from chatapp.settings import Settings
+from chatapp.tui.app import ChatApp
 from chatapp.tui.help import HelpScreen
 from chatapp.tui.keymap import bindings_of, words_of
 
@@ -144,3 +147,17 @@ async def test_the_chosen_line_shows_without_colours(
             if (first.style and first.style.underline) or first.text.startswith("›")
         }
         assert marked == {chosen}
+
+
+async def test_a_notice_is_whole_in_a_small_terminal_and_above_the_prompt(store: Store) -> None:
+    app = ChatApp(Settings(), load=lambda: ScriptedModel(["Hi."]), store=store)
+    async with app.run_test(size=(60, 20), notifications=True) as pilot:
+        driver = Driver(app, pilot)
+        await driver.ready()
+        words = "There is no reply here that this could stand beside, as there was one before."
+        app.notify(words, timeout=1_000, markup=False)
+        await driver.until(lambda: "▌ There is" in driver.screen_text)
+        rows = driver.screen_text.splitlines()
+        shown = [row.split("▌")[1].strip() for row in rows if "▌" in row]
+        assert " ".join(shown) == words
+        assert any("Write a message · Enter sends, Ctrl+J" in row for row in rows)
