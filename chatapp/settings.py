@@ -143,7 +143,7 @@ def checked_sampling(values: Mapping[str, object]) -> Sampling:
 
 def _check_is_parameter(name: str) -> None:
     if name not in _NUMBERS:
-        near = difflib.get_close_matches(name, _NUMBERS, n=1)
+        near = difflib.get_close_matches(name, _NUMBERS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_NUMBERS)}"
         raise ValueError(f"there is no parameter {name!r}; {hint}")
 
