@@ -143,10 +143,10 @@ class Transcript(VerticalScroll, can_focus=False):
         if message_id not in ids:
             return
         place = ids.index(message_id)
+        self.anchor(False)  # it may stand far above the end
         if not self._first <= place < self._last:
             async with self._changing:
                 with self.app.batch_update():
-                    self.anchor(False)
                     await self._remove(self.views)
                     self._first = self._last = max(0, place - AT_FIRST // 2)
                     await self._mount_later(min(len(ids), self._first + AT_FIRST))

@@ -462,7 +462,13 @@ def test_interrupted_it_says_how_to_go_on(spam: str, tmp_path: Path) -> None:
         *(sys.executable, "-m", "chatapp", "run", spam, "--model", str(model)),
         *("--inputs", str(inputs), "--output", str(output)),
     ]
-    process = subprocess.Popen(command, env=environment(tmp_path), stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command,
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        # What runs in the background of a script inherits that Ctrl+C is not heard.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     while not output.exists() or b"\n" not in output.read_bytes():
         assert process.poll() is None
         time.sleep(0.002)

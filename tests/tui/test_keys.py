@@ -36,11 +36,13 @@ async def test_enter_sends(open_app: OpenApp) -> None:
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\n"])
 async def test_enter_does_not_send_nothing(open_app: OpenApp, text: str) -> None:
-    async with open_app() as driver:
+    async with open_app(ScriptedModel(["Nice to meet you."])) as driver:
+        await driver.say("Hello")
         driver.prompt.text = text
         await driver.press("enter")
         assert driver.chat.conversation.order is None
         assert driver.prompt.text == text
+        assert driver.texts == ["Hello", "Nice to meet you."]
 
 
 @pytest.mark.parametrize("key", ["ctrl+j", "shift+enter", "alt+enter"])

@@ -1,0 +1,21 @@
+"""A hit of the search is shown where it stands, however long what follows it is."""
+
+from conftest import OpenApp
+from fakes import ScriptedModel
+
+
+async def test_a_hit_stays_in_sight_above_a_long_reply(open_app: OpenApp) -> None:
+    long = "\n".join(f"line {number}" for number in range(300))
+    async with open_app(ScriptedModel(["Hello.", long])) as driver:
+        await driver.say("Hello")
+        await driver.say("Tell me of the lighthouse")
+        assert "lighthouse" not in driver.screen_text
+        await driver.press("ctrl+o")
+        await driver.press(*"lighthouse")
+        await driver.until(lambda: "the lighthouse" in driver.screen_text)
+        await driver.settle()
+        await driver.press("enter")
+        await driver.until(lambda: "Type to search" not in driver.screen_text)
+        await driver.settle()
+        await driver.until(lambda: "Tell me of the lighthouse" in driver.screen_text)
+        assert "line 299" not in driver.screen_text
