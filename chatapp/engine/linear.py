@@ -70,7 +70,7 @@ class Int8Linear:
     Where a single row is multiplied without oneDNN, it is u − 128, with the same result.
     """
 
-    __slots__ = ("_bias", "_columns", "_middle", "_offset", "_packed", "_scale", "_zero", "_zeros")
+    __slots__ = ("_bias", "_columns", "_most", "_offset", "_packed", "_scale", "_zeros")
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
         rows, columns = weight.shape
@@ -82,16 +82,16 @@ class Int8Linear:
         self._offset = sums * self._scale * -128
         self._zeros = torch.zeros(rows, dtype=torch.int32)
         self._bias = torch.zeros(()) if bias is None else bias
-        self._zero, self._middle = torch.tensor(0.0), torch.tensor(128.0)
+        self._most = torch.tensor(127.0)
 
     def __call__(self, x: Tensor) -> Tensor:
         # A row of zeros becomes whatever 0 / 0 is as an integer, times 0.
-        largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
+        largest = x.abs().amax(-1, keepdim=True)
+        rounded = (x * torch.div(self._most, largest)).round_()
         if self._columns is not None and len(x) == 1:
-            rounded = torch.addcdiv(self._zero, x, largest, value=127).round_()
             products = torch._int_mm(rounded.char(), self._columns)
             return torch.addcmul(self._bias, products * self._scale, largest)
-        unsigned = torch.addcdiv(self._middle, x, largest, value=127).round_().byte()
+        unsigned = rounded.add_(128).byte()
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
             unsigned,
             1.0,
