@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from chatapp.engine.load import PRECISIONS
+from chatapp.engine.load import DEVICES, PRECISIONS
 from chatapp.engine.model import Sampling
 from chatapp.paths import settings_path
 
@@ -43,19 +43,22 @@ class Settings:
 
     model: "bundled", a folder, or a hub id. template: a built-in template's name; empty for
     the model's own. theme: a Textual theme's name. precision: "auto", or what a GPT-2's
-    matrices are multiplied as. sampling: how replies are drawn; in the file its fields stand
-    beside the others (`temperature = 0.7`). keys: the table `[keys]`, of key by action.
+    matrices are multiplied as. device: "auto", or where models are computed. sampling: how
+    replies are drawn; in the file its fields stand beside the others (`temperature = 0.7`).
+    keys: the table `[keys]`, of key by action.
     """
 
     model: str = "bundled"
     template: str = ""
     theme: str = "textual-dark"
     precision: str = "auto"
+    device: str = "auto"
     sampling: Sampling = field(default_factory=Sampling)
     keys: tuple[KeyChoice, ...] = ()
 
 
-_TEXTS = ("model", "template", "theme", "precision")
+_TEXTS = ("model", "template", "theme", "precision", "device")
+_CHOICES = {"precision": PRECISIONS, "device": DEVICES}
 _NUMBERS: dict[str, type[int] | type[float]] = {
     each.name: float if each.type is float else int for each in fields(Sampling)
 }
@@ -219,10 +222,8 @@ def _checked(key: str, value: Any, origin: str) -> Any:
     if key in _TEXTS:
         if not isinstance(value, str):
             raise SettingsError(f"{origin}: {key} is {value!r}; expected text in quotes")
-        if key == "precision" and value not in PRECISIONS:
-            raise SettingsError(
-                f"{origin}: precision is {value!r}; expected one of {', '.join(PRECISIONS)}"
-            )
+        if value not in (known := _CHOICES.get(key, (value,))):
+            raise SettingsError(f"{origin}: {key} is {value!r}; expected one of {', '.join(known)}")
         return value
     try:
         return _checked_number(key, value)

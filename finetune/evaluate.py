@@ -111,7 +111,7 @@ def evaluate(
         sets = {Path(data_file).name: prepared.train}
     if not sets:
         raise ConfigError(f"{source}: the run held no rows out; name rows with --data")
-    speaker = load_model(model) if replies else None
+    speaker = load_model(model, device="auto") if replies else None
     found = {}
     for name, examples in sets.items():
         figures = _losses(network, with_start(examples, start), tokenizer.end_id, name, progress)

@@ -82,6 +82,7 @@ def test_a_key_unlike_any_other_lists_the_keys_there_are() -> None:
         ("max_tokens = -1", "max_tokens is -1; expected 1 or more"),
         (f"temperature = 1{'0' * 400}", "too large"),
         ("model =", "is not valid TOML"),
+        ('device = "gpu"', "device is 'gpu'; expected one of auto, cpu, cuda, mps"),
     ],
 )
 def test_a_bad_value_is_refused_in_one_sentence(line: str, expected: str) -> None:

@@ -98,7 +98,7 @@ def ask(
     from chatapp.dialogue import oneshot
     from chatapp.dialogue.session import choose_template
 
-    language_model = load(settings.model, settings.precision)
+    language_model = load(settings.model, settings.precision, settings.device)
     try:
         chosen = choose_template(language_model, settings.template)
     except ValueError as error:
@@ -138,7 +138,7 @@ def complete(
 
     from chatapp.dialogue import oneshot
 
-    language_model = load(settings.model, settings.precision)
+    language_model = load(settings.model, settings.precision, settings.device)
 
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
         return oneshot.complete(language_model, prompt, sampling=sampling, cancel=cancel)
@@ -165,14 +165,14 @@ def standard_input() -> str:
     return data.decode("utf-8", errors="replace")
 
 
-def load(name: str, precision: str = "float32") -> "LanguageModel":
+def load(name: str, precision: str, device: str) -> "LanguageModel":
     """Load a model, saying so on a terminal. Raises ModelError."""
     from chatapp.engine.load import load_model
     from chatapp.engine.remote import RemoteModel
 
     status(f"Loading {name} …")
     try:
-        model = load_model(name, precision=precision)
+        model = load_model(name, precision=precision, device=device)
     finally:
         status("")
     if isinstance(model, RemoteModel) and model.remark:

@@ -22,7 +22,7 @@ def bench(
     settings = load_settings({"model": model, "precision": precision})
     with interruptible("interrupted"):
         started = time.perf_counter()
-        language_model = load(settings.model, settings.precision)
+        language_model = load(settings.model, settings.precision, settings.device)
         loading = time.perf_counter() - started
 
         from chatapp.engine.bench import measure
@@ -35,7 +35,7 @@ def bench(
         write_json({"model": settings.model, "load_seconds": loading, **asdict(found)})
         return
     lines = {
-        "model": f"{settings.model}, {found.precision}, {found.threads} threads",
+        "model": f"{settings.model}, {found.precision}, {found.device}, {found.threads} threads",
         "load": f"{loading:,.2f} s, with what is imported for it",
         "prefill": f"{found.prefill:,.0f} tokens/s, {found.prefill_tokens} tokens",
         "decode": f"{found.decode:,.1f} tokens/s, {found.decode_tokens} tokens after "

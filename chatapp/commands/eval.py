@@ -20,6 +20,7 @@ from chatapp.commands.prompts import interruptible, progress, prompt_path
 if TYPE_CHECKING:
     from chatapp.evaluation.evaluate import Grid, Task
     from chatapp.evaluation.report import Result
+    from chatapp.settings import Settings
 
 # Items of a generated task: to ask about, and to show as demonstrations.
 _ITEMS = 500
@@ -119,9 +120,9 @@ def evaluate(
     goes_on = f"; the same command goes on with {report}" if report else ""
     with interruptible(f"interrupted{goes_on}"):
         if lambada is not None:
-            _lambada(lambada, settings.model, limit, seed, as_json=as_json)
+            _lambada(lambada, settings, limit, seed, as_json=as_json)
         else:
-            _evaluate(tasks, grid, settings.model, config, report, as_json=as_json)
+            _evaluate(tasks, grid, settings, config, report, as_json=as_json)
 
 
 def _refuse(what: str, options: dict[str, object]) -> None:
@@ -216,7 +217,7 @@ def _write_items(tasks: "Sequence[Task]", folder: Path) -> None:
 def _evaluate(
     tasks: "Sequence[Task]",
     grid: "Grid",
-    model_name: str,
+    settings: "Settings",
     config: dict[str, Any],
     folder: Path | None,
     *,
@@ -231,7 +232,7 @@ def _evaluate(
     if grid.scoring and not any(task.prompt.labels for task in tasks):
         raise UserError("--score says how labels are scored; none of these tasks has labels")
     cells = [(task, cell) for task in tasks for cell in plan(task, grid)]
-    model = load(model_name)
+    model = load(settings.model, "float32", settings.device)
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(folder / "answers.jsonl")) if folder else None
         with progress("Reading the pools") as show:
@@ -280,7 +281,9 @@ def _print_table(found: "Sequence[Result]") -> None:
     write(console.file.getvalue())
 
 
-def _lambada(path: Path, model_name: str, limit: int | None, seed: int, *, as_json: bool) -> None:
+def _lambada(
+    path: Path, settings: "Settings", limit: int | None, seed: int, *, as_json: bool
+) -> None:
     from dataclasses import asdict
 
     from chatapp.evaluation.evaluate import subset
@@ -297,12 +300,12 @@ def _lambada(path: Path, model_name: str, limit: int | None, seed: int, *, as_js
     if not items:
         raise UserError(f"{path}: holds no passages")
     passages = [item.input for item in subset(items, limit, seed)]
-    model = load(model_name)
+    model = load(settings.model, "float32", settings.device)
     with progress("LAMBADA") as show:
         found = lambada(model, passages, show)
     if as_json:
         protocols = {name: asdict(each) for name, each in found.items()}
-        write_json({"model": model_name, "n": len(passages), **protocols})
+        write_json({"model": settings.model, "n": len(passages), **protocols})
         return
     for name, each in found.items():
         write(f"{name}: accuracy {each.accuracy:.4f}, perplexity {each.perplexity:.2f}\n")

@@ -91,7 +91,7 @@ def inspect(
         raise UserError("--output and --json exclude each other")
     wanted = dict(zip(_SECTIONS, (tokens, next_token, attention, layers), strict=True))
     sections = [name for name in _SECTIONS if wanted[name]] or list(_SECTIONS)
-    language_model = load(settings.model)
+    language_model = load(settings.model, "float32", settings.device)
     with interruptible("interrupted"):
         found = _Findings(language_model, given, settings.sampling, token, (layer, head), top)
         if as_json:

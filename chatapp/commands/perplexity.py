@@ -33,7 +33,8 @@ def perplexity(
     text = _read(file)
     settings = load_settings({"model": model, "precision": precision})
     # A figure to compare is exact unless something else is asked for.
-    language_model = load(settings.model, settings.precision if precision else "float32")
+    wanted = settings.precision if precision else "float32"
+    language_model = load(settings.model, wanted, settings.device)
     with interruptible("interrupted"), progress("Perplexity") as show:
         try:
             found = measure.perplexity(language_model, text, stride, show)

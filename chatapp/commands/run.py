@@ -156,7 +156,8 @@ def _answerer(prompt: "PromptFile", model: str | None) -> "tuple[Answerer, Langu
     settings = load_settings({"model": model})
     # What a task leaves open is the program's; what a text leaves open is the user's.
     sampling = sampling_of(prompt, settings.sampling if prompt.text is not None else None)
-    language_model = load(settings.model)  # in float32: likelihoods of labels are exact
+    # In float32, likelihoods of labels are exact.
+    language_model = load(settings.model, "float32", settings.device)
     with progress("Reading the pool") as show:
         selector = selector_for(prompt, language_model, show)
     return Answerer(language_model, prompt, selector, sampling=sampling), language_model

@@ -34,11 +34,13 @@ class Speed:
 
     prefill, decode: tokens a second; prefill of `prefill_tokens`, decoding of
         `decode_tokens` after `prompt_tokens`. bandwidth: bytes read a second.
+    device: "cpu" or the name of the GPU.
     matrix_bytes, limit_share: bytes of weights a token reads, and the decoding speed over
         that of reading alone; None for models whose weights this program does not hold.
     """
 
     precision: str
+    device: str
     threads: int
     prefill_tokens: int
     prefill: float
@@ -62,9 +64,10 @@ def measure(model: LocalGenerator) -> Speed:
     prompt = min(PROMPT, model.context // 2)
     decode = min(DECODE, model.context - prompt)
     _decode(model, text(prompt), text(2))  # the first passes reserve memory
+    device = model.device
     prefills, decodes, reads = [], [], []
     for _ in range(REPEATS):
-        reads.append(_seconds_to_read())
+        reads.append(_seconds_to_read(device))
         prefills.append(_seconds(partial(model.next_logits, text(prefill), _never)))
         start = text(prompt)
         model.next_logits(start, _never)
@@ -74,6 +77,7 @@ def measure(model: LocalGenerator) -> Speed:
     size = model.gpt2.matrix_bytes if isinstance(model, LocalModel) else None
     return Speed(
         precision=model.gpt2.precision if isinstance(model, LocalModel) else "float32",
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         threads=torch.get_num_threads(),
         prefill_tokens=prefill,
         prefill=prefill / median(prefills),
@@ -101,9 +105,13 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _seconds_to_read() -> float:
-    block = torch.ones(_READ // 8, dtype=torch.int64)
-    return min(_seconds(block.sum) for _ in range(3))
+def _seconds_to_read(device: torch.device) -> float:
+    block = torch.ones(_READ // 8, dtype=torch.int64, device=device)
+
+    def read() -> None:
+        block.sum().item()  # a GPU is waited for
+
+    return min(_seconds(read) for _ in range(3))
 
 
 def _never() -> None:

@@ -24,15 +24,25 @@ class KeyValueCache:
     """Room for one sequence.
 
     A layer's keys and values are (1, heads, positions, head size), as the attention kernel
-    reads them. All positions are reserved at once and none is written: the operating system
-    hands out memory page by page as positions fill.
+    reads them. All positions are reserved at once and none is written: for the processor,
+    the operating system hands out memory page by page as positions fill.
+
+    layers: the room of each layer, (2, 1, heads, positions, head size), keys and then values.
     """
 
-    def __init__(self, layers: int, heads: int, positions: int, head_size: int) -> None:
-        room = torch.empty(layers, 2, 1, heads, positions, head_size)
-        self._layers = room.unbind(0)
+    def __init__(
+        self,
+        layers: int,
+        heads: int,
+        positions: int,
+        head_size: int,
+        device: torch.device | None = None,
+    ) -> None:
+        room = torch.empty(layers, 2, 1, heads, positions, head_size, device=device)
+        self.layers = room.unbind(0)
         self._position_bytes = room.nbytes // positions
-        self._touched = 0
+        # On a GPU, memory is taken whether it is written or not.
+        self._touched = 0 if room.device.type == "cpu" else positions
         self.ids: list[int] = []
 
     def __len__(self) -> int:
@@ -40,12 +50,12 @@ class KeyValueCache:
 
     @property
     def bytes(self) -> int:
-        """Memory that the positions written so far take."""
+        """Memory taken so far."""
         return self._touched * self._position_bytes
 
     def copy(self, other: "KeyValueCache", size: int) -> None:
         """Hold the first `size` tokens of another cache of the same shape, and no others."""
-        for mine, its in zip(self._layers, other._layers, strict=True):
+        for mine, its in zip(self.layers, other.layers, strict=True):
             mine[..., :size, :] = its[..., :size, :]
         self.ids = other.ids[:size]
         self._touched = max(self._touched, size)
@@ -67,8 +77,8 @@ class KeyValueCache:
         """
         moved = next((to for to, slot in enumerate(slots) if to != slot), len(slots))
         if moved < len(slots):
-            source = torch.tensor(slots[moved:])
-            for room in self._layers:
+            source = torch.tensor(slots[moved:], device=self.layers[0].device)
+            for room in self.layers:
                 room[..., moved : len(slots), :] = room[..., source, :]
         self.ids = [self.ids[slot] for slot in slots]
 
@@ -84,7 +94,7 @@ class KeyValueCache:
         after `commit`.
         """
         start, size = len(self.ids), new.shape[3]
-        room = self._layers[layer]
+        room = self.layers[layer]
         room.narrow(3, start, size).copy_(new)
         self._touched = max(self._touched, start + size)
         keys, values = room.narrow(3, 0, start + size).unbind(0)

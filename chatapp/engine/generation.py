@@ -72,6 +72,11 @@ class LocalGenerator(ABC):
         self._piece = tokenizer.piece
         self._lock = threading.Lock()
 
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the model computes. What its methods return is on the processor."""
+
     @abstractmethod
     def next_logits(self, ids: Sequence[int], check: Check) -> tuple[Tensor, int]:
         """Logits (vocabulary,) of the token after `ids`, and how many came from the cache.
@@ -142,7 +147,7 @@ class LocalGenerator(ABC):
             )
         with self._lock, torch.inference_mode():
             states = self.states(ids, self.layers if layer == -1 else layer)
-            found: NDArray[np.float32] = states.mean(0, dtype=torch.float32).numpy()
+            found: NDArray[np.float32] = states.mean(0, dtype=torch.float32).cpu().numpy()
         return found
 
     def check_ids(self, ids: Sequence[int]) -> None:

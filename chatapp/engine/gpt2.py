@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -28,8 +30,10 @@ from chatapp.engine.checkpoint import (
     read_json,
     weight_files,
 )
+from chatapp.engine.device import device_for
 from chatapp.engine.linear import Layer, linear_layer
 from chatapp.engine.precision import is_matrix, kept_int8, precision_for, to_bfloat16
+from chatapp.engine.step import Step
 
 _tanh_gelu = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -195,6 +199,14 @@ def read_weights(folder: Path, config: GPT2Config) -> dict[str, Tensor]:
     return weights
 
 
+class Room(Protocol):
+    """Where keys and values of the tokens so far are."""
+
+    def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
+        """See `KeyValueCache.extend`."""
+        ...
+
+
 class _Norm:
     """Layer normalisation over the last dimension."""
 
@@ -232,9 +244,7 @@ class _Block:
         if config.scale_attn_by_inverse_layer_idx:
             self.scale /= index + 1
 
-    def attention(
-        self, x: Tensor, batch: int, cache: KeyValueCache | None, mask: Tensor | None
-    ) -> Tensor:
+    def attention(self, x: Tensor, batch: int, cache: Room | None, mask: Tensor | None) -> Tensor:
         """softmax(q kᵀ · scale) v for all heads at once.
 
         x: (batch · new, n_embd). mask: (new, all), added to the scores, or None when the new
@@ -251,9 +261,7 @@ class _Block:
         )
         return self.projection(mixed.transpose(1, 2).reshape(x.shape))
 
-    def __call__(
-        self, x: Tensor, batch: int, cache: KeyValueCache | None, mask: Tensor | None
-    ) -> Tensor:
+    def __call__(self, x: Tensor, batch: int, cache: Room | None, mask: Tensor | None) -> Tensor:
         x = x + self.attention(self.norm_1(x), batch, cache, mask)
         return x + self.contract(self.activation(self.expand(self.norm_2(x))))
 
@@ -276,6 +284,7 @@ class GPT2:
         vocabulary: int | None = None,
     ) -> None:
         self.config = config
+        self.device = weights["wte.weight"].device
         self.token_embedding = weights["wte.weight"]
         self.position_embedding = weights["wpe.weight"]
         self.blocks = [_Block(weights, config, layer) for layer in range(config.n_layer)]
@@ -290,36 +299,46 @@ class GPT2:
         matrices[name] = output[name]
         self.matrix_bytes = sum(matrix.nbytes for matrix in matrices.values())
         self.head = linear_layer(output, name)
+        self._steps: WeakKeyDictionary[KeyValueCache, Step] = WeakKeyDictionary()
 
     @classmethod
     def load(
-        cls, folder: Path, *, vocabulary: int | None = None, precision: str = "float32"
+        cls,
+        folder: Path,
+        *,
+        vocabulary: int | None = None,
+        precision: str = "float32",
+        device: str = "cpu",
     ) -> "GPT2":
         """From a folder in Hugging Face layout. Raises ModelError.
 
         precision: float32, bfloat16, int8, or auto for what is fastest here.
+        device: cpu, cuda, mps, or auto; see `device_for`.
         """
         config = GPT2Config.read(folder)
 
         def read() -> dict[str, Tensor]:
             return read_weights(folder, config)
 
-        chosen = precision_for(precision, config.matrix_parameters)
+        place = device_for(device, precision, config.matrix_parameters)
+        chosen = precision_for(precision, config.matrix_parameters, place)
         if chosen == "int8":
             weights = kept_int8(folder, read)
         else:
             weights = to_bfloat16(read()) if chosen == "bfloat16" else read()
+        weights = {name: tensor.to(place) for name, tensor in weights.items()}
         return cls(config, weights, vocabulary=vocabulary)
 
     def new_cache(self, spare: int = 0) -> KeyValueCache:
         """An empty cache as long as the model's window, and `spare` slots longer."""
         c = self.config
-        return KeyValueCache(c.n_layer, c.n_head, c.n_positions + spare, c.head_size)
+        positions = c.n_positions + spare
+        return KeyValueCache(c.n_layer, c.n_head, positions, c.head_size, self.device)
 
     @torch.inference_mode()
     def hidden(
         self,
-        ids: Tensor,
+        ids: Sequence[Sequence[int]],
         cache: KeyValueCache | None = None,
         *,
         positions: Tensor | None = None,
@@ -329,8 +348,8 @@ class GPT2:
     ) -> Tensor:
         """Hidden states after the final norm, or after fewer blocks.
 
-        ids: (batch, new), padded at the end by length if at all: causal attention keeps what
-            follows a sequence from reaching it. With a cache, the batch is one and the ids
+        ids: rows of one length, padded at the end if at all: causal attention keeps what
+            follows a sequence from reaching it. With a cache, there is one row and its ids
             come after those the cache holds.
         positions: (new,) of the ids, where they are not simply the next ones.
         mask: (new, all), added to the attention's scores, where it is not simply causal.
@@ -338,22 +357,45 @@ class GPT2:
             norm, by default. Not with a cache, which every block has to fill.
         check: called before each block; what it raises abandons the pass, and the cache
             stays as it was.
-        Returns (batch, new, n_embd).
+        Returns (rows, new, n_embd), on the model's device.
         """
         start = 0 if cache is None else len(cache)
-        batch, new = ids.shape
+        new = len(ids[0])
         if mask is None and start and new > 1:
-            mask = torch.full((new, start + new), -torch.inf).triu_(start + 1)
-        at = slice(start, start + new) if positions is None else positions
-        x = F.embedding(ids, self.token_embedding) + self.position_embedding[at]
-        x = x.view(batch * new, -1)  # rows alone: what multiplies need not know whose they are
+            mask = torch.full((new, start + new), -torch.inf, device=self.device)
+            mask.triu_(start + 1)
+        at = slice(start, start + new) if positions is None else positions.to(self.device)
+        x = self._through(
+            torch.tensor(ids, device=self.device),
+            at,
+            cache=cache,
+            mask=None if mask is None else mask.to(self.device),
+            layer=layer,
+            check=check,
+        )
+        if cache is not None:
+            cache.commit(ids[0])
+        return x.view(len(ids), new, -1)
+
+    def _through(
+        self,
+        ids: Tensor,
+        positions: Tensor | slice,
+        *,
+        cache: Room | None,
+        mask: Tensor | None,
+        layer: int | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """As `hidden`, with all on the model's device: (batch · new, n_embd)."""
+        x = F.embedding(ids, self.token_embedding) + self.position_embedding[positions]
+        # Rows alone: what multiplies need not know whose they are.
+        x = x.view(ids.numel(), -1)
         for block in self.blocks[:layer]:
             if check is not None:
                 check()
-            x = block(x, batch, cache, mask)
-        if cache is not None:
-            cache.commit(ids[0].tolist())
-        return (self.norm(x) if layer is None else x).view(batch, new, -1)
+            x = block(x, len(ids), cache, mask)
+        return self.norm(x) if layer is None else x
 
     @torch.inference_mode()
     def forward(
@@ -366,12 +408,27 @@ class GPT2:
     ) -> Tensor:
         """Logits after `ids`, which follow what the cache holds.
 
-        Returns (vocabulary,) of the last position, or (len(ids), vocabulary) with `every`.
+        Returns (vocabulary,) of the last position, or (len(ids), vocabulary) with `every`,
+        wherever the model computes.
         """
         cache = self.new_cache() if cache is None else cache
+        if len(ids) == 1 and self.device.type == "cuda":
+            return self._step(ids[0], cache).cpu()[None if every else ...]
         logits = []
         for start in range(0, len(ids), CHUNK):
-            x = self.hidden(torch.tensor([ids[start : start + CHUNK]]), cache, check=check)
+            x = self.hidden([ids[start : start + CHUNK]], cache, check=check)
             if every or start + CHUNK >= len(ids):
-                logits.append(self.head(x[0] if every else x[0, -1:]))
+                logits.append(self.head(x[0] if every else x[0, -1:]).cpu())
         return torch.cat(logits) if every else logits[0][0]
+
+    def _step(self, id: int, cache: KeyValueCache) -> Tensor:
+        """Logits (vocabulary,) after one more token, recorded for each cache."""
+        if cache not in self._steps:
+            self._steps[cache] = Step(cache, self._logits_after)
+        logits = self._steps[cache](id, len(cache))
+        cache.commit([id])
+        return logits
+
+    def _logits_after(self, id: Tensor, place: Tensor, room: Room, mask: Tensor) -> Tensor:
+        """See `step.Compute`."""
+        return self.head(self._through(id, place, cache=room, mask=mask))

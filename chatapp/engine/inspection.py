@@ -326,7 +326,7 @@ class GPT2Trace(Trace):
         config = gpt2.config
         super().__init__(ids, layers=config.n_layer, heads=config.n_head, piece=piece)
         self._gpt2 = gpt2
-        x = F.embedding(torch.tensor(ids), gpt2.token_embedding)
+        x = F.embedding(torch.tensor(ids, device=gpt2.device), gpt2.token_embedding)
         x = x + gpt2.position_embedding[: len(ids)]
         self._states = [x]
         self._queries: list[Tensor] = []
@@ -353,17 +353,18 @@ class GPT2Trace(Trace):
         """softmax(q kᵀ · scale) of the queries from start to stop: (heads, rows, positions)."""
         scores = self._queries[layer][:, start:stop] @ self._keys[layer].transpose(1, 2)
         scores *= self._gpt2.blocks[layer].scale
-        later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(start + 1)
+        later = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device)
+        later = later.triu(start + 1)
         return scores.masked_fill(later, -torch.inf).softmax(2)
 
     @torch.inference_mode()
     def logits(self, start: int, stop: int) -> Tensor:
-        return self._gpt2.head(self._gpt2.norm(self._states[-1][start:stop]))
+        return self._gpt2.head(self._gpt2.norm(self._states[-1][start:stop])).cpu()
 
     @torch.inference_mode()
     def layer_logits(self, position: int) -> Tensor:
         states = torch.stack([state[position] for state in self._states])
-        return self._gpt2.head(self._gpt2.norm(states))
+        return self._gpt2.head(self._gpt2.norm(states)).cpu()
 
     @torch.inference_mode()
     def attention(self, position: int) -> NDArray[np.float32]:
@@ -371,7 +372,7 @@ class GPT2Trace(Trace):
             self._weights(layer, position, position + 1)[:, 0, : position + 1]
             for layer in range(self.layers)
         ]
-        found: NDArray[np.float32] = torch.stack(rows).numpy()
+        found: NDArray[np.float32] = torch.stack(rows).cpu().numpy()
         return found
 
 

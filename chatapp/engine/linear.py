@@ -30,14 +30,15 @@ class Linear:
     weight: (out, in), contiguous. bias: (out,) or None.
     """
 
-    __slots__ = ("bias", "weight")
+    __slots__ = ("_by_onednn", "bias", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
+        self._by_onednn = weight.device.type == "cpu" and weight.numel() >= _ONEDNN_FROM
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.weight.numel() < _ONEDNN_FROM:
+        if not self._by_onednn:
             return F.linear(x, self.weight, self.bias)
         multiply = torch.ops.mkldnn._linear_pointwise
         y: Tensor = multiply(x, self.weight, self.bias, "none", [], "")

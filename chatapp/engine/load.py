@@ -40,6 +40,7 @@ __all__ = [
 
 BUNDLED = "bundled"
 PRECISIONS = ("auto", "float32", "bfloat16", "int8")
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 # As in prompting/template.py, which the engine must not import.
 TEMPLATE_FILE = "chatapp_template.json"
@@ -76,18 +77,21 @@ class ModelInfo:
     bytes: int
 
 
-def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
+def load_model(name: str, *, precision: str = "float32", device: str = "cpu") -> LanguageModel:
     """Load a model by its name. Raises ModelError.
 
     name: "bundled", a folder of a GPT-2 or of another causal model in Hugging Face layout, a
         folder of a PEFT adapter, a hub id, or a server; see `server_of`.
     precision: what its matrices are stored and multiplied as; "auto" is int8 where that is
         faster. Only a GPT-2 can be other than float32; a server chooses its own.
+    device: where it is computed; "auto" is a GPU for a large model, if there is one.
     """
     if precision not in PRECISIONS:
         raise ModelError(
             f"precision {precision!r} is unknown; expected one of {', '.join(PRECISIONS)}"
         )
+    if device not in DEVICES:
+        raise ModelError(f"device {device!r} is unknown; expected one of {', '.join(DEVICES)}")
     if name != BUNDLED and (server := server_of(name)) is not None:
         from chatapp.engine.remote import RemoteModel
 
@@ -97,7 +101,8 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
         from chatapp.engine.transformers_model import TransformersModel
 
         _check_precision(name, precision)
-        return TransformersModel.load(base_folder(folder), name=name, adapter=folder)
+        base = base_folder(folder)
+        return TransformersModel.load(base, name=name, adapter=folder, device=device)
     config = read_json(folder / CONFIG)
     _check_task(folder, config)
     if config.get("model_type") == "gpt2":
@@ -105,7 +110,7 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
         from chatapp.engine.tokenizer import NotByteLevel
 
         try:
-            return LocalModel.load(folder, name=name, precision=precision)
+            return LocalModel.load(folder, name=name, precision=precision, device=device)
         except NotByteLevel:
             pass  # some GPT-2 models of other languages have WordPiece or SentencePiece
         except (MemoryError, RuntimeError) as error:  # torch reports memory as RuntimeError
@@ -113,18 +118,20 @@ def load_model(name: str, *, precision: str = "float32") -> LanguageModel:
     from chatapp.engine.transformers_model import TransformersModel
 
     _check_precision(name, precision)
-    return TransformersModel.load(folder, name=name)
+    return TransformersModel.load(folder, name=name, device=device)
 
 
 def usual_precision(folder: Path) -> str:
     """What a chat multiplies a model in on this machine when nothing else is chosen."""
     if _is_adapter(folder) or read_json(folder / CONFIG).get("model_type") != "gpt2":
         return "float32"
+    from chatapp.engine.device import device_for
     from chatapp.engine.gpt2 import GPT2Config
     from chatapp.engine.precision import precision_for
 
     try:
-        return precision_for("auto", GPT2Config.read(folder).matrix_parameters)
+        size = GPT2Config.read(folder).matrix_parameters
+        return precision_for("auto", size, device_for("auto", "auto", size))
     except ModelError:  # a GPT-2 of a kind that transformers computes
         return "float32"
 

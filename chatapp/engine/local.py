@@ -51,13 +51,15 @@ class LocalModel(InspectableGenerator):
         self._lookup = Lookup()
 
     @classmethod
-    def load(cls, folder: Path, *, name: str = "", precision: str = "float32") -> "LocalModel":
-        """From a folder in Hugging Face layout, in a precision of `GPT2.load`.
+    def load(
+        cls, folder: Path, *, name: str = "", precision: str = "float32", device: str = "cpu"
+    ) -> "LocalModel":
+        """From a folder in Hugging Face layout, with precision and device of `GPT2.load`.
 
         Raises ModelError.
         """
         tokenizer = load_tokenizer(folder)
-        gpt2 = GPT2.load(folder, vocabulary=tokenizer.size, precision=precision)
+        gpt2 = GPT2.load(folder, vocabulary=tokenizer.size, precision=precision, device=device)
         # Special tokens beyond the embedding, such as an added padding token, do no harm.
         needed = max(tokenizer.end_id + 1, tokenizer.text_size)
         if needed > gpt2.config.vocab_size:
@@ -66,6 +68,10 @@ class LocalModel(InspectableGenerator):
                 f"{gpt2.config.vocab_size}; they do not belong together"
             )
         return cls(gpt2, tokenizer, name=name or str(folder), folder=folder)
+
+    @property
+    def device(self) -> torch.device:
+        return self.gpt2.device
 
     def next_logits(self, ids: Sequence[int], check: Check) -> tuple[Tensor, int]:
         known = self._lookup.recall(ids)
@@ -87,7 +93,7 @@ class LocalModel(InspectableGenerator):
 
     def states(self, ids: Sequence[int], layer: int) -> Tensor:
         last = self.gpt2.config.n_layer
-        return self.gpt2.hidden(torch.tensor([ids]), layer=layer if layer < last else None)[0]
+        return self.gpt2.hidden([ids], layer=layer if layer < last else None)[0]
 
     def trace(self, ids: Sequence[int]) -> GPT2Trace:
         return GPT2Trace(self.gpt2, ids, self._piece)
@@ -133,8 +139,9 @@ class LocalModel(InspectableGenerator):
                 break
             path = tree.add(row)
             paths[waiting.popleft()] = [slot - tree.start for slot in path]
-        ids, positions = torch.tensor([tree.ids]), torch.tensor(tree.positions)
-        states = self.gpt2.hidden(ids, self._cache, positions=positions, mask=tree.mask())[0]
+        states = self.gpt2.hidden(
+            [tree.ids], self._cache, positions=torch.tensor(tree.positions), mask=tree.mask()
+        )[0]
         self._cache.keep(tree.path)
         return paths, states
 
@@ -144,6 +151,6 @@ class LocalModel(InspectableGenerator):
         for start in range(0, len(ids), LOGIT_ROWS):
             some = slice(start, start + LOGIT_ROWS)
             logits = self.gpt2.head(states[places[some]])
-            logits = logits.log_softmax(1).gather(1, torch.tensor(ids[some])[:, None])
-            values += logits[:, 0].tolist()
+            predicted = torch.tensor(ids[some], device=logits.device)
+            values += logits.log_softmax(1).gather(1, predicted[:, None])[:, 0].tolist()
         return values

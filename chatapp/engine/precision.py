@@ -28,9 +28,11 @@ _INT8_FROM = 2**25
 Weights = dict[str, Tensor]
 
 
-def precision_for(precision: str, parameters: int) -> str:
-    """The precision that "auto" stands for: int8 where it is faster, else float32.
+def precision_for(precision: str, parameters: int, device: torch.device) -> str:
+    """The precision that "auto" stands for, as what is fastest on a device.
 
+    That is int8 for large models on a processor made for it, bfloat16 on a cuda device made
+    for that, else float32.
     parameters: weights in the matrices of the model.
     Raises ModelError when this machine cannot multiply in int8 and it was asked for.
     """
@@ -39,6 +41,10 @@ def precision_for(precision: str, parameters: int) -> str:
         raise ModelError("this build of torch cannot multiply in int8; choose float32")
     if precision != "auto":
         return precision
+    if device.type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    if device.type != "cpu":
+        return "float32"
     # Without these instructions, sums of two products overflow or take several steps.
     fast = torch.cpu.get_capabilities().get("avx512_vnni", False)
     return "int8" if able and fast and parameters >= _INT8_FROM else "float32"

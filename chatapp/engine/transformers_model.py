@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.cache import common_prefix
 from chatapp.engine.checkpoint import ADAPTER_CONFIG, ModelError, first_line, tensor_headers
+from chatapp.engine.device import device_for
 from chatapp.engine.generation import Check, PieceTokenizer
 from chatapp.engine.inspection import InspectableGenerator, TransformersTrace
 from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, without_surrogates
@@ -134,15 +135,16 @@ class TransformersModel(InspectableGenerator):
 
     @classmethod
     def load(
-        cls, folder: Path, *, name: str = "", adapter: Path | None = None
+        cls, folder: Path, *, name: str = "", adapter: Path | None = None, device: str = "cpu"
     ) -> "TransformersModel":
         """From a model's folder in Hugging Face layout, with a PEFT adapter's folder on top.
 
-        The adapter is merged into the weights. Raises ModelError.
+        The adapter is merged into the weights. device: see `device_for`. Raises ModelError.
         """
         model = load_weights(folder)
         if adapter is not None:
             model = merge_adapter(model, adapter)
+        model = model.to(device_for(device, "float32", model.num_parameters()))
         brings_its_own = adapter is not None and (adapter / TOKENIZER_CONFIG).is_file()
         tokenizer, start = open_tokenizer(adapter if adapter and brings_its_own else folder)
         return cls(
@@ -152,6 +154,11 @@ class TransformersModel(InspectableGenerator):
             folder=adapter or folder,
             start=start,
         )
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = self._model.device
+        return found
 
     def next_logits(self, ids: Sequence[int], check: Check) -> tuple[Tensor, int]:
         tokens = [*self._start, *ids]
@@ -249,10 +256,10 @@ class TransformersModel(InspectableGenerator):
         read = [torch.tensor([*self._start, *row[:-1]]) for row in rows]
         kept = max(map(len, read)) - (len(self._start) + min(firsts) - 1)
         logits = self._model(
-            input_ids=pad_sequence(read, batch_first=True).to(self._model.device),
+            input_ids=pad_sequence(read, batch_first=True).to(self.device),
             attention_mask=pad_sequence(
                 [torch.ones_like(row) for row in read], batch_first=True
-            ).to(self._model.device),
+            ).to(self.device),
             **({"logits_to_keep": kept} if self._can_keep_few else {}),
         ).logits[:, -kept:]
         found = []
@@ -281,7 +288,7 @@ class TransformersModel(InspectableGenerator):
 
     def _on_device(self, rows: list[list[int]]) -> Tensor:
         """Ids where the model is: on a GPU, while it is being trained there."""
-        return torch.tensor(rows, device=self._model.device)
+        return torch.tensor(rows, device=self.device)
 
     def _rewind(self, tokens: list[int]) -> int:
         """Cut the cache back to what `tokens` can reuse; returns how many tokens that is."""

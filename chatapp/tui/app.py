@@ -92,7 +92,8 @@ class ChatApp(App[int]):
     def _load_by_name(self) -> "LanguageModel":
         from chatapp.engine.load import load_model
 
-        return load_model(self._settings.model, precision=self._settings.precision)
+        chosen = self._settings
+        return load_model(chosen.model, precision=chosen.precision, device=chosen.device)
 
     def get_default_screen(self) -> ChatScreen:
         return self.chat

@@ -188,11 +188,12 @@ class ChatScreen(Screen[None]):
     def load_other(self, name: str, precision: str = "") -> None:
         """Go on with another model, when it is loaded; precision: another than now."""
         precision = precision or self.conversation.precision
+        device = self.conversation.device
 
         def load() -> "LanguageModel":
             from chatapp.engine.load import load_model
 
-            return load_model(name, precision=precision)
+            return load_model(name, precision=precision, device=device)
 
         self._status.state = "loading"
         self._status.model = name

@@ -55,6 +55,7 @@ class Conversation:
         self._sampling = settings.sampling
         self._compared: tuple[tuple[str, str], LanguageModel] | None = None
         self.precision = self._wanted_precision = settings.precision
+        self.device = settings.device
         self._chat_id: int | None = None
         self._basis = Basis()
         self.model: LanguageModel | None = None
@@ -304,7 +305,8 @@ class Conversation:
             from chatapp.engine.load import load_model
 
             self._compared = None  # before the next takes its place in memory
-            self._compared = (name, precision), load_model(name, precision=precision)
+            model = load_model(name, precision=precision, device=self.device)
+            self._compared = (name, precision), model
         return self._compared[1]
 
     def in_background(self, work: "Callable[[Session], None]") -> bool:

@@ -185,7 +185,7 @@ def test_labels_are_scored_in_float32_whatever_the_chat_multiplies_in(
 ) -> None:
     asked = []
 
-    def load_model(name: str, *, precision: str = "float32") -> ScriptedModel:
+    def load_model(name: str, *, precision: str, device: str) -> ScriptedModel:
         asked.append(precision)
         return ScriptedModel([" spam"])
 

@@ -82,10 +82,7 @@ def test_after_a_prefix_change_in_the_middle(pair: tuple[GPT2, Any]) -> None:
 def test_padded_batch(pair: tuple[GPT2, Any]) -> None:
     ours, reference = pair
     rows = [IDS[:5], IDS[7:40], IDS[3:12]]
-    padded = torch.zeros(3, 33, dtype=torch.long)
-    for row, ids in zip(padded, rows, strict=True):
-        row[: len(ids)] = torch.tensor(ids)
-    hidden = ours.hidden(padded)
+    hidden = ours.hidden([[*ids, *[0] * (33 - len(ids))] for ids in rows])
     for states, ids in zip(hidden, rows, strict=True):
         assert close(ours.head(states[: len(ids)]), logits_of(reference, ids))
 
@@ -156,7 +153,7 @@ def test_an_output_matrix_of_its_own_wins_over_the_config(
 ) -> None:
     head = torch.randn(340, 32)
     folder = rewritten(gpt2[0], tmp_path / "model", lambda t: t | {"lm_head.weight": head})
-    expected = GPT2.load(gpt2[0]).hidden(torch.tensor([IDS]))[0] @ head.T
+    expected = GPT2.load(gpt2[0]).hidden([IDS])[0] @ head.T
     assert close(GPT2.load(folder).forward(IDS, every=True), expected)
 
 

@@ -83,8 +83,8 @@ def test_a_reply_that_repeats_takes_fewer_passes(
     passes = []
     hidden = local.gpt2.hidden
 
-    def counted(ids: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
-        passes.append(ids.numel())
+    def counted(ids: list[list[int]], *rest: Any, **more: Any) -> torch.Tensor:
+        passes.append(len(ids[0]))
         return hidden(ids, *rest, **more)
 
     monkeypatch.setattr(local.gpt2, "hidden", counted)

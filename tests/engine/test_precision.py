@@ -17,6 +17,7 @@ from chatapp.engine.load import BUNDLED, ModelError, load_model, model_folder
 from chatapp.engine.model import Sampling
 from chatapp.engine.precision import precision_for
 
+CPU = torch.device("cpu")
 IDS = [(7 * n * n + 3) % 340 for n in range(60)]
 
 
@@ -141,11 +142,11 @@ def test_without_a_place_for_the_file(gpt2: tuple[Path, Any], home: Path) -> Non
 
 def test_which_precision_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for named in ("float32", "bfloat16", "int8"):
-        assert precision_for(named, 10) == precision_for(named, 10**9) == named
+        assert precision_for(named, 10, CPU) == precision_for(named, 10**9, CPU) == named
     for able, wanted in ((True, "int8"), (False, "float32")):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: {"avx512_vnni": able})
-        assert precision_for("auto", 124_000_000) == wanted
-        assert precision_for("auto", 3_000_000) == "float32"
+        assert precision_for("auto", 124_000_000, CPU) == wanted
+        assert precision_for("auto", 3_000_000, CPU) == "float32"
 
 
 def test_a_reply_in_int8(gpt2: tuple[Path, Any]) -> None:

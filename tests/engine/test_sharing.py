@@ -62,8 +62,8 @@ def computed(model: LocalModel | TransformersModel, monkeypatch: pytest.MonkeyPa
     if isinstance(model, LocalModel):
         hidden = model.gpt2.hidden
 
-        def counted(ids: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
-            sizes.append(ids.numel())
+        def counted(ids: list[list[int]], *rest: Any, **more: Any) -> torch.Tensor:
+            sizes.append(len(ids[0]))
             return hidden(ids, *rest, **more)
 
         monkeypatch.setattr(model.gpt2, "hidden", counted)

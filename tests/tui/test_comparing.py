@@ -204,7 +204,7 @@ async def test_another_model_on_the_right(
     other = ScriptedModel(["Other."], name="runs/other")
     loaded: list[tuple[str, str]] = []
 
-    def load_model(name: str, *, precision: str) -> ScriptedModel:
+    def load_model(name: str, *, precision: str, device: str) -> ScriptedModel:
         loaded.append((name, precision))
         if name != other.name:
             raise ValueError(f"{name}: no such model")

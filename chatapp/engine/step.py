@@ -1,0 +1,85 @@
+"""One token through a GPT-2 by operations that never change, so that a GPU can record them.
+
+A token is some hundred small operations, and a GPU waits longer for each to be started than it
+takes. Recorded once as a CUDA graph, they are started together.
+
+Keep: the logits are those of `GPT2.forward`. What a recording reads and writes stays where it
+is as long as the step lives.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from chatapp.engine.cache import KeyValueCache
+
+# Before they are recorded, operations have to run: the first time they reserve memory.
+_TRIES = 3
+
+
+class Compute(Protocol):
+    """The model: logits (1, vocabulary) after one token.
+
+    id: (1, 1). place: (1,), its position. mask: (1, all), added to the attention's scores.
+    """
+
+    def __call__(self, id: Tensor, place: Tensor, room: "Step", mask: Tensor) -> Tensor: ...
+
+
+class Step:
+    """One more token after those in a cache's room.
+
+    It looks at the whole room, where all that lies after the token is masked. On a cuda
+    device it is recorded, elsewhere it is computed.
+    """
+
+    def __init__(self, cache: KeyValueCache, compute: Compute) -> None:
+        self._compute = compute
+        self._layers = cache.layers
+        device, room = cache.layers[0].device, cache.layers[0].shape[3]
+        self._id = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self._place = torch.full((1,), len(cache), device=device)
+        self._slots = torch.arange(room, device=device)
+        # What is masked counts for nothing, unless it is not a number.
+        for layer in self._layers:
+            layer.narrow(3, len(cache), room - len(cache)).zero_()
+        self._record = self._recorded() if device.type == "cuda" else None
+
+    def __call__(self, id: int, place: int) -> Tensor:
+        """Logits (vocabulary,) after token `id`, where `place` tokens come before it.
+
+        Its keys and values are in the room then. The logits last until the next call.
+        """
+        self._id.fill_(id)
+        self._place.fill_(place)
+        if self._record is None:
+            return self._run()
+        graph, logits = self._record
+        graph.replay()
+        return logits
+
+    def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
+        """As `KeyValueCache.extend`, but all keys and values of the room are returned."""
+        room = self._layers[layer]
+        room.index_copy_(3, self._place, new)
+        keys, values = room.unbind(0)
+        return keys, values
+
+    def _run(self) -> Tensor:
+        later = self._slots > self._place
+        mask = torch.zeros(1, len(later), device=later.device).masked_fill_(later, -torch.inf)
+        return self._compute(self._id, self._place, self, mask)[0]
+
+    def _recorded(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_TRIES):
+                self._run()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        # Another thread may be using the GPU for another model.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            logits = self._run()
+        return graph, logits
