@@ -164,7 +164,7 @@ def precision(config: FinetuneConfig) -> str:
     if config.train.precision != "auto":
         return config.train.precision
     if torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     able = torch.cpu.get_capabilities()
     return "bfloat16" if able.get("avx512_bf16") or able.get("amx_bf16") else "float32"
 

@@ -64,12 +64,13 @@ def info(
     """Show what a model consists of."""
     from chatapp.engine.load import BUNDLED, describe, model_folder, usual_precision
     from chatapp.engine.servers import server_of
+    from chatapp.settings import load_settings
 
     if name != BUNDLED and (server := server_of(name)) is not None:
         _show_server(server, name, as_json=as_json)
         return
     found = describe(model_folder(name))
-    precision = usual_precision(found.folder)
+    precision = usual_precision(found.folder, load_settings().device)
     if as_json:
         write_json({"name": name, **_document(found), "precision": precision})
         return

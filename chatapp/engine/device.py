@@ -1,7 +1,7 @@
 """Which device a model computes on: the processor, or a GPU of this machine.
 
-Keep: what is chosen is there. A GPU that is asked for and missing is an error in words, never
-a silent change to the processor.
+Keep: what is chosen is there and works. A GPU that is asked for and missing is an error in
+words, never a silent change to the processor.
 """
 
 import torch
@@ -11,9 +11,12 @@ from chatapp.engine.checkpoint import ModelError
 # Smaller models are read from the processor's cache; a GPU only makes their start longer.
 _GPU_FROM = 2**25
 
+# Bytes a parameter may take on a GPU, with all that is computed besides.
+_ROOM = 5
+
 
 def device_for(device: str, precision: str, parameters: int) -> torch.device:
-    """The device that "auto" stands for: a GPU for large models, if there is one.
+    """The device that "auto" stands for: a GPU for large models that it has room for.
 
     device: of `DEVICES`. precision: int8 is multiplied on the processor alone.
     parameters: weights in the matrices of the model.
@@ -22,15 +25,19 @@ def device_for(device: str, precision: str, parameters: int) -> torch.device:
     if device == "auto":
         if precision == "int8" or parameters < _GPU_FROM:
             return torch.device("cpu")
-        return torch.device(next(filter(_is_there, ("cuda", "mps")), "cpu"))
-    if not _is_there(device):
-        raise ModelError(f"device is {device!r}, which torch does not find here; choose cpu")
-    if precision == "int8" and device != "cpu":
+        if _works("cuda") and torch.cuda.mem_get_info()[0] > _ROOM * parameters:
+            return torch.device("cuda")
+        return torch.device("mps" if _works("mps") else "cpu")
+    if device != "cpu" and not _works(device):
+        raise ModelError(f"device is {device!r}, which torch cannot use here; choose cpu")
+    if device != "cpu" and precision == "int8":
         raise ModelError(f"int8 is multiplied on the processor, not on {device}; choose bfloat16")
     return torch.device(device)
 
 
-def _is_there(device: str) -> bool:
-    if device == "cuda":
-        return torch.cuda.is_available()
-    return device == "cpu" or torch.backends.mps.is_available()
+def _works(device: str) -> bool:
+    """Whether torch can compute there: a GPU may be found and be too old for this build."""
+    try:
+        return bool(torch.ones(1, device=device).sum() == 1)
+    except (AssertionError, RuntimeError):  # a build without cuda asserts that it has it
+        return False

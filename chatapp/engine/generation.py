@@ -147,7 +147,7 @@ class LocalGenerator(ABC):
             )
         with self._lock, torch.inference_mode():
             states = self.states(ids, self.layers if layer == -1 else layer)
-            found: NDArray[np.float32] = states.mean(0, dtype=torch.float32).cpu().numpy()
+            found: NDArray[np.float32] = states.mean(0, dtype=torch.float32).numpy()
         return found
 
     def check_ids(self, ids: Sequence[int]) -> None:

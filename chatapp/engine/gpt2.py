@@ -413,7 +413,8 @@ class GPT2:
         """
         cache = self.new_cache() if cache is None else cache
         if len(ids) == 1 and self.device.type == "cuda":
-            return self._step(ids[0], cache).cpu()[None if every else ...]
+            after = self._step(ids[0], cache).cpu()
+            return after[None] if every else after
         logits = []
         for start in range(0, len(ids), CHUNK):
             x = self.hidden([ids[start : start + CHUNK]], cache, check=check)
@@ -430,5 +431,5 @@ class GPT2:
         return logits
 
     def _logits_after(self, id: Tensor, place: Tensor, room: Room, mask: Tensor) -> Tensor:
-        """See `step.Compute`."""
+        """What a `Step` computes."""
         return self.head(self._through(id, place, cache=room, mask=mask))

@@ -46,7 +46,11 @@ class Linear:
 
 
 class BFloat16Linear:
-    """y = x Wᵀ + b with x and W rounded to bfloat16, summed in float32 where hardware can."""
+    """y = x Wᵀ + b with x and W rounded to bfloat16, and so is the sum with a bias.
+
+    Without one, which is the output matrix, the result is what was summed in float32 where
+    torch can give that: logits of some tens would be rounded by as much as they differ.
+    """
 
     __slots__ = ("bias", "weight")
 
@@ -55,7 +59,10 @@ class BFloat16Linear:
         self.bias = None if bias is None else bias.to(torch.bfloat16)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x.to(torch.bfloat16), self.weight, self.bias).float()
+        x = x.to(torch.bfloat16)
+        if self.bias is None and x.is_cuda and torch.version.hip is None:
+            return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+        return F.linear(x, self.weight, self.bias).float()
 
 
 class Int8Linear:

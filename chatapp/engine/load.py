@@ -82,8 +82,8 @@ def load_model(name: str, *, precision: str = "float32", device: str = "cpu") ->
 
     name: "bundled", a folder of a GPT-2 or of another causal model in Hugging Face layout, a
         folder of a PEFT adapter, a hub id, or a server; see `server_of`.
-    precision: what its matrices are stored and multiplied as; "auto" is int8 where that is
-        faster. Only a GPT-2 can be other than float32; a server chooses its own.
+    precision: what its matrices are stored and multiplied as; "auto" is what is fastest on
+        the device. Only a GPT-2 can be other than float32; a server chooses its own.
     device: where it is computed; "auto" is a GPU for a large model, if there is one.
     """
     if precision not in PRECISIONS:
@@ -121,8 +121,11 @@ def load_model(name: str, *, precision: str = "float32", device: str = "cpu") ->
     return TransformersModel.load(folder, name=name, device=device)
 
 
-def usual_precision(folder: Path) -> str:
-    """What a chat multiplies a model in on this machine when nothing else is chosen."""
+def usual_precision(folder: Path, device: str) -> str:
+    """What a chat multiplies a model in on a device when nothing else is chosen.
+
+    Raises ModelError when the device is not there.
+    """
     if _is_adapter(folder) or read_json(folder / CONFIG).get("model_type") != "gpt2":
         return "float32"
     from chatapp.engine.device import device_for
@@ -131,9 +134,9 @@ def usual_precision(folder: Path) -> str:
 
     try:
         size = GPT2Config.read(folder).matrix_parameters
-        return precision_for("auto", size, device_for("auto", "auto", size))
     except ModelError:  # a GPT-2 of a kind that transformers computes
         return "float32"
+    return precision_for("auto", size, device_for(device, "auto", size))
 
 
 def _check_precision(name: str, precision: str) -> None:

@@ -25,7 +25,7 @@ from chatapp.engine.tree import PrefixTree
 LOGIT_ROWS = 256
 
 # Bytes for keys and values of earlier texts: three full windows of a GPT-2 124M.
-CACHE_BYTES = 256 * 2**20
+CACHE_BYTES = 288 * 2**20
 
 
 class LocalModel(InspectableGenerator):
@@ -80,7 +80,9 @@ class LocalModel(InspectableGenerator):
         self._cache, reused = self._pool.take(ids)
         if len(ids) - reused > 1:
             return self.gpt2.forward(ids[reused:], self._cache, check=check), reused
-        guessed = self._lookup.guess(ids, self.context - len(ids))
+        # On a GPU, a pass of several tokens is not recorded and costs as much as many steps.
+        room = 0 if self.device.type == "cuda" else self.context - len(ids)
+        guessed = self._lookup.guess(ids, room)
         if not guessed:
             return self.gpt2.forward(ids[reused:], self._cache, check=check), reused
         ahead = [*ids, *guessed]
@@ -93,7 +95,7 @@ class LocalModel(InspectableGenerator):
 
     def states(self, ids: Sequence[int], layer: int) -> Tensor:
         last = self.gpt2.config.n_layer
-        return self.gpt2.hidden([ids], layer=layer if layer < last else None)[0]
+        return self.gpt2.hidden([ids], layer=layer if layer < last else None)[0].cpu()
 
     def trace(self, ids: Sequence[int]) -> GPT2Trace:
         return GPT2Trace(self.gpt2, ids, self._piece)

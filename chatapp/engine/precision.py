@@ -42,7 +42,8 @@ def precision_for(precision: str, parameters: int, device: torch.device) -> str:
     if precision != "auto":
         return precision
     if device.type == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+        able = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if able else "float32"
     if device.type != "cpu":
         return "float32"
     # Without these instructions, sums of two products overflow or take several steps.

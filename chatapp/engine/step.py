@@ -7,7 +7,9 @@ Keep: the logits are those of `GPT2.forward`. What a recording reads and writes 
 is as long as the step lives.
 """
 
-from typing import Protocol
+import threading
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,13 +20,15 @@ from chatapp.engine.cache import KeyValueCache
 _TRIES = 3
 
 
-class Compute(Protocol):
-    """The model: logits (1, vocabulary) after one token.
+# torch records one graph at a time.
+_RECORDING = threading.Lock()
 
-    id: (1, 1). place: (1,), its position. mask: (1, all), added to the attention's scores.
-    """
+Compute = Callable[[Tensor, Tensor, "Step", Tensor], Tensor]
+"""The model: logits (1, vocabulary) after one token.
 
-    def __call__(self, id: Tensor, place: Tensor, room: "Step", mask: Tensor) -> Tensor: ...
+Of its id (1, 1), its position (1,), where keys and values are, and a mask (1, all) to add to
+the attention's scores.
+"""
 
 
 class Step:
@@ -34,16 +38,16 @@ class Step:
     device it is recorded, elsewhere it is computed.
     """
 
-    def __init__(self, cache: KeyValueCache, compute: Compute) -> None:
+    def __init__(self, known: KeyValueCache, compute: Compute) -> None:
         self._compute = compute
-        self._layers = cache.layers
-        device, room = cache.layers[0].device, cache.layers[0].shape[3]
+        self._layers = known.layers
+        device, room = known.layers[0].device, known.layers[0].shape[3]
         self._id = torch.zeros(1, 1, dtype=torch.long, device=device)
-        self._place = torch.full((1,), len(cache), device=device)
+        self._place = torch.full((1,), len(known), device=device)
         self._slots = torch.arange(room, device=device)
         # What is masked counts for nothing, unless it is not a number.
         for layer in self._layers:
-            layer.narrow(3, len(cache), room - len(cache)).zero_()
+            layer.narrow(3, len(known), room - len(known)).zero_()
         self._record = self._recorded() if device.type == "cuda" else None
 
     def __call__(self, id: int, place: int) -> Tensor:
@@ -72,14 +76,20 @@ class Step:
         return self._compute(self._id, self._place, self, mask)[0]
 
     def _recorded(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_TRIES):
-                self._run()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        # Another thread may be using the GPU for another model.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            logits = self._run()
+        aside, graph = _stream(), torch.cuda.CUDAGraph()
+        with _RECORDING:
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(_TRIES):
+                    self._run()
+            torch.cuda.current_stream().wait_stream(aside)
+            # Meanwhile another thread may be using the GPU for another model.
+            with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+                logits = self._run()
         return graph, logits
+
+
+@cache
+def _stream() -> torch.cuda.Stream:
+    """One for all recordings: torch keeps memory for each stream that multiplied matrices."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -144,7 +144,13 @@ class TransformersModel(InspectableGenerator):
         model = load_weights(folder)
         if adapter is not None:
             model = merge_adapter(model, adapter)
-        model = model.to(device_for(device, "float32", model.num_parameters()))
+        place = device_for(device, "float32", model.num_parameters())
+        try:
+            model = model.to(place)
+        except RuntimeError as error:
+            raise ModelError(
+                f"{folder}: cannot be put on {place.type}: {first_line(error)}; choose device cpu"
+            ) from None
         brings_its_own = adapter is not None and (adapter / TOKENIZER_CONFIG).is_file()
         tokenizer, start = open_tokenizer(adapter if adapter and brings_its_own else folder)
         return cls(

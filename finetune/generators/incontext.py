@@ -138,11 +138,17 @@ def shots_of(
 
 
 def training_rows(
-    groupings: Mapping[str, Groups], words: Sequence[str], count: int, seed: int, most: int
+    groupings: Mapping[str, Groups],
+    words: Sequence[str],
+    count: int,
+    seed: int,
+    most: int,
+    noises: Sequence[float] = (0.0, 0.0, 0.1, 0.25),
 ) -> Iterator[dict[str, Any]]:
     """`count` rows of training tasks with at most `most` demonstrations.
 
-    groupings: ways to group sentences. words: any common ones.
+    groupings: ways to group sentences. words: any common ones. noises: of which one is the
+    share of wrong labels where demonstrations are the nearest, so that several count.
     """
     draw = random.Random(seed)
     groupings = {
@@ -177,7 +183,7 @@ def training_rows(
             selection = draw.choice(("random", "nearest", "nearest"))
         labels = draw_labels(draw, len(task.texts))
         k = draw.randint(2, most)
-        noise = draw.choice((0.0, 0.0, 0.1, 0.25)) if selection == "nearest" else 0.0
+        noise = draw.choice(noises) if selection == "nearest" else 0.0
         shots = shots_of(draw, task, labels, k, selection, noise)
         if shots is None or sum(len(text.split()) for text, _ in shots) > _MOST_WORDS:
             continue

@@ -329,10 +329,15 @@ def build(
         ("questions", dialogues.question_rows(tasks, count(40000), seed)),
         ("follow_ups", dialogues.rows(ABOUT_ITSELF, tasks, count(12000), seed)),
         ("repetition", repetition.rows(words, some, count(16000), seed)),
-        ("arithmetic", arithmetic.rows(count(40000), seed)),
+        ("arithmetic", arithmetic.rows(count(40000), seed, arithmetic.SHARES)),
+        ("more_arithmetic", arithmetic.rows(count(40000), seed + 1, arithmetic.SHORT)),
         ("few_shot_tasks", incontext.task_rows(tasks, count(12000), seed)),
         ("in_context_short", incontext.training_rows(groups, words, count(20000), seed, 6)),
         ("in_context", incontext.training_rows(groups, words, count(40000), seed + 1, 16)),
+        (
+            "more_in_context",
+            incontext.training_rows(groups, words, count(8000), seed + 2, 12, (0.1, 0.3, 0.45)),
+        ),
     ):
         path = out / f"{name}.jsonl"
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
