@@ -12,7 +12,6 @@ GPT2LMHeadModel. States are float32 whatever the matrices are stored as.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -35,7 +34,23 @@ from chatapp.engine.linear import Layer, linear_layer
 from chatapp.engine.precision import is_matrix, kept_int8, precision_for, to_bfloat16
 from chatapp.engine.step import Step
 
-_tanh_gelu = partial(F.gelu, approximate="tanh")
+# √(8/π), and from where it pays to compute a gelu in steps.
+_GELU = torch.tensor((8 / torch.pi) ** 0.5)
+_MANY = 2**16
+
+
+def _tanh_gelu(x: Tensor) -> Tensor:
+    """½x(1 + tanh u) with u = √(2/π)(x + 0.044715x³): the approximation of a gelu.
+
+    On a processor, torch's sigmoid is several times as fast as its tanh, and ½(1 + tanh u)
+    is the sigmoid of 2u.
+    """
+    if x.device.type != "cpu" or x.numel() < _MANY:
+        return F.gelu(x, approximate="tanh")
+    doubled = torch.addcmul(_GELU, x, x, value=0.044715 * float(_GELU)).mul_(x)
+    return doubled.sigmoid_().mul_(x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": _tanh_gelu,
     "gelu_pytorch_tanh": _tanh_gelu,
@@ -43,9 +58,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 
-# Attention reads and writes more than its result as a chunk grows; 256 rows keep the matrix
+# Whatever is computed besides the result takes memory as a chunk grows; 512 rows keep the matrix
 # products busy and the memory small.
-CHUNK = 256
+CHUNK = 512
+
+# Rows of a chunk whose attention a processor computes at once: each is multiplied by all keys
+# up to those of the last one. A GPU would rather have few calls.
+_TOGETHER = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +241,33 @@ class _Norm:
         return F.layer_norm(x, self.shape, self.weight, self.bias, self.epsilon)
 
 
+def _causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Attention of the last positions, each to itself and to all before it.
+
+    query: (batch, heads, new, head size). key, value: (batch, heads, all, head size).
+    Returns (batch, heads, new, head size).
+    """
+    new, every = query.shape[2], key.shape[2]
+    rows = min(new, _TOGETHER) if query.device.type == "cpu" else new
+    # The columns before those of the rows themselves are seen by each.
+    later = torch.full((rows, rows), -torch.inf, device=query.device).triu_(1)
+    mask = F.pad(later, (every, 0))
+    parts = []
+    for start in range(0, new, rows):
+        stop = min(start + rows, new)
+        seen = every - new + stop
+        parts.append(
+            F.scaled_dot_product_attention(
+                query[:, :, start:stop],
+                key[:, :, :seen],
+                value[:, :, :seen],
+                attn_mask=mask[: stop - start, new - start :][:, :seen],
+                scale=scale,
+            )
+        )
+    return torch.cat(parts, 2)
+
+
 class _Block:
     """One pre-norm block: attention, then the two-layer perceptron."""
 
@@ -247,18 +293,20 @@ class _Block:
     def attention(self, x: Tensor, batch: int, cache: Room | None, mask: Tensor | None) -> Tensor:
         """softmax(q kᵀ · scale) v for all heads at once.
 
-        x: (batch · new, n_embd). mask: (new, all), added to the scores, or None when the new
-        positions are the only ones and see those before them, or there is a single one.
+        x: (batch · new, n_embd). mask: (new, all), added to the scores; None where each sees
+        itself and all before it.
         """
         # (batch · new, 3·n_embd) -> (3, batch, heads, new, head size)
         split = self.query_key_value(x).view(batch, -1, 3, self.heads, self.head_size)
         split = split.permute(2, 0, 3, 1, 4)
         query, new = split[0], split[1:]
-        causal = mask is None and query.shape[2] > 1
         key, value = new if cache is None else cache.extend(self.layer, new)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=causal, scale=self.scale
-        )
+        if mask is None and query.shape[2] > 1:
+            mixed = _causal_attention(query, key, value, self.scale)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, scale=self.scale
+            )
         return self.projection(mixed.transpose(1, 2).reshape(x.shape))
 
     def __call__(self, x: Tensor, batch: int, cache: Room | None, mask: Tensor | None) -> Tensor:
@@ -361,9 +409,6 @@ class GPT2:
         """
         start = 0 if cache is None else len(cache)
         new = len(ids[0])
-        if mask is None and start and new > 1:
-            mask = torch.full((new, start + new), -torch.inf, device=self.device)
-            mask.triu_(start + 1)
         at = slice(start, start + new) if positions is None else positions.to(self.device)
         x = self._through(
             torch.tensor(ids, device=self.device),

@@ -99,7 +99,8 @@ class Int8Linear:
         if self._columns is not None and len(x) == 1:
             products = torch._int_mm(rounded.char(), self._columns)
             return torch.addcmul(self._bias, products * self._scale, largest)
-        unsigned = rounded.add_(128).byte()
+        # Turning the first bit adds 128; torch has no fast way from float32 to uint8.
+        unsigned = rounded.char().bitwise_xor_(-128).view(torch.uint8)
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
             unsigned,
             1.0,

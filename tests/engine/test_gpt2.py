@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import MakeGPT2, logits_of
 from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
 
 from chatapp.engine import gpt2 as gpt2_module
 from chatapp.engine.checkpoint import ModelError
@@ -61,10 +62,20 @@ def test_token_by_token(pair: tuple[GPT2, Any]) -> None:
     assert close(steps, logits_of(reference, IDS))
 
 
-def test_in_chunks(pair: tuple[GPT2, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("chunk", "together"), [(7, 128), (60, 7), (13, 5), (20, 20)])
+def test_in_chunks(
+    pair: tuple[GPT2, Any], monkeypatch: pytest.MonkeyPatch, chunk: int, together: int
+) -> None:
     ours, reference = pair
-    monkeypatch.setattr(gpt2_module, "CHUNK", 7)
+    monkeypatch.setattr(gpt2_module, "CHUNK", chunk)
+    monkeypatch.setattr(gpt2_module, "_TOGETHER", together)
     assert close(ours.forward(IDS, every=True), logits_of(reference, IDS))
+
+
+def test_a_gelu_of_many_numbers() -> None:
+    x = torch.linspace(-30, 30, 2**17)
+    wanted = F.gelu(x, approximate="tanh")
+    assert torch.allclose(gpt2_module.ACTIVATIONS["gelu_new"](x), wanted, atol=2e-6)
 
 
 def test_after_a_prefix_change_in_the_middle(pair: tuple[GPT2, Any]) -> None:
