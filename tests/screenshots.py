@@ -36,8 +36,9 @@ async def rest(driver: Driver) -> None:
 async def chat(driver: Driver) -> None:
     for text in (
         "Hello! Who are you?",
-        "What do you like to do?",
-        "What do you eat?",
+        "What is the capital of France?",
+        "And of Spain?",
+        "What is 48 plus 76?",
     ):
         await driver.say(text)
 
@@ -58,10 +59,10 @@ async def attention(driver: Driver) -> None:
 
 
 async def compare(driver: Driver) -> None:
-    driver.prompt.text = "/compare temperature=1"
+    driver.prompt.text = "/compare seed=2"
     await driver.press("enter")
     await driver.until(lambda: "Enter asks both" in driver.screen_text)
-    await driver.press(*"What do you like to do?", "enter")
+    await driver.press(*"My name is Clara.", "enter")
     await driver.until(lambda: "Both bad" in driver.screen_text)
 
 
