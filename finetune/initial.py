@@ -1,13 +1,18 @@
 """Where a decoder's weights begin: positions as sinusoids, heads that look back, heads that copy.
 
 Learned positions that begin at random must each learn alone what stands before them; on little
-text they never do, and nothing is ever copied from the context. Here the pair of heads that
-copies begins ready made (an induction head, Olsson et al. 2022): a head of the first block
-looks one token back and notes what stood there, a head of the second block looks for the place
-whose note is the token at hand, and passes on the token that stands there. Sinusoids (Vaswani
-et al. 2017) make one step back the same rotation everywhere.
+text they never do, and nothing is ever copied from the context. Here two circuits that copy
+begin ready made, in the first two blocks:
 
-The one invariant: every weight stays free to learn; only its first value is chosen.
+- after the same token (an induction head, Olsson et al. 2022): one head notes the token before,
+  another looks for the place whose note is the token at hand, and passes on what stands there;
+- after a text like this one: one head notes the token two back, one notes the words of about
+  the last ten tokens together, and others look for the place that stands after the same two
+  tokens and has like words before it. This is how a label is read from the demonstration
+  nearest to the query.
+
+Sinusoids (Vaswani et al. 2017) make one step back the same rotation everywhere. The one
+invariant: every weight stays free to learn; only its first value is chosen.
 """
 
 import math
@@ -18,16 +23,17 @@ from transformers import GPT2LMHeadModel
 
 # Radians a token of the fastest and the slowest pair of dimensions.
 _FASTEST, _SLOWEST = 2.5, 0.001
-# Pairs that tell near positions apart turn by so many radians or more a token. They are twice
-# as long, so that they stand out from the token's own vector.
-_FAST = 0.7
-# How many tokens back each of the first heads begins by looking, and how sharply.
-_STEPS_BACK = (1, 1, 2)
-_SHARPNESS = 1.2
-# Of the heads that copy: how loud the note of the token before is, how sharply it is looked
-# for, and how loud the copy. Softer than what copies best at once (measured), so that other
-# text is not drowned by copies while the rest learns.
-_NOTE, _SEARCH, _COPY = 0.33, 2.5, 1.0
+# How sharply a head looks one or two tokens back.
+_SHARPNESS = 2.2
+# The head that notes many words reads slow pairs, so softly that it looks at about the ten
+# tokens around the one so many tokens back.
+_WIDE_SPEEDS, _WIDE_BACK, _WIDE_SHARPNESS = (0.004, 0.25), 5, 1.46
+# How loud the notes of one token and of many are beside the token itself.
+_NOTE, _WORDS_NOTE = 0.2, 0.8
+# How sharply the same token is looked for, how sharply the same two tokens, and like words.
+_SAME_TOKEN, _SAME_PLACE, _LIKE_WORDS = 2.5, (3.2, 2.2), 2.4
+# How loud the copies are: after the same token softer, so that other text is not drowned.
+_COPY_TOKEN, _COPY_LABEL = 1.0, 2.0
 
 
 def deviation(hidden: int) -> float:
@@ -42,8 +48,8 @@ def deviation(hidden: int) -> float:
 def position_dimensions(hidden: int) -> int:
     """How many dimensions tell the position, the first ones: even, about a third.
 
-    The others begin with nothing but the token, so that tokens can be compared wherever they
-    stand.
+    In these no token begins with anything, and no position in the others: what stands where
+    and what it is do not disturb each other.
     """
     return max(2, 2 * (hidden // 6))
 
@@ -58,66 +64,88 @@ def sinusoids(positions: int, hidden: int) -> Tensor:
     """Sines in the even and cosines in the odd dimensions, then zeros: (positions, hidden)."""
     speeds = frequencies(hidden)
     angles = torch.arange(positions)[:, None] * speeds
-    lengths = deviation(hidden) * math.sqrt(2) * (1 + (speeds >= _FAST))
-    pairs = torch.stack([angles.sin(), angles.cos()], dim=-1) * lengths[:, None]
+    pairs = torch.stack([angles.sin(), angles.cos()], dim=-1) * deviation(hidden) * math.sqrt(2)
     vectors = torch.zeros(positions, hidden)
     vectors[:, : 2 * len(speeds)] = pairs.flatten(1)
     return vectors
 
 
-@torch.no_grad()
-def look_back(attention: Tensor, heads: int) -> None:
-    """Let the first heads of a block look 1, 1 and 2 tokens back; in place.
+def _look_back(query: Tensor, key: Tensor, speeds: Tensor, back: int, sharpness: float) -> None:
+    """Let a head look at the token so many tokens back; in place.
 
-    attention: (hidden, 3 · hidden), GPT-2's weights from a state to queries, keys and values.
-        The first heads read the fastest pairs of dimensions and turn the query back by their
-        steps, so that it meets the key of the position so many tokens before.
+    query, key: (hidden, width), the head's weights. It turns the query back by so many steps,
+        so that it meets the key of that position.
+    speeds: (position_dimensions // 2,), 0 for pairs that it does not read.
     """
-    hidden = attention.shape[0]
-    width = hidden // heads
-    speeds = frequencies(hidden)
-    for head, steps in enumerate(_STEPS_BACK[: heads // 2]):
-        attention[:, head * width : (head + 1) * width] = 0
-        attention[:, hidden + head * width : hidden + (head + 1) * width] = 0
-        for pair in range(min(width // 2, len(speeds))):
-            sine, cosine = 2 * pair, 2 * pair + 1
-            query = head * width + 2 * pair
-            key = hidden + query
-            angle = float(speeds[pair]) * steps
-            turned = _SHARPNESS * math.cos(angle), _SHARPNESS * math.sin(angle)
-            attention[sine, key] = attention[cosine, key + 1] = _SHARPNESS
-            attention[sine, query] = attention[cosine, query + 1] = turned[0]
-            attention[cosine, query], attention[sine, query + 1] = -turned[1], turned[1]
+    query.zero_()
+    key.zero_()
+    for own, pair in enumerate(speeds.nonzero().flatten()[: key.shape[1] // 2].tolist()):
+        angle = float(speeds[pair]) * back
+        turn = torch.tensor(
+            [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
+        )
+        read, write = slice(2 * pair, 2 * pair + 2), slice(2 * own, 2 * own + 2)
+        key[read, write] = sharpness * torch.eye(2)
+        query[read, write] = sharpness * turn
 
 
 @torch.no_grad()
-def copy(model: GPT2LMHeadModel) -> None:
-    """Let heads of the second block pass on what stood after the token at hand before; in place.
+def copying_heads(model: GPT2LMHeadModel) -> None:
+    """Give the first heads of the first two blocks the two circuits above; in place.
 
-    As many heads as look one token back and as there are free dimensions for. Each has two
-    spaces of its own, as wide as a head and at right angles to all others: in one it reads the
-    token, in the other stands the note of the token before.
+    Notes stand in spaces of their own, at right angles to each other and to the positions. A
+    model too small for them begins without.
     """
-    blocks = model.transformer.h
-    hidden, width = model.config.n_embd, model.config.n_embd // model.config.n_head
+    blocks, hidden = model.transformer.h, model.config.n_embd
+    width = hidden // model.config.n_head
     first = position_dimensions(hidden)
-    back = _STEPS_BACK[: model.config.n_head // 2].count(1)
-    count = min(back, (hidden - first) // (2 * width))
-    if len(blocks) < 2 or not count:
+    size = min(width, (hidden - first) // 4)
+    if len(blocks) < 2 or model.config.n_head < 3 or size < 4:
         return
-    directions = torch.zeros(2 * count * width, hidden)
+    directions = torch.zeros(4 * size, hidden)
     torch.nn.init.orthogonal_(directions[:, first:])
-    spaces = directions.view(count, 2, width, hidden)
-    notes, searches = blocks[0].attn, blocks[1].attn
-    for head, (token, note) in enumerate(spaces):
-        own = slice(head * width, (head + 1) * width)
-        query, key, value = (weight[:, own] for weight in searches.c_attn.weight.chunk(3, dim=1))
-        notes.c_attn.weight[:, 2 * hidden :][:, own] = token.T
-        notes.c_proj.weight[own] = _NOTE * note
-        query.copy_(_SEARCH * token.T)
-        key.copy_(_SEARCH * note.T)
-        value.copy_(token.T)
-        searches.c_proj.weight[own] = _COPY * token
+    token, before, two_before, words = directions.view(4, size, hidden)
+
+    def weights(block: int, head: int) -> tuple[Tensor, ...]:
+        """Query, key and value (hidden, width), and what the head adds (width, hidden)."""
+        attention, own = blocks[block].attn, slice(head * width, (head + 1) * width)
+        parts = attention.c_attn.weight.chunk(3, dim=1)
+        return *(part[:, own] for part in parts), attention.c_proj.weight[own]
+
+    speeds = frequencies(hidden)
+    wide = speeds * ((speeds >= _WIDE_SPEEDS[0]) & (speeds <= _WIDE_SPEEDS[1]))
+    for head, (note, loud, read, back, sharpness) in enumerate(
+        (
+            (before, _NOTE, speeds, 1, _SHARPNESS),
+            (two_before, _NOTE, speeds, 2, _SHARPNESS),
+            (words, _WORDS_NOTE, wide, _WIDE_BACK, _WIDE_SHARPNESS),
+        )
+    ):
+        query, key, value, added = weights(0, head)
+        _look_back(query, key, read, back, sharpness)
+        value[:, :size] = token.T
+        added[:size] = loud * note
+
+    query, key, value, added = weights(1, 0)
+    query[:, :size] = _SAME_TOKEN * token.T
+    key[:, :size] = _SAME_TOKEN * before.T
+    value[:, :size] = token.T
+    added[:size] = _COPY_TOKEN * token
+    # Half of a head tells whether the two tokens before are the same, half whether the words
+    # are alike; two heads read different words.
+    half = size // 2
+    for head, some in ((1, words[:half]), (2, words[half : 2 * half])):
+        query, key, value, added = weights(1, head)
+        mixed = torch.empty(2, half, size)
+        for mix in mixed:
+            torch.nn.init.orthogonal_(mix)
+        one, two = (scale * mix for scale, mix in zip(_SAME_PLACE, mixed, strict=True))
+        query[:, :half] = (one @ token + two @ before).T
+        key[:, :half] = (one @ before + two @ two_before).T
+        query[:, half : 2 * half] = key[:, half : 2 * half] = _LIKE_WORDS * some.T
+        query[:, 2 * half :] = key[:, 2 * half :] = 0
+        value[:, :size] = token.T
+        added[:size] = _COPY_LABEL * token
 
 
 @torch.no_grad()
@@ -126,6 +154,6 @@ def begin(model: GPT2LMHeadModel) -> None:
     decoder = model.transformer
     hidden = model.config.n_embd
     decoder.wte.weight.mul_(deviation(hidden) / model.config.initializer_range)
+    decoder.wte.weight[:, : position_dimensions(hidden)] = 0
     decoder.wpe.weight.copy_(sinusoids(*decoder.wpe.weight.shape))
-    look_back(decoder.h[0].attn.c_attn.weight, model.config.n_head)
-    copy(model)
+    copying_heads(model)

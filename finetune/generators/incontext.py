@@ -28,6 +28,8 @@ Groups = Mapping[str, Sequence[str]]
 # The share of sentences that serve measuring alone.
 KEPT_OUT = 0.1
 MOST_SHOTS = 16
+# Of a text that comes again.
+_RECALLED_WORDS = 14
 # Few-shot prompts leave room in a window of 1,024 tokens.
 _MOST_WORDS = 450
 
@@ -96,6 +98,8 @@ def variations(draw: random.Random, sentences: Sequence[str], classes: int, each
 
 def _varied(draw: random.Random, sentence: str, others: Sequence[str]) -> str:
     words = sentence.split()
+    if len(words) < 4:
+        return sentence
     for _ in range(draw.randint(1, 1 + len(words) // 3)):
         place = draw.randrange(len(words))
         change = draw.random()
@@ -191,6 +195,38 @@ def training_rows(
         if len({label for _, label in shots}) == 1 and draw.random() < 0.75:
             continue
         row = few_shot_row(draw_layout(draw, labels), shots, guessable=False)
+        if row:
+            made += 1
+            yield row
+
+
+def recall_rows(
+    sentences: Sequence[str], words: Sequence[str], count: int, seed: int
+) -> Iterator[dict[str, Any]]:
+    """`count` rows in which a few texts come again and again, nearly as they were, each with
+    its label: nothing to generalise, only the place to find again.
+
+    Texts are sentences, or words in a row, from one on: short ones are found again sooner.
+    """
+    draw = random.Random(seed)
+    sentences = [
+        text
+        for text in sentences
+        if len(text.split()) <= _RECALLED_WORDS and not is_kept_out(text, KEPT_OUT)
+    ]
+    made = 0
+    while made < count:
+        classes = draw.choice((2, 3, 4, 6, 8))
+        if draw.random() < 0.5:
+            task = variations(draw, sentences, classes, 6)
+        else:
+            length = draw.choice((1, 1, 2, 3, 4, 6, 8, 10))
+            rows = [" ".join(draw.sample(words, length)) for _ in range(classes)]
+            task = variations(draw, rows, classes, 6)
+        labels = draw_labels(draw, classes)
+        k = draw.randint(classes, MOST_SHOTS)
+        shots = shots_of(draw, task, labels, k, "repeated", 0.0)
+        row = shots and few_shot_row(draw_layout(draw), shots, guessable=False)
         if row:
             made += 1
             yield row

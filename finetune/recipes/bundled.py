@@ -199,8 +199,8 @@ def small_talk(folder: Path, chats: int, seed: int) -> Iterator[dict[str, Any]]:
     general = [pair for pair in general if pair[0].lower() not in own]
     for _ in range(chats):
         turns: list[str] = []
-        name = draw.choice(NAMES) if draw.random() < 0.3 else ""
-        liked = draw.choice(THINGS) if draw.random() < 0.2 else ""
+        name = draw.choice(NAMES) if draw.random() < 0.45 else ""
+        liked = draw.choice(THINGS) if draw.random() < 0.4 else ""
         if name:
             turns += _introduction(draw, name)
         if liked:
@@ -332,6 +332,7 @@ def build(
         ("arithmetic", arithmetic.rows(count(40000), seed, arithmetic.SHARES)),
         ("more_arithmetic", arithmetic.rows(count(40000), seed + 1, arithmetic.SHORT)),
         ("few_shot_tasks", incontext.task_rows(tasks, count(12000), seed)),
+        ("recall", incontext.recall_rows(some, words, count(20000), seed)),
         ("in_context_short", incontext.training_rows(groups, words, count(20000), seed, 6)),
         ("in_context", incontext.training_rows(groups, words, count(40000), seed + 1, 16)),
         (

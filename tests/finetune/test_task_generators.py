@@ -187,6 +187,20 @@ def test_training_rows_hold_no_held_out_label_topic_or_sentence() -> None:
         assert word not in re.findall(r"\w+", text)
 
 
+def test_texts_that_come_again_keep_their_label() -> None:
+    sentences = [each for group in GROUPINGS["animal"].values() for each in group]
+    rows = list(incontext.recall_rows(sentences, WORDS, 100, seed=0))
+    assert rows == list(incontext.recall_rows(sentences, WORDS, 100, seed=0))
+    text = "\n".join("".join(row["parts"]) for row in rows)
+    assert not [each for each in sentences if is_kept_out(each, 0.1) and f" {each}\n" in text]
+    for row in rows:
+        for index in range(0, len(row["parts"]), 2):
+            lines = "".join(row["parts"][: index + 1]).split("\n")
+            *before, asked = [set(line.split()) for line in lines if len(line.split()) > 1]
+            # What is asked stood there before, give or take a third of its words.
+            assert max(len(asked & line) for line in before) >= len(asked) / 3
+
+
 def test_topics_and_patterns_of_both_sides_have_nothing_in_common() -> None:
     topics = table("topics")
     words = [set(" ".join(topics[side].values()).split()) for side in ("train", "held_out")]
