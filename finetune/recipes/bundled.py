@@ -106,6 +106,17 @@ ABOUT_ITSELF: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ),
 ]
 
+# What a word is made of, which tokens hide, takes more rows to learn than other tasks.
+LETTERS = {
+    "spell",
+    "reverse",
+    "unscramble",
+    "first_letter",
+    "last_letter",
+    "upper",
+    "count_letters",
+}
+
 NAMES = (
     "Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo Mary Noah Olga Paul Rosa Sam "
     "Tina Viktor Wendy Yusuf Zoe Maria Peter Lucy Omar Nina Tom Sara"
@@ -327,6 +338,12 @@ def build(
         ("grade_school", grade_school(data / "gsm8k" / "train.jsonl")),
         ("smalltalk", small_talk(data / "dialogue", count(16000), seed)),
         ("questions", dialogues.question_rows(tasks, count(40000), seed)),
+        (
+            "letters",
+            dialogues.question_rows(
+                [task for task in tasks if task.name in LETTERS], count(30000), seed + 1
+            ),
+        ),
         ("follow_ups", dialogues.rows(ABOUT_ITSELF, tasks, count(12000), seed)),
         ("repetition", repetition.rows(words, some, count(16000), seed)),
         ("arithmetic", arithmetic.rows(count(40000), seed, arithmetic.SHARES)),
