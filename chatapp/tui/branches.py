@@ -20,6 +20,7 @@ from textual.widgets.option_list import Option
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
 from chatapp.tui.message import SPEAKERS
+from chatapp.tui.options import Options
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Store, StoredMessage
@@ -63,7 +64,7 @@ class BranchScreen(ModalScreen[int | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Branches", classes="title")
-            yield OptionList(markup=False, compact=True)
+            yield Options()
             yield Static(id="nothing", markup=False)
             yield Static("● is what you see · Enter goes there · Esc stays", classes="hint")
 

@@ -23,6 +23,7 @@ from textual.widgets.option_list import Option
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
 from chatapp.tui.field import Field
+from chatapp.tui.options import Options
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import ChatSummary, Hit, Store
@@ -60,7 +61,7 @@ class Choice(NamedTuple):
     message_id: int | None
 
 
-class ChatList(OptionList):
+class ChatList(Options):
     """The chats that were found."""
 
     BINDING_GROUP_TITLE = "In the list of chats"
@@ -104,7 +105,7 @@ class HistoryScreen(ModalScreen[Choice | None]):
             yield Field(placeholder="Type to search titles and texts", id="filter", compact=True)
             yield Field(id="title-field", compact=True)
             yield Static(id="nothing", markup=False)
-            yield ChatList(markup=False, compact=True)
+            yield ChatList()
             yield Static(_HINT, classes="hint")
 
     def on_mount(self) -> None:

@@ -30,6 +30,7 @@ from chatapp.shading import bar, ink_on, percent, visible, weight_color
 from chatapp.tui.inspector_look import Look
 from chatapp.tui.inspector_tokens import NOTHING, TokenText, attended, surprise
 from chatapp.tui.message import SPEAKERS
+from chatapp.tui.options import Options
 from chatapp.tui.rendered import colored, legend, one_line, shot_lines
 
 if TYPE_CHECKING:
@@ -85,11 +86,11 @@ def candidate_line(candidate: "Candidate", came: bool, width: int) -> Content:
     )  # fmt: skip
 
 
-class Choices(OptionList):
+class Choices(Options):
     """Lines to choose from. A mark shows which one is chosen where there are no colours."""
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id, markup=False, compact=True)
+        super().__init__(id=id)
         self._contents: list[Content] = []
 
     def show(self, lines: Sequence[tuple[str, Content]], highlighted: int = 0) -> None:

@@ -18,6 +18,7 @@ from textual.widgets.option_list import Option
 from chatapp.foreign import printable
 from chatapp.tui.events import ModelsFound
 from chatapp.tui.field import Field
+from chatapp.tui.options import Options
 
 if TYPE_CHECKING:
     from chatapp.engine.catalogue import Found
@@ -48,7 +49,7 @@ class ModelScreen(ModalScreen[str | None]):
         with Vertical(classes="dialog"):
             yield Static("Models", classes="title")
             yield Field(placeholder="Filter, or a folder, hub id or address", compact=True)
-            options = OptionList(markup=False, compact=True)
+            options = Options()
             options.can_focus = False  # the field keeps the keys; the list follows them
             yield options
             yield Static("Looking for models …", id="nothing", markup=False)

@@ -14,6 +14,7 @@ from textual.widgets.option_list import Option
 
 from chatapp.foreign import printable
 from chatapp.tui.body import TextBody
+from chatapp.tui.options import Options
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import StoredMessage
@@ -42,7 +43,7 @@ class RankScreen(ModalScreen[list[int] | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Rank the replies, the best first", classes="title")
-            yield OptionList(markup=False, compact=True)
+            yield Options()
             with VerticalScroll(can_focus=False):
                 yield TextBody()
             yield Static("u moves a reply up, d down · Enter keeps · Esc leaves", classes="hint")

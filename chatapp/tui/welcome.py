@@ -5,10 +5,11 @@ from typing import NamedTuple
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.widgets import OptionList, Static
+from textual.widgets import Static
 from textual.widgets.option_list import Option
 
 from chatapp.tui.keymap import shown_key
+from chatapp.tui.options import Options
 
 QUESTION = "Hello! Who are you?"
 
@@ -48,10 +49,8 @@ class Welcome(VerticalScroll, can_focus=False):
         yield Static("chatapp", classes="title")
         yield Static("A GPT you can open. It runs on your own machine.")
         yield Static("Three things to try", classes="heading")
-        yield OptionList(
-            *(Option(self._row(*each[:2], each.id), id=each.action) for each in SUGGESTIONS),
-            markup=False,
-            compact=True,
+        yield Options(
+            *(Option(self._row(*each[:2], each.id), id=each.action) for each in SUGGESTIONS)
         )
         yield Static("Keys", classes="heading")
         editor = shown_key(self.app, "editor", "Ctrl+G")
