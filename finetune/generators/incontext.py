@@ -30,6 +30,8 @@ KEPT_OUT = 0.1
 MOST_SHOTS = 16
 # Of a text that comes again.
 _RECALLED_WORDS = 14
+# Of texts unlike each other.
+_VOTED_WORDS = 30
 # Few-shot prompts leave room in a window of 1,024 tokens.
 _MOST_WORDS = 450
 
@@ -227,6 +229,30 @@ def recall_rows(
         k = draw.randint(classes, MOST_SHOTS)
         shots = shots_of(draw, task, labels, k, "repeated", 0.0)
         row = shots and few_shot_row(draw_layout(draw), shots, guessable=False)
+        if row:
+            made += 1
+            yield row
+
+
+def majority_rows(sentences: Sequence[str], count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """`count` rows of unlike texts, most of one label: what to answer where no demonstration is
+    like the query, or several nearest ones disagree.
+    """
+    draw = random.Random(seed)
+    sentences = [
+        text
+        for text in sentences
+        if len(text.split()) <= _VOTED_WORDS and not is_kept_out(text, KEPT_OUT)
+    ]
+    made = 0
+    while made < count:
+        labels = draw_labels(draw, draw.choice((2, 2, 3, 4, 6)))
+        most, share = draw.choice(labels), draw.choice((0.4, 0.6, 0.8))
+        shots = [
+            (text, most if draw.random() < share else draw.choice(labels))
+            for text in draw.sample(sentences, draw.randint(4, MOST_SHOTS) + 1)
+        ]
+        row = few_shot_row(draw_layout(draw, labels), shots, guessable=False)
         if row:
             made += 1
             yield row

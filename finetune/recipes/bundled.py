@@ -350,6 +350,7 @@ def build(
         ("more_arithmetic", arithmetic.rows(count(40000), seed + 1, arithmetic.SHORT)),
         ("few_shot_tasks", incontext.task_rows(tasks, count(12000), seed)),
         ("recall", incontext.recall_rows(some, words, count(20000), seed)),
+        ("majority", incontext.majority_rows(some, count(6000), seed)),
         ("in_context_short", incontext.training_rows(groups, words, count(20000), seed, 6)),
         ("in_context", incontext.training_rows(groups, words, count(40000), seed + 1, 16)),
         (

@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 
@@ -199,6 +200,21 @@ def test_texts_that_come_again_keep_their_label() -> None:
             *before, asked = [set(line.split()) for line in lines if len(line.split()) > 1]
             # What is asked stood there before, give or take a third of its words.
             assert max(len(asked & line) for line in before) >= len(asked) / 3
+
+
+def test_unlike_texts_have_mostly_one_label_which_the_query_has_as_often() -> None:
+    sentences = [each for group in GROUPINGS["animal"].values() for each in group]
+    rows = list(incontext.majority_rows(sentences, 400, seed=0))
+    assert rows == list(incontext.majority_rows(sentences, 400, seed=0))
+    text = "\n".join("".join(row["parts"]) for row in rows)
+    assert not [each for each in sentences if is_kept_out(each, 0.1) and f" {each}\n" in text]
+    right = 0
+    for row in rows:
+        prompt, answer = "".join(row["parts"][:-1]), row["parts"][-1].strip()
+        words = Counter(prompt.split())
+        others = {part.strip() for part in row["parts"][1::2]}
+        right += answer == max(others, key=lambda label: words[label])
+    assert 0.55 < right / len(rows) < 0.9
 
 
 def test_topics_and_patterns_of_both_sides_have_nothing_in_common() -> None:
