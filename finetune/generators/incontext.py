@@ -202,6 +202,13 @@ def training_rows(
             yield row
 
 
+def _to_learn_from(sentences: Sequence[str], words: int) -> list[str]:
+    """Those of at most so many words that do not serve measuring."""
+    return [
+        text for text in sentences if len(text.split()) <= words and not is_kept_out(text, KEPT_OUT)
+    ]
+
+
 def recall_rows(
     sentences: Sequence[str], words: Sequence[str], count: int, seed: int
 ) -> Iterator[dict[str, Any]]:
@@ -211,11 +218,7 @@ def recall_rows(
     Texts are sentences, or words in a row, from one on: short ones are found again sooner.
     """
     draw = random.Random(seed)
-    sentences = [
-        text
-        for text in sentences
-        if len(text.split()) <= _RECALLED_WORDS and not is_kept_out(text, KEPT_OUT)
-    ]
+    sentences = _to_learn_from(sentences, _RECALLED_WORDS)
     made = 0
     while made < count:
         classes = draw.choice((2, 3, 4, 6, 8))
@@ -239,11 +242,7 @@ def majority_rows(sentences: Sequence[str], count: int, seed: int) -> Iterator[d
     like the query, or several nearest ones disagree.
     """
     draw = random.Random(seed)
-    sentences = [
-        text
-        for text in sentences
-        if len(text.split()) <= _VOTED_WORDS and not is_kept_out(text, KEPT_OUT)
-    ]
+    sentences = _to_learn_from(sentences, _VOTED_WORDS)
     made = 0
     while made < count:
         labels = draw_labels(draw, draw.choice((2, 2, 3, 4, 6)))
