@@ -8,11 +8,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from finetune.generators.content import is_kept_out, table
-from finetune.generators.tasks import Problem, Task, word
+from finetune.generators.content import table
+from finetune.generators.tasks import Task, all_tasks, filled, word
 
 Turns = list[str]
 """Texts in turn, the user's first."""
+
+_TASKS = {task.name: task for task in all_tasks()}
 
 
 def chat_row(turns: Sequence[str]) -> dict[str, Any]:
@@ -95,8 +97,12 @@ def place(draw: random.Random) -> list[Turns]:
 def capitals(draw: random.Random) -> list[Turns]:
     """A question, then the same with another country alone; a correction."""
     facts = table("facts")["capital"]["pairs"]
-    first, *others = draw.sample(sorted(facts), 3)
-    turns = [[f"What is the capital of {first}?", f"The capital of {first} is {facts[first]}."]]
+    asked = "What is the capital of {x}?"
+    while True:
+        first, *others = draw.sample(sorted(facts), 3)
+        if not _TASKS["capital"].keeps_out({"x": first}, asked):
+            break
+    turns = [[filled(asked, {"x": first}), f"The capital of {first} is {facts[first]}."]]
     for other in others[: draw.randint(1, 2)]:
         asked = _pick(
             draw,
@@ -109,11 +115,11 @@ def capitals(draw: random.Random) -> list[Turns]:
     return turns
 
 
-def sums(draw: random.Random) -> list[Turns]:
-    """A sum, and others that go on from its result."""
+def sums(draw: random.Random, below: int = 50) -> list[Turns]:
+    """A sum of numbers below a bound, and others that go on from its result."""
     while True:
-        a, b, c = (draw.randrange(1, 50) for _ in range(3))
-        if not is_kept_out(["sum", [("x", str(a)), ("y", str(b))]], 0.1):
+        a, b, c = (draw.randrange(1, below) for _ in range(3))
+        if not _TASKS["sum"].keeps_out({"x": str(a), "y": str(b)}, ""):
             break
     turns = [[_pick(draw, f"What is {a} plus {b}?", f"Add {a} and {b}."), str(a + b)]]
     turns.append(
@@ -124,9 +130,16 @@ def sums(draw: random.Random) -> list[Turns]:
     return turns
 
 
+# What `letters` asks of a word.
+_OF_LETTERS = ("spell", "reverse", "count_letters", "upper", "first_letter")
+
+
 def letters(draw: random.Random) -> list[Turns]:
     """A word, then questions about it that do not name it."""
-    found = word(draw, 7)
+    while True:
+        found = word(draw, 7)
+        if not any(_TASKS[name].keeps_out({"x": found}, "") for name in _OF_LETTERS):
+            break
     turns = [[_pick(draw, f"Spell {found}.", f"How do you spell {found}?"), "-".join(found)]]
     others = [
         [_pick(draw, "And backwards?", "Now backwards."), found[::-1]],
@@ -222,11 +235,38 @@ def rows(
         yield chat_row(follow_ups(asides, tasks, draw))
 
 
-def question_rows(tasks: Sequence[Task], count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """`count` chats of one to six questions of the tasks, each task as often."""
+def close_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """`count` chats of one talk that goes on from a result: sums below 100, or letters."""
     draw = random.Random(seed)
     for _ in range(count):
-        problems: list[Problem] = [
-            draw.choice(tasks).training(draw) for _ in range(draw.choice((1, 1, 2, 3, 6)))
-        ]
-        yield chat_row([text for each in problems for text in (each.question, each.answer)])
+        turns = sums(draw, 100) if draw.random() < 0.5 else letters(draw)
+        yield chat_row([text for pair in turns for text in pair])
+
+
+def question_rows(
+    tasks: Sequence[Task], count: int, seed: int, *, loosely: bool = False
+) -> Iterator[dict[str, Any]]:
+    """`count` chats of one to six questions of the tasks, each task as often.
+
+    loosely: some questions as people type them, in small letters or without a mark at the end.
+    """
+    draw = random.Random(seed)
+    for _ in range(count):
+        turns: Turns = []
+        for _ in range(draw.choice((1, 1, 2, 3, 6))):
+            task = draw.choice(tasks)
+            problem = task.training(draw)
+            loose = loosely and task.name not in _TO_THE_LETTER
+            turns += [typed(draw, problem.question) if loose else problem.question, problem.answer]
+        yield chat_row(turns)
+
+
+# Tasks that hand back what they are given.
+_TO_THE_LETTER = {"copy", "quote", "first_word", "last_word", "grammar", "summary", "made_up"}
+
+
+def typed(draw: random.Random, question: str) -> str:
+    """A question as it may be typed: in small letters, or without a mark at the end."""
+    if draw.random() < 0.3:
+        question = question.lower()
+    return question.rstrip("?.") if draw.random() < 0.3 else question

@@ -2,12 +2,12 @@
 
 The one invariant: a problem that is kept out, by its content or by its wording, is in no
 training row. A task draws its problems; `tables/tasks.toml` and `tables/facts.toml` hold the
-wordings for training and those for measuring alone.
+wordings for training and those for measuring alone, `tables/wordings.toml` more for training.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from chatapp.evaluation.generators import own_words
 from finetune.generators import grammar
@@ -55,7 +55,7 @@ class Task:
         while True:
             fields, answer = self.make(draw)
             wording = draw.choice(self.ask)
-            if not self._is_kept_out(fields, wording):
+            if not self.keeps_out(fields, wording):
                 return Problem(filled(wording, fields), answer, ", ".join(fields.values()))
 
     def held_out(self, count: int, seed: int, *, unseen: bool) -> list[Problem]:
@@ -71,12 +71,13 @@ class Task:
                 break
             fields, answer = self.make(draw)
             wording = draw.choice(self.unseen if unseen else self.ask)
-            if (unseen and self.taught) or self._is_kept_out(fields, wording):
+            if (unseen and self.taught) or self.keeps_out(fields, wording):
                 question = filled(wording, fields)
                 found[question] = Problem(question, answer, ", ".join(fields.values()))
         return list(found.values())
 
-    def _is_kept_out(self, fields: Fields, wording: str) -> bool:
+    def keeps_out(self, fields: Fields, wording: str) -> bool:
+        """Whether a problem, asked in one of the task's wordings, serves measuring alone."""
         content = [self.name, sorted(fields.items())]
         return is_kept_out([*content, wording] if self.taught else content, KEPT_OUT)
 
@@ -101,24 +102,33 @@ def _split(piece: str, mark: str, value: str) -> list[str]:
 # --- words and letters -------------------------------------------------------------------
 
 
-def word(draw: random.Random, longest: int = 9) -> str:
-    """A common English word."""
-    while True:
-        found: str = draw.choice(_WORDS)
-        if len(found) <= longest:
-            return found
-
-
 _LISTS = [words for part in table("topics").values() for words in part.values()]
 _WORDS = sorted({*own_words(), *" ".join(_LISTS).lower().split()})
 
 
-def _of_word(answer: Callable[[str], str], longest: int = 9) -> Make:
+def word(draw: random.Random, longest: int = 9, words: Sequence[str] = _WORDS) -> str:
+    """A common English word, or one of `words`."""
+    while True:
+        found = draw.choice(words)
+        if len(found) <= longest:
+            return found
+
+
+def _of_word(answer: Callable[[str], str], longest: int = 9, words: Sequence[str] = _WORDS) -> Make:
     def make(draw: random.Random) -> tuple[Fields, str]:
-        found = word(draw, longest)
+        found = word(draw, longest, words)
         return {"x": found}, answer(found)
 
     return make
+
+
+def _letter_makers(words: Sequence[str]) -> dict[str, Make]:
+    """The tasks whose answer is all letters of a word."""
+    return {
+        "spell": _of_word("-".join, words=words),
+        "reverse": _of_word(lambda text: text[::-1], 7, words),
+        "upper": _of_word(str.upper, words=words),
+    }
 
 
 def _unscramble(draw: random.Random) -> tuple[Fields, str]:
@@ -281,13 +291,14 @@ def _unknown(draw: random.Random) -> tuple[Fields, str]:
     return {"x": asked}, rows["replies"][0]
 
 
+_LETTERS = _letter_makers(_WORDS)
 _MAKERS: dict[str, Make] = {
-    "spell": _of_word("-".join),
-    "reverse": _of_word(lambda text: text[::-1], 7),
+    "spell": _LETTERS["spell"],
+    "reverse": _LETTERS["reverse"],
     "unscramble": _unscramble,
     "first_letter": _of_word(lambda text: text[0]),
     "last_letter": _of_word(lambda text: text[-1]),
-    "upper": _of_word(str.upper),
+    "upper": _LETTERS["upper"],
     "count_letters": _of_word(lambda text: str(len(text))),
     "count_words": _of_phrase(lambda words: str(len(words))),
     "count_things": _count_things,
@@ -315,9 +326,23 @@ _MAKERS: dict[str, Make] = {
 
 def all_tasks() -> list[Task]:
     """Every task, facts first."""
+    return [*_facts(), *_tasks(_MAKERS)]
+
+
+def letter_tasks(words: Sequence[str]) -> list[Task]:
+    """Spelling, reversing and capitals of other words than `word` draws."""
+    return _tasks(_letter_makers(words))
+
+
+def in_more_words(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks with all ways to ask for them."""
+    more = table("wordings")
+    return [replace(task, ask=(*task.ask, *more[task.name])) for task in tasks]
+
+
+def _tasks(makers: Mapping[str, Make]) -> list[Task]:
     wordings = table("tasks")
-    made = [
+    return [
         Task(name, tuple(wordings[name]["ask"]), tuple(wordings[name]["unseen"]), make)
-        for name, make in _MAKERS.items()
+        for name, make in makers.items()
     ]
-    return [*_facts(), *made]

@@ -13,6 +13,7 @@ import gzip
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ import yaml
 
 from chatapp.evaluation.generators import own_words
 from finetune.generators import arithmetic, dialogues, incontext, repetition, sentences
-from finetune.generators.tasks import all_tasks
+from finetune.generators.tasks import all_tasks, in_more_words, letter_tasks
 from finetune.recipes import run
 
 Pair = tuple[str, str]
@@ -310,6 +311,12 @@ def groupings(data: Path) -> dict[str, sentences.Groups]:
     }
 
 
+def common_words(texts: Iterable[str], count: int) -> list[str]:
+    """The most frequent words of three to nine small letters, the most frequent first."""
+    found = Counter(word for text in texts for word in re.findall(r"\b[a-z]{3,9}\b", text))
+    return [word for word, _ in sorted(found.items(), key=lambda each: (-each[1], each[0]))[:count]]
+
+
 def _sentences(texts: Iterable[str]) -> list[str]:
     """The sentences of texts, each once."""
     lines = (line for text in texts for line in text.split("\n"))
@@ -331,6 +338,8 @@ def build(
     words, tasks = own_words(), all_tasks()
     groups = groupings(data)
     some = [each for group in groups["source"].values() for each in group]
+    spelt = in_more_words(letter_tasks(sorted({*words, *common_words(some, 4000)})))
+    asked = in_more_words(tasks)
     for name, rows in (
         ("books", books(data / "books")),
         ("sgd", schema_guided(data / "dialogue" / "sgd_train.jsonl.gz")),
@@ -344,6 +353,9 @@ def build(
                 [task for task in tasks if task.name in LETTERS], count(30000), seed + 1
             ),
         ),
+        ("spelling", dialogues.question_rows(spelt, count(50000), seed + 2, loosely=True)),
+        ("more_questions", dialogues.question_rows(asked, count(40000), seed + 4, loosely=True)),
+        ("close", dialogues.close_rows(count(20000), seed + 3)),
         ("follow_ups", dialogues.rows(ABOUT_ITSELF, tasks, count(12000), seed)),
         ("repetition", repetition.rows(words, some, count(16000), seed)),
         ("arithmetic", arithmetic.rows(count(40000), seed, arithmetic.SHARES)),

@@ -18,7 +18,7 @@ from finetune.generators.content import is_kept_out, table
 from finetune.generators.fewshot import draw_layout, few_shot_row
 from finetune.generators.labels import KEPT_OUT, draw_labels
 from finetune.generators.patterns import HELD_OUT, PATTERNS
-from finetune.generators.tasks import Task, all_tasks, filled
+from finetune.generators.tasks import Task, all_tasks, filled, in_more_words, letter_tasks
 
 TASKS = {task.name: task for task in all_tasks()}
 WORDS = own_words()
@@ -45,9 +45,21 @@ def test_a_task_has_wordings_for_both_sides(task: Task) -> None:
 
 
 @each_task
+def test_a_task_can_be_asked_for_in_more_words(task: Task) -> None:
+    (wide,) = in_more_words([task])
+    assert wide.ask[: len(task.ask)] == task.ask
+    assert len(set(wide.ask)) >= 12
+    assert not set(wide.ask) & set(task.unseen)
+    fields, _ = task.make(random.Random(0))
+    for wording in wide.ask:
+        assert set(re.findall(r"{(\w)}", wording)) == set(fields)
+
+
+@each_task
 def test_what_is_kept_out_is_never_taught(task: Task) -> None:
     draw = random.Random(1)
-    taught = {task.training(draw).question for _ in range(200)}
+    (wide,) = in_more_words([task])
+    taught = {each.training(draw).question for each in (task, wide) for _ in range(200)}
     for unseen in (False, True):
         measured = task.held_out(10, seed=0, unseen=unseen)
         assert measured
@@ -287,9 +299,58 @@ def test_follow_ups_need_an_earlier_turn() -> None:
     assert remembered > 3
 
 
+def test_follow_ups_ask_for_nothing_that_is_kept_out() -> None:
+    rows = [*dialogues.rows([(("Hello",), ("Hi!",))], list(TASKS.values()), 400, seed=0)]
+    rows += dialogues.close_rows(400, seed=0)
+    texts = {message["content"] for row in rows for message in row["messages"]}
+    measured = {
+        name: TASKS[name].held_out(400, seed=0, unseen=False)
+        for name in ("spell", "reverse", "upper", "capital", "sum")
+    }
+    for name in ("capital", "sum"):
+        assert not texts & {problem.question for problem in measured[name]}
+    for name in ("spell", "reverse", "upper"):
+        # A short word backwards may be another word.
+        answers = {each.answer for each in measured[name] if len(each.given) > 4}
+        assert not texts & answers
+
+
+def test_a_chat_goes_on_from_a_sum_or_from_a_word() -> None:
+    for row in dialogues.close_rows(200, seed=1):
+        _, first, *others = (message["content"] for message in row["messages"])
+        if first.isdigit():
+            assert (added := re.search(r"\d+", others[0]))
+            assert int(others[1]) == int(first) + int(added[0])
+        else:
+            spelt = first.replace("-", "")
+            right = {spelt[::-1], spelt.upper(), spelt[0], str(len(spelt))}
+            assert set(others[1::2]) <= right
+
+
+def test_letters_are_asked_of_the_words_that_are_given() -> None:
+    words = ["gardener", "lantern", "mouse"]
+    for task in letter_tasks(words):
+        problem = task.training(random.Random(0))
+        assert problem.given in words
+    assert [task.name for task in letter_tasks(words)] == ["spell", "reverse", "upper"]
+
+
 def test_questions_of_all_tasks_make_chats() -> None:
     rows = dialogues.question_rows(list(TASKS.values()), 30, seed=0)
     assert all(len(row["messages"]) % 2 == 0 for row in rows)
+
+
+def test_what_is_handed_back_is_typed_to_the_letter() -> None:
+    asked = {
+        name: {
+            row["messages"][0]["content"]
+            for row in dialogues.question_rows([TASKS[name]], 200, seed=0, loosely=True)
+        }
+        for name in ("capital", "quote")
+    }
+    assert any(text == text.lower() for text in asked["capital"])
+    assert any(text[-1] not in "?." for text in asked["capital"])
+    assert not any(text == text.lower() for text in asked["quote"])
 
 
 def test_repetitions_say_nothing_new() -> None:
