@@ -93,8 +93,10 @@ def evaluate(
         from rich.console import Console
         from rich.text import Text
 
+        from chatapp.settings import load_settings
         from finetune.evaluate import evaluate, show
 
+        device = load_settings().device
         found = []
         with console.status("reading") as status:
 
@@ -102,7 +104,7 @@ def evaluate(
                 status.update(Text(f"{name}: {what}, {done:,} of {total:,}"))
 
             for name in filter(None, (run, other)):
-                found.append(evaluate(name, run, data, replies, max_tokens, progress))
+                found.append(evaluate(name, run, data, replies, max_tokens, progress, device))
         if as_json:
             _answer(json.dumps({"runs": [each.document() for each in found]}))
         else:
@@ -162,9 +164,10 @@ def _told(interrupted: str = "interrupted") -> Iterator["Console"]:
 def _verdict(error: Exception) -> tuple[int, str]:
     """Exit status and sentence of an error; one that nobody foresaw is raised again."""
     from chatapp.engine.checkpoint import ModelError
+    from chatapp.settings import SettingsError
     from finetune.config import ConfigError
 
-    if isinstance(error, ConfigError | ModelError):
+    if isinstance(error, ConfigError | ModelError | SettingsError):
         return 2, str(error)
     if type(error).__name__ == "Interrupted":
         return 130, str(error)

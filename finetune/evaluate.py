@@ -86,12 +86,19 @@ class Evaluation:
 
 
 def evaluate(
-    model: str, source: str, data_file: str, replies: int, max_tokens: int, progress: Progress
+    model: str,
+    source: str,
+    data_file: str,
+    replies: int,
+    max_tokens: int,
+    progress: Progress,
+    device: str = "auto",
 ) -> Evaluation:
     """Measure a model in its own template; one that has none, in that of the run.
 
     source: the run whose held-out rows are used when there is no `data_file`.
     replies: how many greedy replies a set, of at most `max_tokens` tokens.
+    device: as in `load_model`.
     Raises ConfigError and ModelError.
     """
     folder = model_folder(model)
@@ -111,7 +118,9 @@ def evaluate(
         sets = {Path(data_file).name: prepared.train}
     if not sets:
         raise ConfigError(f"{source}: the run held no rows out; name rows with --data")
-    speaker = load_model(model, device="auto") if replies else None
+    speaker = load_model(model, device=device) if replies else None
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    network.to("cuda" if on_gpu else "cpu").eval()
     found = {}
     for name, examples in sets.items():
         figures = _losses(network, with_start(examples, start), tokenizer.end_id, name, progress)
@@ -156,12 +165,10 @@ def _losses(
     rows = Rows(examples, "prompt")
     batches = loader(rows, ByLength(rows.lengths), BATCH, partial(collate, pad_id=pad_id))
     counts = count_labels(batches, "token")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device).eval()
     total = torch.zeros(4, dtype=torch.float64)
     for number, batch in enumerate(batches):
         progress(f"loss, {name}", number * BATCH, len(rows))
-        here = {key: value.to(device) for key, value in batch.items()}
+        here = {key: value.to(model.device) for key, value in batch.items()}
         losses = model_losses(model, model.get_output_embeddings(), here, counts, aux_weight=0.0)
         total += torch.stack(losses).double().cpu()
     loss, accuracy = float(total[1]), float(total[3])

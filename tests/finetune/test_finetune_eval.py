@@ -118,3 +118,11 @@ def test_the_command(runs: Path) -> None:
     assert done.stdout == ""
     assert "nowhere" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_device_is_that_of_the_settings(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATAPP_DEVICE", "abacus")
+    done = CliRunner().invoke(app, ["eval", str(runs / "first")])
+    assert done.exit_code == 2
+    assert "CHATAPP_DEVICE" in done.stderr and "abacus" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
