@@ -124,5 +124,6 @@ def test_the_device_is_that_of_the_settings(runs: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("CHATAPP_DEVICE", "abacus")
     done = CliRunner().invoke(app, ["eval", str(runs / "first")])
     assert done.exit_code == 2
-    assert "CHATAPP_DEVICE" in done.stderr and "abacus" in done.stderr
+    assert "CHATAPP_DEVICE" in done.stderr
+    assert "abacus" in done.stderr
     assert len(done.stderr.splitlines()) == 1
