@@ -243,6 +243,10 @@ def close_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
         yield chat_row([text for pair in turns for text in pair])
 
 
+# Tasks that hand back what they are given.
+_TO_THE_LETTER = {"copy", "quote", "first_word", "last_word", "grammar", "summary", "made_up"}
+
+
 def question_rows(
     tasks: Sequence[Task], count: int, seed: int, *, loosely: bool = False
 ) -> Iterator[dict[str, Any]]:
@@ -259,10 +263,6 @@ def question_rows(
             loose = loosely and task.name not in _TO_THE_LETTER
             turns += [typed(draw, problem.question) if loose else problem.question, problem.answer]
         yield chat_row(turns)
-
-
-# Tasks that hand back what they are given.
-_TO_THE_LETTER = {"copy", "quote", "first_word", "last_word", "grammar", "summary", "made_up"}
 
 
 def typed(draw: random.Random, question: str) -> str:
