@@ -14,6 +14,9 @@ from finetune.generators.tasks import Task, all_tasks, filled, word
 Turns = list[str]
 """Texts in turn, the user's first."""
 
+Asides = Sequence[tuple[Sequence[str], Sequence[str]]]
+"""Questions, and the replies to any of them."""
+
 _TASKS = {task.name: task for task in all_tasks()}
 
 
@@ -193,7 +196,7 @@ _CLOSE = (capitals, sums, letters, repetition)
 
 
 def follow_ups(
-    asides: Sequence[tuple[Sequence[str], Sequence[str]]],
+    asides: Asides,
     tasks: Sequence[Task],
     draw: random.Random,
 ) -> Turns:
@@ -206,16 +209,17 @@ def follow_ups(
         for number, pair in enumerate(talk(draw)):
             if not (number and talk in _CLOSE):
                 for _ in range(draw.choice((0, 0, 1, 2))):
-                    turns += _aside(draw, asides, tasks)
+                    turns += aside(draw, asides, tasks)
             turns += pair
     return turns
 
 
-def _aside(
+def aside(
     draw: random.Random,
-    asides: Sequence[tuple[Sequence[str], Sequence[str]]],
+    asides: Asides,
     tasks: Sequence[Task],
 ) -> Turns:
+    """One turn of small talk, or a question from a task, with its reply."""
     if draw.random() < 0.5:
         asked, replies = draw.choice(asides)
         return [draw.choice(asked), draw.choice(replies)]
@@ -224,7 +228,7 @@ def _aside(
 
 
 def rows(
-    asides: Sequence[tuple[Sequence[str], Sequence[str]]],
+    asides: Asides,
     tasks: Sequence[Task],
     count: int,
     seed: int,

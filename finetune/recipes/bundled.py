@@ -22,7 +22,7 @@ import typer
 import yaml
 
 from chatapp.evaluation.generators import own_words
-from finetune.generators import arithmetic, dialogues, incontext, repetition, sentences
+from finetune.generators import arithmetic, dialogues, incontext, people, repetition, sentences
 from finetune.generators.tasks import all_tasks, in_more_words, letter_tasks
 from finetune.recipes import run
 
@@ -356,6 +356,7 @@ def build(
         ("spelling", dialogues.question_rows(spelt, count(50000), seed + 2, loosely=True)),
         ("more_questions", dialogues.question_rows(asked, count(40000), seed + 4, loosely=True)),
         ("close", dialogues.close_rows(count(20000), seed + 3)),
+        ("people", people.rows(ABOUT_ITSELF, tasks, count(20000), seed + 5)),
         ("follow_ups", dialogues.rows(ABOUT_ITSELF, tasks, count(12000), seed)),
         ("repetition", repetition.rows(words, some, count(16000), seed)),
         ("arithmetic", arithmetic.rows(count(40000), seed, arithmetic.SHARES)),

@@ -59,7 +59,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
     for name in ("first", "second"):
         bundled.build(data, tmp_path / name, seed=3, scale=0.001)
     files = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert len(files) == 20
+    assert len(files) == 21
     for name in files:
         text = (tmp_path / "first" / name).read_text()
         assert text == (tmp_path / "second" / name).read_text()

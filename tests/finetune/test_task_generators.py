@@ -13,7 +13,7 @@ from chatapp.prompting.examples import Pool
 from chatapp.prompting.fewshot import continuation, render
 from chatapp.prompting.promptfile import PromptFile
 from chatapp.prompting.segments import text_of
-from finetune.generators import arithmetic, dialogues, incontext, repetition
+from finetune.generators import arithmetic, dialogues, incontext, people, repetition
 from finetune.generators.content import is_kept_out, table
 from finetune.generators.fewshot import draw_layout, few_shot_row
 from finetune.generators.labels import KEPT_OUT, draw_labels
@@ -333,6 +333,36 @@ def test_letters_are_asked_of_the_words_that_are_given() -> None:
         problem = task.training(random.Random(0))
         assert problem.given in words
     assert [task.name for task in letter_tasks(words)] == ["spell", "reverse", "upper"]
+
+
+def test_a_name_is_told_before_it_is_asked_for() -> None:
+    asides = [(("Hello",), ("Hi!",))]
+    rows = list(people.rows(asides, list(TASKS.values()), 300, seed=0))
+    assert rows == list(people.rows(asides, list(TASKS.values()), 300, seed=0))
+    listed, found = set(people.names()), set()
+    for row in rows:
+        texts = [message["content"] for message in row["messages"]]
+        for number, text in enumerate(texts):
+            if number % 2 and (named := re.fullmatch(r"(?:Your name is|You are) (\w+)\.", text)):
+                assert named[1].lower() in " ".join(texts[: number - 1]).lower()
+                assert named[1][0].isupper()
+                found.add(named[1])
+    assert found & listed
+    assert found - listed  # made up
+
+
+def test_names_kept_out_are_in_no_row() -> None:
+    kept = people.names(kept_out=True)
+    assert len(kept) > 20
+    assert not set(kept) & set(people.names())
+    rows = people.rows([(("Hello",), ("Hi!",))], [TASKS["spell"]], 500, seed=1)
+    said = {
+        word
+        for row in rows
+        for each in row["messages"]
+        for word in re.findall(r"\w+", each["content"])
+    }
+    assert not said & set(kept)
 
 
 def test_questions_of_all_tasks_make_chats() -> None:
