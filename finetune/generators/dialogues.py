@@ -195,11 +195,7 @@ _TALKS: tuple[Callable[[random.Random], list[Turns]], ...] = (
 _CLOSE = (capitals, sums, letters, repetition)
 
 
-def follow_ups(
-    asides: Asides,
-    tasks: Sequence[Task],
-    draw: random.Random,
-) -> Turns:
+def follow_ups(asides: Asides, tasks: Sequence[Task], draw: random.Random) -> Turns:
     """One talk or two, with small talk and single questions between their turns.
 
     asides: questions and the replies to any of them.
@@ -214,11 +210,7 @@ def follow_ups(
     return turns
 
 
-def aside(
-    draw: random.Random,
-    asides: Asides,
-    tasks: Sequence[Task],
-) -> Turns:
+def aside(draw: random.Random, asides: Asides, tasks: Sequence[Task]) -> Turns:
     """One turn of small talk, or a question from a task, with its reply."""
     if draw.random() < 0.5:
         asked, replies = draw.choice(asides)
@@ -227,12 +219,7 @@ def aside(
     return [problem.question, problem.answer]
 
 
-def rows(
-    asides: Asides,
-    tasks: Sequence[Task],
-    count: int,
-    seed: int,
-) -> Iterator[dict[str, Any]]:
+def rows(asides: Asides, tasks: Sequence[Task], count: int, seed: int) -> Iterator[dict[str, Any]]:
     """`count` chats that follow up on earlier turns."""
     draw = random.Random(seed)
     for _ in range(count):

@@ -1,17 +1,20 @@
 """Chats in which somebody says who they are or what they like, and asks for it later.
 
-The one invariant: a name that is kept out is in no row. Half of the names are made up, so that a
-name is copied from the chat, and not known.
+The one invariant: nobody here is called by a name that is kept out (what is asked in between may
+hold it). Half of the names are made up, so that a name is copied from the chat, and not known.
+`dialogues.name` and `dialogues.liking` are the same talks with the few names of the stories; they
+stay as the earlier stages were trained on them.
 """
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from finetune.generators.content import is_kept_out, table
 from finetune.generators.dialogues import Asides, Turns, aside, chat_row, typed
 from finetune.generators.labels import made_up_word
-from finetune.generators.tasks import Task, word
+from finetune.generators.tasks import Task, filled, word
 
 KEPT_OUT = 0.1
 
@@ -51,6 +54,7 @@ _ASKED_LIKED = (
 )
 
 
+@cache
 def names(*, kept_out: bool = False) -> list[str]:
     """First names: those for training, or those for measuring alone."""
     listed: list[str] = table("people")["names"].split()
@@ -101,8 +105,6 @@ def rows(asides: Asides, tasks: Sequence[Task], count: int, seed: int) -> Iterat
 
 
 def _turn(draw: random.Random, said: Sequence[str], replies: Sequence[str], what: str) -> Turns:
-    fields = {"{x}": what, "{X}": what[0].upper() + what[1:]}
-    texts = [draw.choice(said), draw.choice(replies)]
-    for mark, value in fields.items():
-        texts = [text.replace(mark, value) for text in texts]
-    return [typed(draw, texts[0]), texts[1]]
+    fields = {"x": what, "X": what[0].upper() + what[1:]}
+    told, reply = (filled(draw.choice(texts), fields) for texts in (said, replies))
+    return [typed(draw, told), reply]

@@ -351,7 +351,7 @@ def test_a_name_is_told_before_it_is_asked_for() -> None:
     assert found - listed  # made up
 
 
-def test_names_kept_out_are_in_no_row() -> None:
+def test_nobody_is_called_by_a_name_that_is_kept_out() -> None:
     kept = people.names(kept_out=True)
     assert len(kept) > 20
     assert not set(kept) & set(people.names())
