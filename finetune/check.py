@@ -20,12 +20,12 @@ from rich.text import Text
 from chatapp.engine.generation import PieceTokenizer
 from chatapp.foreign import printable
 from finetune.config import FinetuneConfig
+from finetune.data.encoding import Encoded, Span
+from finetune.data.packing import Rows
+from finetune.data.preparation import dropped_lines
 from finetune.display import duration, memory
-from finetune.encoding import Encoded, Span
-from finetune.heads import HeadRows
 from finetune.material import Material, gather
-from finetune.packing import Rows
-from finetune.preparation import dropped_lines
+from finetune.objectives.heads import HeadRows
 from finetune.run import steps_per_epoch, timed_steps
 
 STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}

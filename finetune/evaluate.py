@@ -24,13 +24,13 @@ from chatapp.evaluation.metrics import exact_match, macro_f1, rouge_l
 from chatapp.prompting.template import load_template
 from finetune.adapters import load_causal
 from finetune.config import ConfigError, Data, FinetuneConfig, validated
+from finetune.data.encoding import Encoded
+from finetune.data.packing import Rows, collate
+from finetune.data.preparation import HELD_OUT, choose_template, prepare
 from finetune.display import one_line
-from finetune.encoding import Encoded
-from finetune.heads import HEAD_FILE, Classifier, HeadRows, load_head, prepare_head
 from finetune.material import open_chat_tokenizer, with_start
-from finetune.objective import count_labels, perplexity
-from finetune.packing import Rows, collate
-from finetune.preparation import HELD_OUT, choose_template, prepare
+from finetune.objectives.heads import HEAD_FILE, Classifier, HeadRows, load_head, prepare_head
+from finetune.objectives.l3 import count_labels, perplexity
 from finetune.replies import greedy_reply, questions
 from finetune.run import RECORD_FILE, read_record
 from finetune.trainer import ByLength, loader, model_losses

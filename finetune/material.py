@@ -28,11 +28,11 @@ from chatapp.engine.transformers_model import TOKENIZER_CONFIG, context_of, open
 from chatapp.prompting.template import DialogueTemplate
 from finetune.adapters import choose_trained, fuse_activations, is_adapter, load_causal
 from finetune.config import ConfigError, FinetuneConfig
-from finetune.encoding import Encoded, Span
-from finetune.heads import HeadSpec, add_head, prepare_head
-from finetune.heads import collate as collate_head
-from finetune.packing import Rows, aux_labels, collate, response_labels
-from finetune.preparation import Report, choose_template, prepare
+from finetune.data.encoding import Encoded, Span
+from finetune.data.packing import Rows, aux_labels, collate, response_labels
+from finetune.data.preparation import Report, choose_template, prepare
+from finetune.objectives.heads import HeadSpec, add_head, prepare_head
+from finetune.objectives.heads import collate as collate_head
 from finetune.trainer import Collate, Row, TrainingRows, model_inputs
 
 # Rows of several examples are made this long when no example is longer: attention costs more

@@ -27,7 +27,7 @@ from chatapp.prompting.segments import END_OF_TEXT
 from chatapp.prompting.template import named, save_template
 from finetune.callbacks import LogCallback, ProgressCallback, StopOnNaN
 from finetune.config import ConfigError, PretrainConfig
-from finetune.corpus import (
+from finetune.data.corpus import (
     Ids,
     draw,
     encode_documents,

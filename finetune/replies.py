@@ -11,7 +11,7 @@ import numpy as np
 
 from chatapp.engine.model import LanguageModel, Sampling, Tokenizer
 from chatapp.prompting.template import DialogueTemplate
-from finetune.encoding import Encoded, Span
+from finetune.data.encoding import Encoded, Span
 
 
 @dataclass(frozen=True, slots=True)

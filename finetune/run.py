@@ -27,13 +27,13 @@ from chatapp.engine.transformers_model import TransformersModel
 from finetune.adapters import trained_parameters
 from finetune.callbacks import LOG_KEYS, LogCallback, RunCallback, Sample, peak_memory
 from finetune.config import ConfigError, FinetuneConfig, lay_over, validated
+from finetune.data.packing import BucketSampler, Rows
+from finetune.data.preparation import HELD_OUT, dropped_lines
 from finetune.display import duration, memory, one_line
 from finetune.export import publish
-from finetune.heads import HeadTrainer
 from finetune.material import Material, RowSets, gather, precision, processes
-from finetune.objective import AuxNorm
-from finetune.packing import BucketSampler, Rows
-from finetune.preparation import HELD_OUT, dropped_lines
+from finetune.objectives.heads import HeadTrainer
+from finetune.objectives.l3 import AuxNorm
 from finetune.replies import greedy_reply, questions
 from finetune.report import write_report
 from finetune.trainer import (

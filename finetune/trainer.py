@@ -25,8 +25,8 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from finetune.config import ConfigError
-from finetune.objective import AuxNorm, Losses, count_labels, objective, perplexity
-from finetune.preparation import HELD_OUT
+from finetune.data.preparation import HELD_OUT
+from finetune.objectives.l3 import AuxNorm, Losses, count_labels, objective, perplexity
 
 Row = dict[str, Tensor]
 Collate = Callable[[list[Row]], Row]

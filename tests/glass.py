@@ -13,7 +13,7 @@ from fakes import ScriptedModel
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from chatapp.engine.gpt2 import GPT2, GPT2Config
+from chatapp.engine.decoder.gpt2 import GPT2, GPT2Config
 from chatapp.engine.inspection import Stepper, Trace
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling

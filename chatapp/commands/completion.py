@@ -71,7 +71,7 @@ def prompts() -> Iterable[str]:
 @_offered
 def _paper_tasks() -> Iterable[str]:
     """Tasks of the GPT-3 paper."""
-    from chatapp.evaluation.generators import TASKS
+    from chatapp.evaluation.gpt3_tasks import TASKS
 
     return TASKS
 

@@ -141,8 +141,8 @@ def _grid(
     seeds: int,
     seed: int,
 ) -> "Grid":
-    from chatapp.evaluation.choices import ORDERS, SCORINGS, method_and_encoder, one_of
     from chatapp.evaluation.evaluate import Grid
+    from chatapp.fewshot.choices import ORDERS, SCORINGS, method_and_encoder, one_of
 
     for each in _listed(select):
         method_and_encoder(each)
@@ -187,7 +187,7 @@ def _from_files(files: Sequence[str], test: Path, limit: int | None, seed: int) 
 
 def _generated(names: Sequence[str], words: Path | None, n: int, seed: int) -> "list[Task]":
     """The paper's tasks; the items to ask about and the pool have nothing in common."""
-    from chatapp.evaluation import generators
+    from chatapp.evaluation import gpt3_tasks as generators
     from chatapp.evaluation.evaluate import Task
     from chatapp.evaluation.inputs import Item
 
@@ -201,7 +201,7 @@ def _generated(names: Sequence[str], words: Path | None, n: int, seed: int) -> "
 
 
 def _write_items(tasks: "Sequence[Task]", folder: Path) -> None:
-    from chatapp.evaluation.generators import published_row
+    from chatapp.evaluation.gpt3_tasks import published_row
 
     for task in tasks:
         lines = [json.dumps(published_row(item)) + "\n" for item in task.items]

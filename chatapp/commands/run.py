@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from chatapp.engine.model import LanguageModel
-    from chatapp.evaluation.answering import Answer, Answerer, Question
+    from chatapp.fewshot.answering import Answer, Answerer, Question
     from chatapp.prompting.promptfile import PromptFile
 
 _STYLES = {
@@ -74,7 +74,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Answer inputs as a prompt file says: by a label, or by generated text."""
-    from chatapp.evaluation.choices import changed
+    from chatapp.fewshot.choices import changed
     from chatapp.prompting.promptfile import load_prompt
 
     if file is None:
@@ -149,8 +149,8 @@ def _refuse(
 
 
 def _answerer(prompt: "PromptFile", model: str | None) -> "tuple[Answerer, LanguageModel]":
-    from chatapp.evaluation.answering import Answerer, sampling_of
-    from chatapp.evaluation.choices import selector_for
+    from chatapp.fewshot.answering import Answerer, sampling_of
+    from chatapp.fewshot.choices import selector_for
     from chatapp.settings import load_settings
 
     settings = load_settings({"model": model})

@@ -15,8 +15,8 @@ from functools import partial
 from chatapp.dialogue.prompt import Exchange, Label, Prompt, Shot, Writer
 from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.evaluation.answering import Answerer, Question, sampling_of
-from chatapp.evaluation.choices import selector_for
+from chatapp.fewshot.answering import Answerer, Question, sampling_of
+from chatapp.fewshot.choices import selector_for
 from chatapp.prompting import budget
 from chatapp.prompting.examples import Example, PromptError
 from chatapp.prompting.fewshot import (

@@ -10,7 +10,7 @@ from chatapp.dialogue.fewshot import FewShotWriter
 from chatapp.dialogue.prompt import Exchange, Prompt, PromptWriter, Writer
 from chatapp.dialogue.session import Session, choose_template
 from chatapp.dialogue.store import Basis
-from chatapp.evaluation.answering import sampling_of
+from chatapp.fewshot.answering import sampling_of
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.promptfile import Persona, PromptFile
 

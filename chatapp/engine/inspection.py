@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from chatapp.engine.checkpoint import ModelError, first_line
+from chatapp.engine.decoder.gpt2 import GPT2
 from chatapp.engine.generation import LocalGenerator
-from chatapp.engine.gpt2 import GPT2
 from chatapp.engine.model import ContextOverflow, Sampling
 from chatapp.engine.sampling import Sampler
 

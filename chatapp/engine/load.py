@@ -128,8 +128,8 @@ def usual_precision(folder: Path, device: str) -> str:
     """
     if _is_adapter(folder) or read_json(folder / CONFIG).get("model_type") != "gpt2":
         return "float32"
+    from chatapp.engine.decoder.gpt2 import GPT2Config
     from chatapp.engine.device import device_for
-    from chatapp.engine.gpt2 import GPT2Config
     from chatapp.engine.precision import precision_for
 
     try:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from chatapp.engine.cache import CachePool
 from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.decoder.gpt2 import GPT2
 from chatapp.engine.generation import Check
-from chatapp.engine.gpt2 import GPT2
 from chatapp.engine.inspection import GPT2Trace, InspectableGenerator
 from chatapp.engine.lookup import Lookup
 from chatapp.engine.tokenizer import BPETokenizer, load_tokenizer

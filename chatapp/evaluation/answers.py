@@ -25,7 +25,7 @@ from statistics import fmean
 from typing import Any, cast
 
 from chatapp.evaluation.journal import Row, read_rows
-from chatapp.evaluation.scoring import Likelihoods, best, probabilities
+from chatapp.fewshot.scoring import Likelihoods, best, probabilities
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.promptfile import Scoring
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from chatapp.evaluation.answering import Answer, Answerer
 from chatapp.evaluation.inputs import Inputs
 from chatapp.evaluation.journal import Journal, Row
+from chatapp.fewshot.answering import Answer, Answerer
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.fewshot import Demonstration
 from chatapp.prompting.segments import text_of

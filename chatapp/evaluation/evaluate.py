@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from chatapp.engine.model import LanguageModel
-from chatapp.evaluation.answering import Answer, Answerer
 from chatapp.evaluation.answers import FORMAT, read_answers
 from chatapp.evaluation.batch import log_likelihoods
-from chatapp.evaluation.choices import changed, method_and_encoder, selector_for
 from chatapp.evaluation.identity import model_identity, prompt_identity
 from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal, Row
+from chatapp.fewshot.answering import Answer, Answerer
+from chatapp.fewshot.choices import changed, method_and_encoder, selector_for
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.promptfile import PromptFile, Scoring
 from chatapp.prompting.selection import Select, Selector, vote

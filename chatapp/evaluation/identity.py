@@ -7,7 +7,7 @@ import hashlib
 import json
 
 from chatapp.engine.model import LanguageModel
-from chatapp.evaluation.encoders import folder_digest
+from chatapp.fewshot.encoders import folder_digest
 from chatapp.prompting.promptfile import PromptFile
 
 

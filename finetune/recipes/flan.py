@@ -17,9 +17,9 @@ from typing import Annotated
 import typer
 
 from finetune.config import ConfigError, TrainSource
-from finetune.formats import text_field
+from finetune.data.formats import text_field
+from finetune.data.tables import BadRow, tables
 from finetune.recipes import run
-from finetune.tables import BadRow, tables
 
 FIELDS = ("template", "prompt", "completion")
 

@@ -23,7 +23,7 @@ THREADS = os.cpu_count() or 1
 def chatapp(folder: Path) -> Decode:
     """This program; what a text shares with the ones before it is not computed again."""
     from chatapp.engine.cache import CachePool
-    from chatapp.engine.gpt2 import GPT2
+    from chatapp.engine.decoder.gpt2 import GPT2
 
     model = GPT2.load(folder, precision="int8")
     pool = CachePool(model.new_cache, 2**28)

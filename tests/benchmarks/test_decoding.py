@@ -20,7 +20,7 @@ import torch
 from decoders import PROGRAMS, Program
 from torch.nn import functional as F
 
-from chatapp.engine.gpt2 import GPT2
+from chatapp.engine.decoder.gpt2 import GPT2
 
 pytestmark = pytest.mark.benchmark
 

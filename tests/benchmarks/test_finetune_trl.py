@@ -89,8 +89,8 @@ def run_trl(folder: Path, packing: bool, steps: int) -> Any:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 
+    from finetune.data.packing import response_labels
     from finetune.material import gather
-    from finetune.packing import response_labels
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.eos_token

@@ -14,7 +14,7 @@ from statistics import median
 import pytest
 
 from chatapp.engine.load import load_model, model_folder
-from chatapp.evaluation.answering import Answerer
+from chatapp.fewshot.answering import Answerer
 from chatapp.prompting.promptfile import load_prompt
 from chatapp.prompting.segments import text_of
 from chatapp.prompting.selection import build_selector

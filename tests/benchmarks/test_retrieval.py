@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chatapp.evaluation.encoders import CachedEncoder
+from chatapp.fewshot.encoders import CachedEncoder
 from chatapp.prompting.examples import Pool
 from chatapp.prompting.selection import Method, Scores, Select, Selector, build_selector
 

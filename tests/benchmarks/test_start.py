@@ -17,7 +17,7 @@ from statistics import median
 
 import pytest
 
-from chatapp.engine.gpt2 import GPT2
+from chatapp.engine.decoder.gpt2 import GPT2
 
 pytestmark = pytest.mark.benchmark
 

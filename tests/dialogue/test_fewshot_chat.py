@@ -17,8 +17,8 @@ from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.events import Finished
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import ContextOverflow, Sampling
-from chatapp.evaluation.answering import Answerer
-from chatapp.evaluation.choices import selector_for
+from chatapp.fewshot.answering import Answerer
+from chatapp.fewshot.choices import selector_for
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.promptfile import load_prompt
 from chatapp.prompting.segments import text_of

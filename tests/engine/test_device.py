@@ -10,8 +10,8 @@ import torch
 from conftest import MakeGPT2, logits_of
 
 from chatapp.engine import device, precision
+from chatapp.engine.decoder.gpt2 import GPT2
 from chatapp.engine.device import device_for
-from chatapp.engine.gpt2 import GPT2
 from chatapp.engine.load import ModelError, load_model
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling

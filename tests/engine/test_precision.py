@@ -11,7 +11,7 @@ from conftest import MakeGPT2, logits_of
 from torch.nn import functional as F
 
 from chatapp.engine import precision
-from chatapp.engine.gpt2 import GPT2
+from chatapp.engine.decoder.gpt2 import GPT2
 from chatapp.engine.linear import BFloat16Linear, Int8Linear, quantise
 from chatapp.engine.load import BUNDLED, ModelError, load_model, model_folder
 from chatapp.engine.model import Sampling

@@ -13,7 +13,7 @@ from chatapp.evaluation.evaluate import Cell, Grid, Selectors, Task, evaluate, p
 from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal, Row
 from chatapp.evaluation.report import Result, document, results, table
-from chatapp.evaluation.scoring import Likelihoods, best
+from chatapp.fewshot.scoring import Likelihoods, best
 from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.promptfile import PromptFile
 from chatapp.prompting.selection import Select, vote

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from finetune.check import examine, masked, show
 from finetune.cli import app
 from finetune.config import FinetuneConfig
-from finetune.encoding import Encoded, Span
+from finetune.data.encoding import Encoded, Span
 
 RUNNER = CliRunner()
 

@@ -64,5 +64,5 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_the_recipe_of_the_bundled_model_is_valid() -> None:
-    recipe = Path(__file__).parents[2] / "finetune" / "recipes" / "bundled.toml"
+    recipe = Path(__file__).parents[2] / "finetune" / "bundled_model" / "base.toml"
     assert load_config(PretrainConfig, recipe, []).shape.positions == 1024

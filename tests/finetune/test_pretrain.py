@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from chatapp.prompting.template import CHAT, load_template
 from finetune.config import ConfigError, PretrainConfig
-from finetune.corpus import Ids
+from finetune.data.corpus import Ids
 from finetune.pretrain import pretrain
 from finetune.trainer import CheckpointingTrainer, last_checkpoint
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from chatapp.prompting.template import TEMPLATES
 from finetune.cli import app
 from finetune.config import ConfigError, Data, FinetuneConfig, load_config
-from finetune.formats import Labelled, read_labelled
-from finetune.phrasings import load_phrasings
-from finetune.preparation import Prepared, prepare
+from finetune.data.formats import Labelled, read_labelled
+from finetune.data.phrasings import load_phrasings
+from finetune.data.preparation import Prepared, prepare
 from finetune.recipes import arithmetic, flan, run, sentiment
 
 RECIPES = Path(__file__).parents[2] / "finetune" / "recipes"

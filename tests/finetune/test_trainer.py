@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import MistralConfig, MistralForCausalLM
 
-from finetune.packing import Rows, collate
-from finetune.preparation import HELD_OUT
+from finetune.data.packing import Rows, collate
+from finetune.data.preparation import HELD_OUT
 from finetune.trainer import ByLength, MicroBatches, NotFinite, model_inputs
 
 LENGTHS = [12, 5, 9, 20, 7, 16, 6, 11]
@@ -201,7 +201,7 @@ import json, sys
 from pathlib import Path
 import torch
 import tiny_finetune as tiny
-from finetune.packing import Rows
+from finetune.data.packing import Rows
 torch.set_num_threads(1)
 rows = Rows(tiny.examples(json.loads(sys.argv[2])), "prompt")
 made = tiny.trainer(Path(sys.argv[1]), tiny.gpt2(), rows, batch_size=2, accumulate=2, processes=2,

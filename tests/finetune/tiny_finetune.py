@@ -22,9 +22,9 @@ from transformers import (
 from chatapp.prompting.segments import END_OF_TEXT, Segment
 from chatapp.prompting.template import CHAT, DialogueTemplate, save_template
 from finetune.config import FinetuneConfig
-from finetune.corpus import train_tokenizer
-from finetune.encoding import Encoded, Span
-from finetune.packing import BucketSampler, Rows, collate
+from finetune.data.corpus import train_tokenizer
+from finetune.data.encoding import Encoded, Span
+from finetune.data.packing import BucketSampler, Rows, collate
 from finetune.trainer import ObjectiveTrainer
 
 VOCABULARY = 40

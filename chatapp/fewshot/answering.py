@@ -1,0 +1,249 @@
+"""Answers to inputs by a prompt file and a model, a label or a text: what `run` and `eval` do.
+
+How labels become tokens: a label is what `fewshot` prints after the output prefix, a space
+and the label, and nothing behind it. Only where the tokens of one label begin those of
+another ("entity", "entity type"), which could then never win, each label is followed by the
+first token of what stands between two examples, as if to say that it is over.
+
+The one invariant: what is scored or continued are the tokens of the prompt's segments,
+encoded one by one, so that the prompt shown is the prompt the model saw.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from chatapp.engine.events import Finished
+from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.fewshot.scoring import CONTENT_FREE, Likelihoods, best, probabilities
+from chatapp.prompting.examples import PromptError
+from chatapp.prompting.fewshot import (
+    Demonstration,
+    continuation,
+    demonstrations,
+    fit,
+    render,
+    render_channel,
+)
+from chatapp.prompting.promptfile import PromptFile
+from chatapp.prompting.segments import Segment
+from chatapp.prompting.selection import Selector, vote
+
+# Questions answered at once: enough to share what their prompts have in common, few to lose.
+_BATCH = 16
+
+# Texts whose tokens are remembered; demonstrations come back, inputs do not.
+_REMEMBERED = 2**14
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An input with its prompt, ready to be answered.
+
+    segments: of the prompt; with channel scoring of the one for the first label.
+    examples, dropped: what is shown and what did not fit, each nearest first.
+    """
+
+    input: str
+    segments: list[Segment]
+    examples: list[Demonstration]
+    dropped: list[Demonstration]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a question.
+
+    probabilities: of the labels, in their order; empty for a generated text.
+    likelihoods: what they were computed from; None for a vote and for a generated text.
+    finished: how a generation ended; None otherwise.
+    prompt_tokens: of the prompt with its demonstrations. seconds: spent on this answer, its
+        share of a batch.
+    """
+
+    question: Question
+    output: str
+    probabilities: dict[str, float]
+    likelihoods: Likelihoods | None
+    finished: Finished | None
+    prompt_tokens: int
+    seconds: float
+
+
+class Answerer:
+    """A prompt file and a model.
+
+    prompt: its `select` and `scoring` say how. selector: chooses from its pool; None shows
+        no demonstrations. sampling: of generated answers; what the prompt file says if None.
+    Raises PromptError when the prompt file asks for a sampling there is not.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompt: PromptFile,
+        selector: Selector | None,
+        *,
+        sampling: Sampling | None = None,
+    ) -> None:
+        self._model = model
+        self._prompt = prompt
+        self._selector = selector
+        self._sampling = sampling or sampling_of(prompt)
+        self._encode = lru_cache(_REMEMBERED)(model.tokenizer.encode)
+        self._labels = self._label_ids()
+        self.batch = _BATCH if prompt.labels else 1
+        """How many questions to answer at once."""
+
+    @property
+    def label_tokens(self) -> dict[str, int]:
+        """How many tokens of each label are scored."""
+        return {label: len(ids) for label, ids in self._labels.items()}
+
+    def prepare(self, text: str) -> Question:
+        """Choose demonstrations for an input and lay out its prompt.
+
+        Raises PromptError when the instruction and the input alone do not fit the window.
+        """
+        prompt = self._prompt
+        if prompt.text is not None:
+            return Question(text, render(prompt, [], text), [], [])
+        chosen = demonstrations(prompt, self._selector, text)
+        if prompt.select.method == "vote":
+            return Question(text, [], list(chosen.values()), [])
+        count, room = lambda part: len(self._encode(part)), self._room(text)
+        fitted = fit(prompt, list(chosen), text, count, room)
+        return Question(
+            text,
+            self._layout(fitted.kept, text),
+            [chosen[index] for index in fitted.kept],
+            [chosen[index] for index in fitted.dropped],
+        )
+
+    def answer(self, questions: Sequence[Question]) -> list[Answer]:
+        """Answer a few questions at once; labels of all of them are scored together."""
+        if self._prompt.select.method == "vote":
+            return [self._by_vote(question) for question in questions]
+        if not self._prompt.labels:
+            return [self._generated(question) for question in questions]
+        started = time.perf_counter()
+        scored = self._score(questions)
+        seconds = (time.perf_counter() - started) / max(1, len(questions))
+        answers = []
+        for question, likelihoods in zip(questions, scored, strict=True):
+            shares = probabilities(likelihoods, self._prompt.scoring)
+            tokens = len(self._ids(question.segments))
+            answers.append(
+                Answer(question, best(shares), shares, likelihoods, None, tokens, seconds)
+            )
+        return answers
+
+    def _layout(self, kept: Sequence[int], text: str) -> list[Segment]:
+        if self._prompt.scoring == "channel":
+            return render_channel(self._prompt, kept, text, self._prompt.labels[0])
+        return render(self._prompt, kept, text)
+
+    def _room(self, text: str) -> int:
+        """The tokens that a prompt may take, with its label."""
+        window = self._model.context
+        if not self._prompt.labels:
+            return window - min(self._sampling.max_tokens, window // 4)
+        # What `fit` does not know of: the token that ends a label, and other inputs.
+        spare = max(len(ids) for ids in self._labels.values()) - max(
+            len(self._encode(continuation(self._prompt, label))) for label in self._labels
+        )
+        if self._prompt.scoring == "calibrated":
+            own = len(self._encode(" " + text.strip()))
+            spare += max(0, *(len(self._encode(" " + free)) - own for free in CONTENT_FREE))
+        return window - spare
+
+    def _label_ids(self) -> dict[str, list[int]]:
+        ids = {
+            label: self._encode(continuation(self._prompt, label)) for label in self._prompt.labels
+        }
+        if any(
+            one is not other and other[: len(one)] == one
+            for one in ids.values()
+            for other in ids.values()
+        ):
+            between = self._prompt.separator + self._prompt.input_prefix
+            # What comes after white space decides how it is cut into tokens.
+            end = self._encode(between + "x")[0] if between else self._model.tokenizer.end_id
+            return {label: [*own, end] for label, own in ids.items()}
+        return ids
+
+    def _ids(self, segments: Sequence[Segment]) -> list[int]:
+        """The tokens of a prompt; the end-of-text token where there are none."""
+        ids = [id for segment in segments for id in self._encode(segment.text)]
+        return ids or [self._model.tokenizer.end_id]
+
+    def _score(self, questions: Sequence[Question]) -> list[Likelihoods]:
+        """Every log-likelihood that the prompt's scoring needs, in one call of the model."""
+        pairs: list[tuple[list[int], list[int]]] = []
+        for question in questions:
+            kept = [example.index for example in question.examples]
+            if self._prompt.scoring == "channel":
+                for label in self._labels:
+                    *context, scored = render_channel(self._prompt, kept, question.input, label)
+                    pairs.append((self._ids(context), self._ids([scored])))
+                continue
+            inputs = [question.input]
+            if self._prompt.scoring == "calibrated":
+                inputs += CONTENT_FREE
+            for text in inputs:
+                ids = self._ids(render(self._prompt, kept, text))
+                pairs += [(ids, label) for label in self._labels.values()]
+        sums = iter([math.fsum(scores) for scores in self._model.score(pairs)])
+
+        def by_label() -> dict[str, float]:
+            return {label: next(sums) for label in self._labels}
+
+        found = []
+        for _ in questions:
+            if self._prompt.scoring == "channel":
+                found.append(Likelihoods(channel=by_label()))
+                continue
+            direct = by_label()
+            free = CONTENT_FREE if self._prompt.scoring == "calibrated" else ()
+            found.append(Likelihoods(direct, tuple(by_label() for _ in free)))
+        return found
+
+    def _by_vote(self, question: Question) -> Answer:
+        """The majority of the demonstrations; the votes as probabilities."""
+        if not question.examples:
+            raise PromptError(f"{self._prompt.path}: a vote needs at least one example")
+        started = time.perf_counter()
+        voters = [example.index for example in question.examples]
+        votes = Counter(self._prompt.pool.outputs[index] for index in voters)
+        shares = {label: votes[label] / len(voters) for label in self._prompt.labels or votes}
+        output = vote(self._prompt.pool, voters)
+        seconds = time.perf_counter() - started
+        return Answer(question, output, shares, None, None, 0, seconds)
+
+    def _generated(self, question: Question) -> Answer:
+        ids = self._ids(question.segments)
+        text = ""
+        finished = Finished("error")
+        for event in self._model.generate(ids, self._sampling, stop=self._prompt.stop):
+            text += event.text
+            if isinstance(event, Finished):
+                finished = event
+        output = text if self._prompt.text is not None else text.strip()
+        return Answer(question, output, {}, None, finished, len(ids), finished.seconds)
+
+
+def sampling_of(prompt: PromptFile, base: Sampling | None = None) -> Sampling:
+    """The sampling a prompt file asks for; what it leaves open is `base`'s.
+
+    Raises PromptError that names the key with a value out of range.
+    """
+    for key, value in prompt.generate.items():
+        try:
+            Sampling(**{key: value})  # type: ignore[arg-type]
+        except ValueError as error:
+            message = str(error).removeprefix(f"{key} ")
+            raise prompt.error(f"generate.{key}", message) from None
+    return replace(base or Sampling(), **prompt.generate)  # type: ignore[arg-type]

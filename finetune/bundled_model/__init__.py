@@ -1,0 +1,1 @@
+"""How the bundled model is made: generators, recipes, report."""

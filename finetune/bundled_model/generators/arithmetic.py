@@ -1,0 +1,63 @@
+"""Sums in the GPT-3 paper's phrasing, few-shot prompts of them, and in other words.
+
+The one invariant: no problem that the evaluation asks (the first ones of seed 0, see
+chatapp.evaluation.gpt3_tasks) is in a training row, in whatever wording.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from chatapp.evaluation.gpt3_tasks import generate, task_prompt
+from finetune.bundled_model.generators.fewshot import few_shot_row
+
+# How often each task of the paper is drawn: more digits take longer to learn.
+SHARES = {
+    "2D+": 3,
+    "2D-": 3,
+    "3D+": 4,
+    "3D-": 4,
+    "4D+": 3,
+    "4D-": 3,
+    "5D+": 2,
+    "5D-": 2,
+    "2Dx": 4,
+    "1DC": 3,
+}
+# What a model of four million parameters can learn of it in an hour comes first.
+SHORT = {"2D+": 12, "2D-": 12, "2Dx": 4, "1DC": 4, "3D+": 4, "3D-": 4}
+_TESTED = 700
+_NUMBER = re.compile(r"\d+")
+
+
+@cache
+def tested(name: str) -> frozenset[str]:
+    """The inputs of a task that are for measuring."""
+    return frozenset(item.input for item in generate(name, _TESTED, 0))
+
+
+def problem(name: str, draw: random.Random) -> tuple[str, str]:
+    """A problem of a task of the paper that is not among those tested, and its answer."""
+    while True:
+        item = generate(name, 1, draw.randrange(1, 2**32))[0]
+        if item.input not in tested(name):
+            return item.input, item.output
+
+
+def rows(count: int, seed: int, shares: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Few-shot prompts of 1 to 24 problems: of one task, or, as often, of several."""
+    draw = random.Random(seed)
+    names, weights = list(shares), list(shares.values())
+    for _ in range(count):
+        shots = draw.choice((1, 2, 4, 8, 16, 24))
+        if draw.random() < 0.6:
+            chosen = draw.choices(names, weights, k=1) * shots
+        else:
+            chosen = draw.choices(names, weights, k=shots)
+        row = few_shot_row(
+            task_prompt(chosen[0], ()), [problem(name, draw) for name in chosen], guessable=True
+        )
+        assert row is not None
+        yield row

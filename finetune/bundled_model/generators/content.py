@@ -1,0 +1,20 @@
+"""What the generators share: tables as data, and which content is kept out of training."""
+
+import hashlib
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """The table of that name: a TOML file beside this module."""
+    source = files("finetune.bundled_model.generators").joinpath("tables", f"{name}.toml")
+    return tomllib.loads(source.read_text(encoding="utf-8"))
+
+
+def is_kept_out(content: object, share: float) -> bool:
+    """Whether content is for measuring alone: by its hash, so it never changes sides."""
+    digest = hashlib.sha256(repr(content).encode("utf-8", "replace")).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64

@@ -1,0 +1,54 @@
+"""Label words drawn at random, so that what a label means stands in the demonstrations alone.
+
+Kept out of training: the label words of the evaluation sets, and a share of all others by
+their hash (see `content.is_kept_out`), for measuring.
+"""
+
+import random
+from functools import cache
+
+from chatapp.evaluation.gpt3_tasks import own_words
+from finetune.bundled_model.generators.content import is_kept_out, table
+
+KEPT_OUT = 0.15
+
+_ONSETS = "b bl br d dr f fl fr g gl gr k kl l m n p pl pr r s sk sl sn st t tr v w z".split()
+_VOWELS = "a e i o u oo ee".split()
+_CODAS = "b ck d f g l m n nd nk p rk rt s sh st t x".split()
+
+
+def made_up_word(draw: random.Random, syllables: int = 1) -> str:
+    """A word that English could have and has not, such as "blick"."""
+    parts = [draw.choice(_ONSETS) + draw.choice(_VOWELS) for _ in range(syllables)]
+    return "".join(parts) + draw.choice(_CODAS)
+
+
+@cache
+def _words(kept_out: bool) -> list[str]:
+    topics = table("topics")
+    listed = " ".join([*topics["train"].values(), *topics["held_out"].values()]).split()
+    never = set(table("layouts")["evaluation_labels"].split())
+    words = sorted({*own_words(), *(word.lower() for word in listed)} - never)
+    return [word for word in words if is_kept_out(word, KEPT_OUT) == kept_out]
+
+
+def draw_labels(draw: random.Random, count: int, *, kept_out: bool = False) -> list[str]:
+    """`count` different labels of one kind: words, made-up words, letters or numbers.
+
+    kept_out: labels for measuring, which are words alone.
+    """
+    chance = 0.0 if kept_out else draw.random()
+    if chance < 0.6:
+        return draw.sample(_words(kept_out), count)
+    if chance < 0.7:
+        return [word.capitalize() for word in draw.sample(_words(False), count)]
+    if chance < 0.85:
+        found: set[str] = set()
+        while len(found) < count:
+            word = made_up_word(draw, draw.choice((1, 1, 2)))
+            if not is_kept_out(word, KEPT_OUT):
+                found.add(word)
+        return draw.sample(sorted(found), count)
+    if chance < 0.95:
+        return draw.sample("ABCDEFGHIJKLMNOPQRSTUVWXYZ", count)
+    return [str(number) for number in draw.sample(range(10), count)]

@@ -1,0 +1,110 @@
+"""Chats in which somebody says who they are or what they like, and asks for it later.
+
+The one invariant: nobody here is called by a name that is kept out (what is asked in between may
+hold it). Half of the names are made up, so that a name is copied from the chat, and not known.
+`dialogues.name` and `dialogues.liking` are the same talks with the few names of the stories; they
+stay as the earlier stages were trained on them.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from finetune.bundled_model.generators.content import is_kept_out, table
+from finetune.bundled_model.generators.dialogues import Asides, Turns, aside, chat_row, typed
+from finetune.bundled_model.generators.labels import made_up_word
+from finetune.bundled_model.generators.tasks import Task, filled, word
+
+KEPT_OUT = 0.1
+
+_TOLD = (
+    "My name is {x}.",
+    "I am {x}.",
+    "I'm {x}.",
+    "Hi, I'm {x}.",
+    "Hello, my name is {x}.",
+    "Hi! My name is {x}.",
+    "Call me {x}.",
+    "You can call me {x}.",
+    "People call me {x}.",
+    "This is {x}.",
+    "{x} is my name.",
+    "The name is {x}.",
+)
+_GREETED = ("Hello {x}! Nice to meet you.", "Hi {x}! How are you?", "Nice to meet you, {x}.")
+_ASKED = (
+    "What is my name?",
+    "What's my name?",
+    "Do you know my name?",
+    "Who am I?",
+    "Do you remember my name?",
+    "What am I called?",
+    "Tell me my name.",
+)
+_NAMED = ("Your name is {x}.", "You are {x}.")
+
+_LIKED = ("I like {x}.", "I love {x}.", "I really like {x}.", "I am fond of {x}.", "I enjoy {x}.")
+_LIKED_TOO = ("{X}? That is nice.", "Oh, {x}! That is nice.")
+_ASKED_LIKED = (
+    "What do I like?",
+    "Do you remember what I like?",
+    "What did I say I like?",
+    "Tell me what I like.",
+)
+
+
+@cache
+def names(*, kept_out: bool = False) -> list[str]:
+    """First names: those for training, or those for measuring alone."""
+    listed: list[str] = table("people")["names"].split()
+    return [name for name in listed if is_kept_out(["name", name], KEPT_OUT) == kept_out]
+
+
+def _name(draw: random.Random) -> str:
+    if draw.random() < 0.5:
+        return draw.choice(names())
+    while True:
+        made_up = made_up_word(draw, draw.choice((1, 1, 2))).capitalize()
+        if made_up not in names(kept_out=True):
+            return made_up
+
+
+def _thing(draw: random.Random) -> str:
+    if draw.random() < 0.3:
+        return word(draw)
+    listed: list[str] = [each.strip() for each in table("people")["likes"].split("|")]
+    return draw.choice(listed)
+
+
+def rows(asides: Asides, tasks: Sequence[Task], count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """`count` chats, with small talk and single questions between their turns.
+
+    asides: questions and the replies to any of them.
+    """
+    draw = random.Random(seed)
+    for _ in range(count):
+        told: list[Turns] = []
+        asked: list[Turns] = []
+        kinds = draw.choice(("name", "name", "liking", "both"))
+        if kinds != "liking":
+            who = _name(draw)
+            told.append(_turn(draw, _TOLD, _GREETED, who))
+            asked.append(_turn(draw, _ASKED, _NAMED, who))
+        if kinds != "name":
+            thing = _thing(draw)
+            told.append(_turn(draw, _LIKED, _LIKED_TOO, thing))
+            asked.append(_turn(draw, _ASKED_LIKED, ("You like {x}.",), thing))
+        draw.shuffle(asked)
+        turns: Turns = []
+        for pair in (*told, *asked):
+            for _ in range(draw.choice((0, 0, 0, 1, 2, 4))):
+                turns += aside(draw, asides, tasks)
+            turns += pair
+        yield chat_row(turns)
+
+
+def _turn(draw: random.Random, said: Sequence[str], replies: Sequence[str], what: str) -> Turns:
+    fields = {"x": what, "X": what[0].upper() + what[1:]}
+    told, reply = (filled(draw.choice(texts), fields) for texts in (said, replies))
+    return [typed(draw, told), reply]

@@ -1,0 +1,348 @@
+"""Single questions with one right answer, by task: facts, spelling, counting, grammar, …
+
+The one invariant: a problem that is kept out, by its content or by its wording, is in no
+training row. A task draws its problems; `tables/tasks.toml` and `tables/facts.toml` hold the
+wordings for training and those for measuring alone, `tables/wordings.toml` more for training.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from chatapp.evaluation.gpt3_tasks import own_words
+from finetune.bundled_model.generators import grammar
+from finetune.bundled_model.generators.content import is_kept_out, table
+from finetune.bundled_model.generators.labels import made_up_word
+from finetune.bundled_model.generators.sums import calculator, difference, product, sum_of_two
+
+Fields = dict[str, str]
+"""What is put into a wording, by name."""
+
+Make = Callable[[random.Random], tuple[Fields, str]]
+"""Draws a problem: its fields and the answer."""
+
+# The share of problems that serve measuring alone.
+KEPT_OUT = 0.1
+# How often a held-out problem is drawn for before there are taken to be no more.
+_PATIENCE = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question as it is asked, and the answer. given: its changing part alone."""
+
+    question: str
+    answer: str
+    given: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task: its wordings and how its problems are drawn.
+
+    taught: all content is taught, for it cannot be guessed (facts); what is kept out is a
+        wording of each problem instead.
+    """
+
+    name: str
+    ask: tuple[str, ...]
+    unseen: tuple[str, ...]
+    make: Make
+    taught: bool = False
+
+    def training(self, draw: random.Random) -> Problem:
+        """A problem to learn from."""
+        while True:
+            fields, answer = self.make(draw)
+            wording = draw.choice(self.ask)
+            if not self.keeps_out(fields, wording):
+                return Problem(filled(wording, fields), answer, ", ".join(fields.values()))
+
+    def held_out(self, count: int, seed: int, *, unseen: bool) -> list[Problem]:
+        """`count` problems at most that are in no training row, no two alike.
+
+        unseen: in wordings that training has not; else in those of training.
+        """
+        draw = random.Random(f"{self.name} {seed}")
+        found: dict[str, Problem] = {}
+        # Of facts there may be fewer than asked for.
+        for _ in range(_PATIENCE * count):
+            if len(found) == count:
+                break
+            fields, answer = self.make(draw)
+            wording = draw.choice(self.unseen if unseen else self.ask)
+            if (unseen and self.taught) or self.keeps_out(fields, wording):
+                question = filled(wording, fields)
+                found[question] = Problem(question, answer, ", ".join(fields.values()))
+        return list(found.values())
+
+    def keeps_out(self, fields: Fields, wording: str) -> bool:
+        """Whether a problem, asked in one of the task's wordings, serves measuring alone."""
+        content = [self.name, sorted(fields.items())]
+        return is_kept_out([*content, wording] if self.taught else content, KEPT_OUT)
+
+
+def filled(wording: str, fields: Fields) -> str:
+    """A wording with its fields put in, each once; what is put in is not looked at again."""
+    pieces = [wording]
+    for name, value in fields.items():
+        pieces = [
+            part
+            for piece in pieces
+            for part in (_split(piece, f"{{{name}}}", value) if "{" in piece else [piece])
+        ]
+    return "".join(pieces)
+
+
+def _split(piece: str, mark: str, value: str) -> list[str]:
+    first, *others = piece.split(mark)
+    return [first, *(part for other in others for part in (value, other))]
+
+
+# --- words and letters -------------------------------------------------------------------
+
+
+_LISTS = [words for part in table("topics").values() for words in part.values()]
+_WORDS = sorted({*own_words(), *" ".join(_LISTS).lower().split()})
+
+
+def word(draw: random.Random, longest: int = 9, words: Sequence[str] = _WORDS) -> str:
+    """A common English word, or one of `words`."""
+    while True:
+        found = draw.choice(words)
+        if len(found) <= longest:
+            return found
+
+
+def _of_word(answer: Callable[[str], str], longest: int = 9, words: Sequence[str] = _WORDS) -> Make:
+    def make(draw: random.Random) -> tuple[Fields, str]:
+        found = word(draw, longest, words)
+        return {"x": found}, answer(found)
+
+    return make
+
+
+def _letter_makers(words: Sequence[str]) -> dict[str, Make]:
+    """The tasks whose answer is all letters of a word."""
+    return {
+        "spell": _of_word("-".join, words=words),
+        "reverse": _of_word(lambda text: text[::-1], 7, words),
+        "upper": _of_word(str.upper, words=words),
+    }
+
+
+def _unscramble(draw: random.Random) -> tuple[Fields, str]:
+    while True:
+        found = word(draw, 7)
+        middle = list(found[1:-1])
+        draw.shuffle(middle)
+        mixed = found[0] + "".join(middle) + found[-1]
+        if mixed != found:
+            return {"x": mixed}, found
+
+
+def _phrase(draw: random.Random, least: int = 2, most: int = 8) -> list[str]:
+    return [word(draw) for _ in range(draw.randint(least, most))]
+
+
+def _of_phrase(answer: Callable[[list[str]], str]) -> Make:
+    def make(draw: random.Random) -> tuple[Fields, str]:
+        words = _phrase(draw)
+        return {"x": " ".join(words)}, answer(words)
+
+    return make
+
+
+def _count_things(draw: random.Random) -> tuple[Fields, str]:
+    kinds = [word(draw, 6) for _ in range(3)]
+    things = [draw.choice(kinds) for _ in range(draw.randint(3, 9))]
+    asked = draw.choice(things)
+    return {"y": asked, "x": ", ".join(things)}, str(things.count(asked))
+
+
+def _count_on(draw: random.Random) -> tuple[Fields, str]:
+    first = draw.randrange(0, 60)
+    last = first + draw.randint(2, 9)
+    return {"x": str(first), "y": str(last)}, ", ".join(map(str, range(first, last + 1)))
+
+
+def _next_number(draw: random.Random) -> tuple[Fields, str]:
+    number = draw.randrange(10 ** draw.randint(1, 3))
+    return {"x": str(number)}, str(number + 1)
+
+
+def _larger(draw: random.Random) -> tuple[Fields, str]:
+    first, second = draw.sample(range(10 ** draw.randint(1, 3)), 2)
+    return {"x": str(first), "y": str(second)}, str(max(first, second))
+
+
+# --- facts -------------------------------------------------------------------------------
+
+
+def _fact(pairs: Sequence[tuple[str, str]], reply: str) -> Make:
+    def make(draw: random.Random) -> tuple[Fields, str]:
+        known, asked = draw.choice(pairs)
+        answer = filled(reply, {"x": known, "y": asked})
+        return {"x": known}, answer[0].upper() + answer[1:]
+
+    return make
+
+
+def _facts() -> Iterator[Task]:
+    for name, relation in table("facts").items():
+        pairs = list(relation["pairs"].items())
+        make = _fact(pairs, relation["reply"])
+        yield Task(name, tuple(relation["ask"]), tuple(relation["unseen"]), make, taught=True)
+
+
+# --- sentences ---------------------------------------------------------------------------
+
+
+def _sentiment(draw: random.Random) -> tuple[Fields, str]:
+    rows = table("language")["sentiment"]
+    feeling = draw.choice(("happy", "unhappy"))
+    frame = draw.choice(rows["frames"])
+    text = filled(frame, {"t": draw.choice(rows["things"]), "a": draw.choice(rows[feeling])})
+    return {"x": text + draw.choice(rows[f"{feeling}_tails"])}, feeling.capitalize()
+
+
+_DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+
+
+def _people() -> list[str]:
+    stories = table("language")["stories"]
+    return [*stories["he"], *stories["she"]]
+
+
+def _spam(draw: random.Random) -> tuple[Fields, str]:
+    rows = table("language")["spam"]
+    kind = draw.choice(("spam", "ham"))
+    fields = {
+        "p": draw.choice(rows["prizes"]),
+        "n": str(draw.choice((5, 10, 20, 50, 90, 100, 500, 1000))),
+        "m": draw.choice(_people()),
+        "d": draw.choice(_DAYS),
+        "h": str(draw.randint(1, 12)),
+    }
+    return {"x": filled(draw.choice(rows[kind]), fields)}, kind.capitalize()
+
+
+def _question_kind(draw: random.Random) -> tuple[Fields, str]:
+    language = table("language")
+    kind = draw.choice(sorted(language["questions"]))
+    question = draw.choice(language["questions"][kind])
+    place = draw.choice(language["people"]["places"])
+    answer = f"It asks for {kind}."
+    return {"x": filled(question, {"p": place, "m": draw.choice(_people())})}, answer
+
+
+def _made_up(draw: random.Random) -> tuple[Fields, str]:
+    language = table("language")
+    meaning = draw.choice(sorted(language["made_up"]))
+    new = made_up_word(draw, 2)
+    # One sentence a meaning, so that there is one right answer.
+    sentence = language["made_up"][meaning][-1]
+    return {"x": new, "y": meaning}, filled(sentence, {"w": new})
+
+
+def _recall(draw: random.Random) -> tuple[Fields, str]:
+    meaning = draw.choice(sorted(table("language")["made_up"]))
+    new = made_up_word(draw, 2)
+    return {"x": new, "y": meaning}, f"A {new} is {meaning}."
+
+
+def _summary(draw: random.Random) -> tuple[Fields, str]:
+    language = table("language")
+    stories = language["stories"]
+    text, short = draw.choice(stories["items"])
+    who = draw.choice(("he", "she"))
+    fields = {
+        "m": draw.choice(stories[who]),
+        "s": who,
+        "S": who.capitalize(),
+        "p": draw.choice(language["people"]["places"]),
+        "t": draw.choice(stories["things"]),
+    }
+    return {"x": filled(text, fields)}, filled(short, fields)
+
+
+def _sentence(draw: random.Random) -> str:
+    return grammar.sentence(draw).right
+
+
+def _copy(draw: random.Random) -> tuple[Fields, str]:
+    text = _sentence(draw) if draw.random() < 0.5 else " ".join(_phrase(draw))
+    return {"x": text}, text
+
+
+def _quote(draw: random.Random) -> tuple[Fields, str]:
+    text = _sentence(draw)
+    return {"x": text}, f'"{text}"'
+
+
+def _grammar(draw: random.Random) -> tuple[Fields, str]:
+    found = grammar.sentence(draw)
+    return {"x": found.wrong}, found.right
+
+
+def _unknown(draw: random.Random) -> tuple[Fields, str]:
+    rows = table("language")["unknown"]
+    asked = filled(draw.choice(rows["items"]), {"w": made_up_word(draw, 2).capitalize()})
+    return {"x": asked}, rows["replies"][0]
+
+
+_LETTERS = _letter_makers(_WORDS)
+_MAKERS: dict[str, Make] = {
+    "spell": _LETTERS["spell"],
+    "reverse": _LETTERS["reverse"],
+    "unscramble": _unscramble,
+    "first_letter": _of_word(lambda text: text[0]),
+    "last_letter": _of_word(lambda text: text[-1]),
+    "upper": _LETTERS["upper"],
+    "count_letters": _of_word(lambda text: str(len(text))),
+    "count_words": _of_phrase(lambda words: str(len(words))),
+    "count_things": _count_things,
+    "count_on": _count_on,
+    "next_number": _next_number,
+    "larger": _larger,
+    "copy": _copy,
+    "quote": _quote,
+    "last_word": _of_phrase(lambda words: words[-1]),
+    "first_word": _of_phrase(lambda words: words[0]),
+    "grammar": _grammar,
+    "summary": _summary,
+    "sentiment": _sentiment,
+    "spam": _spam,
+    "question_kind": _question_kind,
+    "made_up": _made_up,
+    "recall": _recall,
+    "sum": sum_of_two,
+    "difference": difference,
+    "product": product,
+    "calculator": calculator,
+    "unknown": _unknown,
+}
+
+
+def all_tasks() -> list[Task]:
+    """Every task, facts first."""
+    return [*_facts(), *_tasks(_MAKERS)]
+
+
+def letter_tasks(words: Sequence[str]) -> list[Task]:
+    """Spelling, reversing and capitals of other words than `word` draws."""
+    return _tasks(_letter_makers(words))
+
+
+def in_more_words(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks with all ways to ask for them."""
+    more = table("wordings")
+    return [replace(task, ask=(*task.ask, *more[task.name])) for task in tasks]
+
+
+def _tasks(makers: Mapping[str, Make]) -> list[Task]:
+    wordings = table("tasks")
+    return [
+        Task(name, tuple(wordings[name]["ask"]), tuple(wordings[name]["unseen"]), make)
+        for name, make in makers.items()
+    ]

@@ -1,0 +1,1 @@
+"""From files to packed rows of token ids and masks."""

@@ -1,0 +1,125 @@
+"""Documents to tokens: reads training files, trains a byte-level BPE, encodes.
+
+The one invariant: dialogues go through the same template, segment by segment, as a chat
+does, so a model sees in training the very tokens it will be prompted with.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from chatapp.prompting.segments import END_OF_TEXT, Segment
+from chatapp.prompting.template import DialogueTemplate
+from finetune.config import ConfigError, TrainSource
+from finetune.data.formats import detect
+from finetune.data.tables import BadRow, tables
+
+Ids = NDArray[np.int32]
+T = TypeVar("T")
+Document = list[Segment]
+"""One text to learn from; the end-of-text token stands after it."""
+
+# GPT-2's own pattern with one change: digits stand alone and without a leading space, so
+# that a number is always spelled in the same ten tokens.
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def read_documents(path: Path, template: DialogueTemplate) -> Iterator[Document]:
+    """The documents of a file: of any layout of `formats`, or one plain text.
+
+    Raises ConfigError naming file, line and what was expected.
+    """
+    for table in tables(TrainSource.model_validate({"path": str(path)})):
+        for row in table.rows():
+            if isinstance(row, BadRow):
+                raise row
+            example = detect(row).read(row)
+            if not example.messages:
+                texts = example.parts or (example.text,)
+                yield [Segment("instruction", text) for text in texts]
+                continue
+            document = template.render(example.messages)
+            # The end-of-text token that closes every document would stand twice.
+            if document[-1].kind == "end":
+                document.pop()
+            yield document
+
+
+def is_held_out(document: Document, share: float) -> bool:
+    """Whether a document is kept for measuring: by its text's hash, so it never changes sides."""
+    digest = hashlib.sha256("\0".join(s.text for s in document).encode("utf-8", "replace"))
+    return int.from_bytes(digest.digest()[:8]) < share * 2**64
+
+
+def train_tokenizer(documents: Iterable[Document], vocabulary: int) -> Tokenizer:
+    """A byte-level BPE of `vocabulary` entries; id 0 is the end-of-text token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT.text],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (segment.text for document in documents for segment in document)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def end_id(tokenizer: Tokenizer) -> int:
+    """The id of the end-of-text token. Raises ConfigError when the vocabulary has none."""
+    found = tokenizer.token_to_id(END_OF_TEXT.text)
+    if found is None:
+        raise ConfigError(f"the tokenizer has no token {END_OF_TEXT.text}")
+    return found
+
+
+def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> list[Ids]:
+    """Token ids of each document, closed by the end-of-text token.
+
+    Segments are encoded one by one; text never becomes a special token.
+    """
+    end = end_id(tokenizer)
+    tokenizer.encode_special_tokens = True
+    texts = list({s.text for document in documents for s in document if s.kind != "end"})
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    known = {text: e.ids for text, e in zip(texts, encodings, strict=True)}
+    encoded = []
+    for document in documents:
+        ids: list[int] = []
+        for segment in document:
+            ids += [end] if segment.kind == "end" else known[segment.text]
+        encoded.append(np.array([*ids, end], dtype=np.int32))
+    return encoded
+
+
+def draw(documents: Sequence[T], weight: float, seed: int) -> list[T]:
+    """`weight` passes over the documents; a fraction is a seeded draw without replacement."""
+    whole, fraction = divmod(weight, 1.0)
+    chosen = list(documents) * int(whole)
+    count = round(fraction * len(documents))
+    order = np.random.default_rng(seed).permutation(len(documents))[:count]
+    return chosen + [documents[i] for i in order]
+
+
+def pack(documents: Sequence[Ids], length: int, seed: int) -> Ids:
+    """Shuffle, join and cut into windows.
+
+    Returns (windows, length) token ids. Documents run across window borders, as in
+    GPT-2's own training; the rest at the end, shorter than a window, is left out.
+    """
+    order = np.random.default_rng(seed).permutation(len(documents))
+    stream = np.concatenate([np.empty(0, dtype=np.int32), *(documents[i] for i in order)])
+    windows = len(stream) // length
+    return stream[: windows * length].reshape(windows, length)

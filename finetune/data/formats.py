@@ -1,0 +1,316 @@
+"""Rows of every common layout to chats: the layout is detected, and every field is checked.
+
+The one invariant: a row either becomes an `Example` or a `BadRow` that names its place, what
+is missing and what was found. Text is never made of anything but text: a label `yes` stays a
+string, and a number where text belongs is an error.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from chatapp.prompting.examples import shown
+from chatapp.prompting.messages import Message, Role
+from finetune.config import BadRows, TrainSource
+from finetune.data.tables import BadRow, Row, either, names, renamed, tables
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a row teaches: a chat that ends in a reply, a plain text, or a few-shot prompt.
+
+    key: sixteen hex digits of the content. parts: texts that follow one another as they stand,
+    in turn given and to be answered. One of messages, text and parts is not empty.
+    """
+
+    place: str
+    key: str
+    messages: tuple[Message, ...] = ()
+    text: str = ""
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A common set of fields and how it is read. `read` raises BadRow."""
+
+    name: str
+    fields: tuple[str, ...]
+    read: Callable[[Row], Example] = field(repr=False)
+
+
+def content_key(content: object) -> str:
+    """Sixteen hex digits over plain data: the same content gives the same key everywhere."""
+    canonical = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def is_held_out(key: str, share: float) -> bool:
+    """Whether a row is kept for measuring: by its content alone, so it never changes sides."""
+    return int(key, 16) < share * 2.0**64
+
+
+def text_field(row: Row, name: str) -> str:
+    """The text of a field that must have one. Raises BadRow."""
+    if name not in row.fields:
+        raise BadRow(
+            f"no {name}", f"{row.place}: {name!r} is missing; there are {names(row.fields)}"
+        )
+    text = row.fields[name]
+    if not isinstance(text, str):
+        hint = "; write it in quotes" if isinstance(text, bool | int | float) else ""
+        raise BadRow(
+            f"{name} is not text", f"{row.place}: {name!r} is {shown(text)}, expected text{hint}"
+        )
+    if not text.strip():
+        raise BadRow(f"empty {name}", f"{row.place}: {name!r} is empty")
+    return text
+
+
+def _optional_text(row: Row, name: str) -> str:
+    """The same for a field that may be absent, null or empty."""
+    return text_field(row, name) if row.fields.get(name) not in (None, "") else ""
+
+
+def chat_example(place: str, messages: Sequence[Message]) -> Example:
+    """An example of a chat whose turns were checked."""
+    key = content_key([(message.role, message.text) for message in messages])
+    return Example(place, key, messages=tuple(messages))
+
+
+# --- one request and its reply -----------------------------------------------------------
+
+# The layout's name, the fields of the request, of an input to it, and of the reply.
+_PAIRS = (
+    ("Alpaca", "instruction", "input", "output"),
+    ("Dolly", "instruction", "context", "response"),
+    ("prompt/completion", "prompt", "", "completion"),
+    ("prompt/response", "prompt", "", "response"),
+    ("question/answer", "question", "", "answer"),
+    ("input/output", "input", "", "output"),
+)
+
+
+def _pair_layout(name: str, request: str, given: str, reply: str) -> Layout:
+    def read(row: Row) -> Example:
+        user = text_field(row, request)
+        if given and (extra := _optional_text(row, given).strip()):
+            user = f"{user.strip()}\n\n{extra}"
+        messages = [Message("user", user), Message("assistant", text_field(row, reply))]
+        if system := _optional_text(row, "system"):
+            messages.insert(0, Message("system", system))
+        return chat_example(row.place, messages)
+
+    fields = (request, given, reply, "system") if given else (request, reply, "system")
+    return Layout(name, fields, read)
+
+
+# --- lists of turns ----------------------------------------------------------------------
+
+_CHAT_FIELDS = ("messages", "conversations")
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """How the turns of a chat are written down."""
+
+    name: str
+    speaker: str
+    content: str
+    roles: dict[str, Role]
+
+
+_OPENAI = _Turns(
+    "OpenAI messages",
+    "role",
+    "content",
+    {"system": "system", "user": "user", "assistant": "assistant"},
+)
+_SHAREGPT = _Turns(
+    "ShareGPT",
+    "from",
+    "value",
+    {
+        "system": "system",
+        "human": "user",
+        "user": "user",
+        "gpt": "assistant",
+        "assistant": "assistant",
+    },
+)
+
+
+def _chat_layout(field: str, kind: _Turns) -> Layout:
+    def read(row: Row) -> Example:
+        place = f"{row.place}: {field}"
+        turns = row.fields.get(field)
+        if not isinstance(turns, list) or not turns:
+            found = "an empty list" if turns == [] else shown(turns)
+            found = found if field in row.fields else "missing"
+            raise BadRow(f"no {field}", f"{place} is {found}, expected a list of turns")
+        messages = [
+            _message(turn, kind, f"{place}, turn {number}") for number, turn in enumerate(turns, 1)
+        ]
+        _check_order(messages, place)
+        return chat_example(row.place, messages)
+
+    return Layout(kind.name, (field,), read)
+
+
+def _message(turn: Any, kind: _Turns, place: str) -> Message:
+    if not isinstance(turn, dict):
+        raise BadRow("bad turn", f"{place} is {shown(turn)}, expected an object")
+    speaker, text = turn.get(kind.speaker), turn.get(kind.content)
+    role = kind.roles.get(speaker) if isinstance(speaker, str) else None
+    if role is None:
+        raise BadRow(
+            f"unknown {kind.speaker}",
+            f"{place}: {kind.speaker!r} is {shown(speaker)}, expected {either(tuple(kind.roles))}",
+        )
+    if not isinstance(text, str):
+        raise BadRow("bad turn", f"{place}: {kind.content!r} is {shown(text)}, expected text")
+    if not text.strip():
+        raise BadRow("empty turn", f"{place}: {kind.content!r} is empty")
+    if turn.get("weight", 1) not in (1, None):
+        raise BadRow(
+            "weighted turn", f"{place}: 'weight' is {shown(turn['weight'])}, expected 1 or none"
+        )
+    return Message(role, text)
+
+
+def _check_order(messages: Sequence[Message], place: str) -> None:
+    start = 1 if messages[0].role == "system" else 0
+    for index, message in enumerate(messages[start:]):
+        expected = "assistant" if index % 2 else "user"
+        if message.role != expected:
+            raise BadRow(
+                "roles do not alternate",
+                f"{place}, turn {start + index + 1} is from {message.role!r}, "
+                f"expected {expected!r}",
+            )
+    if messages[-1].role != "assistant":
+        raise BadRow(
+            "no last reply",
+            f"{place} ends with a turn from {messages[-1].role!r}, expected 'assistant'",
+        )
+
+
+# --- detection ---------------------------------------------------------------------------
+
+
+def _read_text(row: Row) -> Example:
+    text = text_field(row, "text")
+    return Example(row.place, content_key(text), text=text)
+
+
+def _read_parts(row: Row) -> Example:
+    parts = row.fields["parts"]
+    if (
+        not isinstance(parts, list)
+        or not parts
+        or len(parts) % 2
+        or not all(isinstance(part, str) and part for part in parts)
+    ):
+        raise BadRow(
+            "bad parts",
+            f"{row.place}: 'parts' is {shown(parts)}, expected texts in turn, "
+            "the prompt first and an answer last",
+        )
+    return Example(row.place, content_key(parts), parts=tuple(parts))
+
+
+PLAIN_TEXT = Layout("plain text", ("text",), _read_text)
+PARTS = Layout("few-shot prompt", ("parts",), _read_parts)
+
+FIELDS = tuple(
+    dict.fromkeys(
+        (
+            *_CHAT_FIELDS,
+            *(f for _, *pair in _PAIRS for f in pair if f),
+            "system",
+            "text",
+            "parts",
+        )
+    )
+)
+"""Every field that some layout uses."""
+
+
+def detect(row: Row) -> Layout:
+    """The layout of a row, by the names of its fields. Raises BadRow."""
+    for name in _CHAT_FIELDS:
+        if name in row.fields:
+            turns = row.fields[name]
+            first = turns[0] if isinstance(turns, list) and turns else None
+            sharegpt = isinstance(first, dict) and _SHAREGPT.speaker in first
+            return _chat_layout(name, _SHAREGPT if sharegpt else _OPENAI)
+    for name, request, given, reply in _PAIRS:
+        if request in row.fields and reply in row.fields:
+            return _pair_layout(name, request, given, reply)
+    if "label" in row.fields:
+        raise BadRow(
+            "no instruction",
+            f"{row.place}: {names(row.fields)} are data of a classification task; give them "
+            "instruction templates (`template`), or name the columns that are the prompt and "
+            "the completion (`columns`)",
+        )
+    if "text" in row.fields:
+        return PLAIN_TEXT
+    if "parts" in row.fields:
+        return PARTS
+    raise BadRow(
+        "unknown layout",
+        f"{row.place}: expected instruction and output, instruction and response, prompt and "
+        "completion, messages, conversations, text or parts; there are "
+        f"{names(row.fields)}; name the right ones with `columns`",
+    )
+
+
+# --- labelled data, for heads ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A row of labelled data: each field that was asked for as text, or as a list of texts."""
+
+    place: str
+    key: str
+    fields: dict[str, str | list[str]]
+
+
+def read_labelled(
+    source: TrainSource, roles: Sequence[str], bad_rows: BadRows = "raise"
+) -> Iterator[Labelled | BadRow]:
+    """The rows of a source with the fields that a task needs, as text.
+
+    roles: such as ("text", "label"). "choices" is a list of texts; "label" may also be a
+    number. Bad rows are raised, or with `bad_rows` = "skip" given out to be counted.
+    """
+    for table in tables(source):
+        for row in renamed(table, source.columns):
+            try:
+                if isinstance(row, BadRow):
+                    raise row
+                fields = {role: _labelled_field(row, role) for role in roles}
+            except BadRow as error:
+                if bad_rows == "raise":
+                    raise
+                yield error
+            else:
+                yield Labelled(row.place, content_key(fields), fields)
+
+
+def _labelled_field(row: Row, role: str) -> str | list[str]:
+    value = row.fields.get(role)
+    if role == "choices" and role in row.fields:
+        texts = value if isinstance(value, list) else []
+        if len(texts) < 2 or not all(isinstance(each, str) and each.strip() for each in texts):
+            raise BadRow(
+                "bad choices", f"{row.place}: 'choices' is {value!r}, expected two or more texts"
+            )
+        return cast(list[str], texts)
+    if role == "label" and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return text_field(row, role)

@@ -1,0 +1,196 @@
+"""Instruction templates of a task (Wei et al. 2021): several phrasings, one drawn per example.
+
+The one invariant: a field's value is put in once and never read again, so braces in data are
+plain characters. Which phrasing a row gets depends on the seed, the row's content and the
+pass, never on the order of the rows.
+"""
+
+import math
+import string
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from chatapp.prompting.examples import nearest, quoted, shown
+from chatapp.prompting.messages import Message
+from chatapp.prompting.template import TEMPLATES
+from finetune.config import ConfigError, Section, load_config
+from finetune.data.formats import Example, content_key
+from finetune.data.tables import BadRow, Row, names
+
+
+class _Template(Section):
+    """One phrasing: a prompt, and the response to it; `{name}` stands for a field."""
+
+    prompt: str = Field(min_length=1)
+    response: str = Field("", description="`{answer's field}` when absent")
+
+
+class _File(Section):
+    """A file of instruction templates."""
+
+    cluster: str = Field("", description="the cluster of tasks this one belongs to")
+    answer: str = Field("", description="the field whose value is one of the options")
+    options: list[str] | str = Field(
+        [], description="the answers there are, or the field that lists them"
+    )
+    templates: list[_Template] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A text with fields in it: pairs of plain text and the field after it ("" after the last)."""
+
+    place: str
+    parts: tuple[tuple[str, str], ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields, in their order."""
+        return tuple(name for _, name in self.parts if name)
+
+    def fill(self, row: Row) -> str:
+        """The text with the row's values in place of the fields.
+
+        Raises BadRow, naming the template, the field and the fields there are.
+        """
+        return "".join(text + (self._value(row, name) if name else "") for text, name in self.parts)
+
+    def _value(self, row: Row, name: str) -> str:
+        value = _field(row, name, self.place)
+        if isinstance(value, str) or _is_number(value):
+            return str(value)
+        raise BadRow(
+            f"{name} is not text",
+            f"{self.place}: at {row.place} the field {quoted(name)} is {shown(value)}, "
+            "expected text or a number",
+        )
+
+
+def _field(row: Row, name: str, place: str) -> Any:
+    """A field that a file of templates names, at `place`. Raises BadRow."""
+    if name not in row.fields:
+        raise BadRow(
+            f"no {name}",
+            f"{place} names the field {quoted(name)}, which is missing at {row.place}"
+            f"{nearest(name, row.fields)}; there are {names(row.fields)}",
+        )
+    return row.fields[name]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def parse_pattern(text: str, place: str) -> Pattern:
+    """A text with `{name}` for fields and `{{`, `}}` for braces. Raises ConfigError."""
+    try:
+        parsed = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}; write {{{{ or }}}} for a brace") from None
+    for _, name, specification, conversion in parsed:
+        if name is not None and (not name.strip() or specification or conversion):
+            raise ConfigError(f"{place}: expected the name of a field alone between braces")
+    return Pattern(place, tuple((text, name or "") for text, name, _, _ in parsed))
+
+
+@dataclass(frozen=True, slots=True)
+class Phrasings:
+    """The phrasings of one task.
+
+    templates: pairs of prompt and response. options: the answers there are, or the name of
+    the field that lists them, or () for a task without.
+    """
+
+    path: Path
+    cluster: str
+    answer: str
+    options: tuple[str, ...] | str
+    templates: tuple[tuple[Pattern, Pattern], ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every field that some template names, sorted."""
+        patterns = (pattern for pair in self.templates for pattern in pair)
+        return tuple(sorted({name for pattern in patterns for name in pattern.fields}))
+
+    def phrase(self, row: Row, seed: int, turn: int = 0) -> Example:
+        """The row in one of the phrasings. Raises BadRow.
+
+        turn: the pass over the data; as many passes as there are phrasings use each once.
+        """
+        values = {name: row.fields[name] for name in self.fields if name in row.fields}
+        options = self._options(row)
+        key = content_key([values, options])
+        start = int(content_key([seed, key]), 16)
+        prompt, response = self.templates[(start + turn) % len(self.templates)]
+        if options:
+            row = Row(row.place, {**row.fields, self.answer: self._answer(row, options)})
+        request = prompt.fill(row).strip()
+        reply = response.fill(row)
+        for name, text in (("prompt", request), ("response", reply)):
+            if not text.strip():
+                raise BadRow(f"empty {name}", f"{prompt.place}: the {name} is empty at {row.place}")
+        # A template that asks for the text of a given class has no answers to choose from.
+        if options and self.answer in response.fields:
+            request += "\n\nOPTIONS:" + "".join(f"\n- {option}" for option in options)
+        messages = (Message("user", request), Message("assistant", reply))
+        return Example(row.place, key, messages)
+
+    def _options(self, row: Row) -> tuple[str, ...]:
+        if not isinstance(self.options, str):
+            return self.options
+        listed = _field(row, self.options, str(self.path))
+        if (
+            isinstance(listed, list)
+            and len(listed) > 1
+            and all(isinstance(option, str) and option.strip() for option in listed)
+        ):
+            return tuple(listed)
+        raise BadRow(
+            f"no {self.options}",
+            f"{row.place}: {self.options!r} is {shown(listed)}, expected a list of two or more "
+            f"texts, the options of {self.path}",
+        )
+
+    def _answer(self, row: Row, options: tuple[str, ...]) -> str:
+        """The option that the answer's field names, by its text or by its number from 0."""
+        answer = _field(row, self.answer, str(self.path))
+        if isinstance(answer, str):
+            answer = answer.strip()
+            if answer in options:
+                return answer
+        if isinstance(answer, int | str) and str(answer) in map(str, range(len(options))):
+            return options[int(answer)]
+        raise BadRow(
+            f"{self.answer} is no option",
+            f"{row.place}: {self.answer!r} is {shown(answer)}, expected one of the options of "
+            f"{self.path}: {names(options)}",
+        )
+
+
+def load_phrasings(path: Path) -> Phrasings:
+    """A TOML file of instruction templates. Raises ConfigError."""
+    if str(path) in TEMPLATES:
+        raise ConfigError(
+            f"the template {str(path)!r} of a source: this is a dialogue template, which is one "
+            "for the whole run (data.template); expected a TOML file of instruction templates"
+        )
+    file = load_config(_File, path, [])
+    options = file.options if isinstance(file.options, str) else tuple(file.options)
+    if bool(file.answer) != bool(options):
+        raise ConfigError(f"{path}: 'options' and 'answer' go together; one of them is missing")
+    if isinstance(options, tuple) and options:
+        distinct = {option.strip() for option in options} - {""}
+        if len(distinct) < max(2, len(options)):
+            raise ConfigError(f"{path}: 'options': expected two or more different texts")
+    templates = []
+    for number, each in enumerate(file.templates, 1):
+        place = f"{path}, template {number}"
+        if not each.response and not file.answer:
+            raise ConfigError(f"{place}: 'response' is missing")
+        response = each.response or f"{{{file.answer}}}"
+        templates.append((parse_pattern(each.prompt, place), parse_pattern(response, place)))
+    return Phrasings(path, file.cluster, file.answer, options, tuple(templates))

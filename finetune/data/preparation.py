@@ -1,0 +1,314 @@
+"""The [data] section to encoded examples: read, phrase, split, encode, mix, and count.
+
+The one invariant: every row read is either kept or counted under the reason it was dropped
+for, and no row that is measured is ever trained on.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+
+from chatapp.engine.model import Tokenizer
+from chatapp.prompting.examples import nearest, quoted
+from chatapp.prompting.template import TEMPLATES, DialogueTemplate, load_template
+from finetune.config import BadRows, ConfigError, Data, TrainSource
+from finetune.data.corpus import draw
+from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
+from finetune.data.formats import FIELDS, Layout, detect, is_held_out, text_field
+from finetune.data.phrasings import Phrasings, load_phrasings
+from finetune.data.tables import BadRow, Row, Table, renamed, tables
+
+HELD_OUT = "held_out"
+CLUSTER = "cluster"
+LONGEST = 1024
+"""Tokens of a row unless the configuration says otherwise: GPT-2's window."""
+
+
+@dataclass(slots=True)
+class TableReport:
+    """What became of one file. digest: over the tokens and spans made of its rows."""
+
+    name: str
+    layout: str = "no usable row"
+    fields: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    rows: int = 0
+    kept: int = 0
+    digest: str = ""
+
+
+@dataclass(slots=True)
+class Report:
+    """What preparation did with the rows, in numbers.
+
+    tables: the files in their order, those to measure on included. dropped: rows by reason.
+    truncated: examples by how they were made to fit. turns_left_out: messages lost by that.
+    clusters: rows of each cluster of tasks that was named. repeated: training rows that
+    occurred before.
+    """
+
+    tables: list[TableReport] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    truncated: Counter[str] = field(default_factory=Counter)
+    turns_left_out: int = 0
+    clusters: Counter[str] = field(default_factory=Counter)
+    repeated: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Rows that are trained on or measured."""
+        return sum(table.kept for table in self.tables)
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The digest of each file's tokens: a resumed run must find the same."""
+        digests: dict[str, str] = {}
+        for table in self.tables:  # a file can be read twice, in other phrasings
+            digests[table.name] = digests.get(table.name, "") + table.digest
+        return digests
+
+    def lines(self) -> list[str]:
+        """The report in words: what was detected, dropped and shortened. Foreign text inside."""
+        lines = []
+        for each in self.tables:
+            fields = [", ".join(each.fields)]
+            if each.ignored:
+                fields.append(f"not used: {', '.join(each.ignored)}")
+            lines.append(
+                f"{each.name}: {each.layout} ({'; '.join(fields)}), "
+                f"rows: {each.rows:,}, kept: {each.kept:,}"
+            )
+        lines += dropped_lines(self.dropped)
+        lines += [f"{_TRUNCATED[how]}: {count:,}" for how, count in self.truncated.items()]
+        if self.turns_left_out:
+            lines.append(f"turns left out with them: {self.turns_left_out:,}")
+        if self.repeated:
+            lines.append(f"training rows that occurred before: {self.repeated:,}")
+        lines += [f"rows of the cluster {name}: {count:,}" for name, count in self.clusters.items()]
+        return lines
+
+
+def dropped_lines(dropped: Mapping[str, int]) -> list[str]:
+    """How many rows were dropped, by reason."""
+    return [f"rows dropped, {reason}: {count:,}" for reason, count in dropped.items()]
+
+
+_TRUNCATED = {
+    "prompt": "rows cut in their prompts",
+    "history": "rows cut by their oldest turns",
+    "windows": "plain texts split into windows",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Examples ready for collation.
+
+    train: one pass, as often in it as the weights say; not shuffled. held_out: "held_out",
+    when there is any, and each cluster that is held out by its name.
+    """
+
+    train: list[Encoded]
+    held_out: dict[str, list[Encoded]]
+    report: Report
+
+
+def choose_template(data: Data, folder: Path) -> DialogueTemplate:
+    """The dialogue template of a run: the one named, else the model's own.
+
+    folder: of the model. Raises ConfigError when the name is unknown, or none is named and
+    the model brings none.
+    """
+    if data.template:
+        if data.template not in TEMPLATES:
+            raise ConfigError(
+                f"data.template is {data.template!r}; there are {', '.join(TEMPLATES)}"
+                f"{nearest(data.template, TEMPLATES)}"
+            )
+        return TEMPLATES[data.template]
+    try:
+        own = load_template(folder)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if own is None:
+        raise ConfigError(
+            f"{folder}: this model brings no dialogue template; set data.template to one of "
+            f"{', '.join(TEMPLATES)}"
+        )
+    return own
+
+
+def prepare(
+    data: Data, template: DialogueTemplate, tokenizer: Tokenizer, window: int, seed: int
+) -> Prepared:
+    """Read and encode everything that `data` names.
+
+    window: the model's context in tokens. seed: for phrasings and for fractions of weights.
+    Raises ConfigError, at the first bad row unless they are skipped.
+    """
+    length = min(window, LONGEST) if data.max_length is None else data.max_length
+    if length > window:
+        raise ConfigError(
+            f"data.max_length is {length:,}; the model's window has {window:,} tokens"
+        )
+    encoder = ExampleEncoder(template, tokenizer, length, data.too_long)
+    report = Report()
+    reader = _Reader(encoder, report, data.bad_rows, seed)
+    files, share = ([], data.held_out) if isinstance(data.held_out, float) else (data.held_out, 0.0)
+    held_out = {
+        HELD_OUT: [each for file in files for row in reader.read(file) for each in row.first]
+    }
+    sources = [(source, list(reader.read(source))) for source in data.train]
+    report.truncated, report.turns_left_out = encoder.truncated, encoder.turns_left_out
+    for name in _checked_clusters(data, report):
+        members = (row for _, rows in sources for row in rows if row.cluster == name)
+        held_out[name] = [each for row in members for each in row.first]
+    measured = {example.key for examples in held_out.values() for example in examples}
+
+    train: list[Encoded] = []
+    seen: set[str] = set()
+    for source, rows in sources:
+        passes: list[list[Encoded]] = [[] for _ in range(ceil(source.weight))]
+        for row in rows:
+            if row.cluster in data.held_out_clusters:
+                continue
+            if row.key in measured:
+                report.dropped["also held out"] += 1
+                row.table.kept -= 1
+                continue
+            report.repeated += row.key in seen
+            seen.add(row.key)
+            held_out[HELD_OUT] += (each for each in row.first if is_held_out(each.key, share))
+            for turn, examples in enumerate(passes):
+                phrased = row.phrased[turn % len(row.phrased)]
+                examples += (each for each in phrased if not is_held_out(each.key, share))
+        for turn, examples in enumerate(passes):
+            train += draw(examples, min(1.0, source.weight - turn), seed)
+    if not train:
+        raise ConfigError(f"data.train: no row is left to train on{_why(report)}")
+    return Prepared(train, {name: each for name, each in held_out.items() if each}, report)
+
+
+def _checked_clusters(data: Data, report: Report) -> list[str]:
+    for name in data.held_out_clusters:
+        if name not in report.clusters or name == HELD_OUT:
+            known = ", ".join(map(quoted, report.clusters)) or "none"
+            raise ConfigError(
+                f"data.held_out_clusters: no row belongs to a cluster {quoted(name)}"
+                f"{nearest(name, report.clusters)}; there are {known}"
+            )
+    return data.held_out_clusters
+
+
+def _why(report: Report) -> str:
+    dropped = [f"{count:,} dropped for {reason!r}" for reason, count in report.dropped.items()]
+    return f": {report.kept:,} held out" + "".join(f", {each}" for each in dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class _EncodedRow:
+    """A row in each phrasing that its passes need; a plain text may be several windows."""
+
+    table: TableReport
+    cluster: str
+    phrased: list[list[Encoded]]
+
+    @property
+    def first(self) -> list[Encoded]:
+        return self.phrased[0]
+
+    @property
+    def key(self) -> str:
+        return self.first[0].key
+
+
+class _Reader:
+    """Reads sources into the report, row by row; bad rows are raised or counted."""
+
+    def __init__(
+        self, encoder: ExampleEncoder, report: Report, bad_rows: BadRows, seed: int
+    ) -> None:
+        self.encoder = encoder
+        self.report = report
+        self.bad_rows = bad_rows
+        self.seed = seed
+
+    def read(self, source: TrainSource) -> Iterator[_EncodedRow]:
+        phrasings = load_phrasings(Path(source.template)) if source.template else None
+        if phrasings is None:
+            _check_columns(source)
+        for table in tables(source):
+            yield from self._read_table(table, source, phrasings)
+
+    def _read_table(
+        self, table: Table, source: TrainSource, phrasings: Phrasings | None
+    ) -> Iterator[_EncodedRow]:
+        report = TableReport(table.name)
+        self.report.tables.append(report)
+        digest = hashlib.sha256()
+        layout: Layout | None = None
+        for row in renamed(table, source.columns):
+            report.rows += 1
+            try:
+                if isinstance(row, BadRow):
+                    raise row
+                if phrasings:
+                    turns = range(ceil(source.weight))
+                    examples = [phrasings.phrase(row, self.seed, turn) for turn in turns]
+                else:
+                    layout = layout or detect(row)
+                    examples = [layout.read(row)]
+                cluster = _cluster(row, source, phrasings)
+                phrased = [self.encoder.encode(example) for example in examples]
+            except ExampleTooLong as error:
+                if self.encoder.too_long == "raise":
+                    raise ConfigError(
+                        f"{error}; data.too_long can drop, truncate-prompt or truncate-history"
+                    ) from None
+                self.report.dropped["too long"] += 1
+                continue
+            except BadRow as error:
+                if self.bad_rows == "raise":
+                    raise
+                self.report.dropped[error.reason] += 1
+                continue
+            if not report.kept:
+                _describe(report, row, layout, phrasings)
+            report.kept += 1
+            if cluster:
+                self.report.clusters[cluster] += 1
+            for each in (each for examples in phrased for each in examples):
+                digest.update(each.ids.tobytes() + each.spans.tobytes())
+            report.digest = digest.hexdigest()
+            yield _EncodedRow(report, cluster, phrased)
+
+
+def _check_columns(source: TrainSource) -> None:
+    for name in source.columns:
+        if name not in (*FIELDS, CLUSTER):
+            raise ConfigError(
+                f"{source.path}: columns names {quoted(name)}, which no layout has"
+                f"{nearest(name, FIELDS)}; there are {', '.join(FIELDS)}"
+            )
+
+
+def _cluster(row: Row, source: TrainSource, phrasings: Phrasings | None) -> str:
+    if CLUSTER in source.columns:
+        return text_field(row, CLUSTER)
+    return source.cluster or (phrasings.cluster if phrasings else "")
+
+
+def _describe(
+    report: TableReport, row: Row, layout: Layout | None, phrasings: Phrasings | None
+) -> None:
+    """State what was detected, by the first row that could be used."""
+    if phrasings:
+        report.layout = f"{len(phrasings.templates)} instruction templates of {phrasings.path}"
+        fields: Sequence[str] = phrasings.fields
+    elif layout:
+        report.layout, fields = layout.name, layout.fields
+    report.fields = tuple(name for name in fields if name in row.fields)
+    report.ignored = tuple(str(name) for name in row.fields if name not in (*fields, CLUSTER))

@@ -1,0 +1,1 @@
+"""Objectives: each a loss, what it counts, and the rows it needs."""

@@ -1,0 +1,254 @@
+"""The decoder gives transformers' logits, however it gets there, and refuses other weights."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MakeGPT2, logits_of
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.decoder import gpt2 as gpt2_module
+from chatapp.engine.decoder.gpt2 import GPT2, GPT2Config
+
+IDS = torch.randint(0, 340, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+
+SHAPES = {
+    "tied": {},
+    "untied, wide inner layer": {
+        "n_layer": 3,
+        "n_head": 2,
+        "n_embd": 48,
+        "n_inner": 80,
+        "tie_word_embeddings": False,
+    },
+    "scaled by layer": {
+        "n_layer": 4,
+        "n_head": 8,
+        "n_embd": 64,
+        "scale_attn_by_inverse_layer_idx": True,
+        "activation_function": "gelu_pytorch_tanh",
+        "layer_norm_epsilon": 1e-3,
+    },
+    "unscaled, exact gelu": {"scale_attn_weights": False, "activation_function": "gelu"},
+}
+
+
+@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
+def pair(request: pytest.FixtureRequest, make_gpt2: MakeGPT2) -> tuple[GPT2, Any]:
+    folder, reference = make_gpt2(**request.param)
+    return GPT2.load(folder), reference
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).abs().max()) <= 1e-4
+
+
+def test_whole_prompt(pair: tuple[GPT2, Any]) -> None:
+    ours, reference = pair
+    assert close(ours.forward(IDS, every=True), logits_of(reference, IDS))
+    assert close(ours.forward(IDS), logits_of(reference, IDS)[-1])
+
+
+def test_token_by_token(pair: tuple[GPT2, Any]) -> None:
+    ours, reference = pair
+    cache = ours.new_cache()
+    steps = torch.stack([ours.forward([id], cache) for id in IDS])
+    assert close(steps, logits_of(reference, IDS))
+
+
+@pytest.mark.parametrize(("chunk", "together"), [(7, 128), (60, 7), (13, 5), (20, 20)])
+def test_in_chunks(
+    pair: tuple[GPT2, Any], monkeypatch: pytest.MonkeyPatch, chunk: int, together: int
+) -> None:
+    ours, reference = pair
+    monkeypatch.setattr(gpt2_module, "CHUNK", chunk)
+    monkeypatch.setattr(gpt2_module, "_TOGETHER", together)
+    assert close(ours.forward(IDS, every=True), logits_of(reference, IDS))
+
+
+def test_a_gelu_of_many_numbers() -> None:
+    x = torch.linspace(-30, 30, 2**17)
+    wanted = F.gelu(x, approximate="tanh")
+    assert torch.allclose(gpt2_module.ACTIVATIONS["gelu_new"](x), wanted, atol=2e-6)
+
+
+def test_after_a_prefix_change_in_the_middle(pair: tuple[GPT2, Any]) -> None:
+    ours, reference = pair
+    cache = ours.new_cache()
+    ours.forward(IDS, cache)
+    changed = [*IDS[:20], (IDS[20] + 1) % 340, *IDS[21:50]]
+    reused = cache.rewind(changed)
+    assert reused == 20
+    assert close(
+        ours.forward(changed[reused:], cache, every=True), logits_of(reference, changed)[20:]
+    )
+
+
+def test_padded_batch(pair: tuple[GPT2, Any]) -> None:
+    ours, reference = pair
+    rows = [IDS[:5], IDS[7:40], IDS[3:12]]
+    hidden = ours.hidden([[*ids, *[0] * (33 - len(ids))] for ids in rows])
+    for states, ids in zip(hidden, rows, strict=True):
+        assert close(ours.head(states[: len(ids)]), logits_of(reference, ids))
+
+
+def test_an_abandoned_pass_leaves_the_cache_usable(pair: tuple[GPT2, Any]) -> None:
+    ours, reference = pair
+    cache = ours.new_cache()
+    ours.forward(IDS[:10], cache)
+    calls = iter([None, RuntimeError])
+
+    def check() -> None:
+        if error := next(calls):
+            raise error
+
+    with pytest.raises(RuntimeError):
+        ours.forward(IDS[10:30], cache, check=check)
+    assert cache.ids == IDS[:10]
+    assert close(ours.forward(IDS[10:40], cache), logits_of(reference, IDS[:40])[-1])
+
+
+def test_sharded(make_gpt2: MakeGPT2) -> None:
+    folder, reference = make_gpt2(shard="40KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert close(GPT2.load(folder).forward(IDS, every=True), logits_of(reference, IDS))
+    missing = min(folder.glob("*.safetensors"))
+    missing.unlink()
+    with pytest.raises(ModelError, match=missing.name):
+        GPT2.load(folder)
+
+
+def rewritten(source: Path, target: Path, change: Any) -> Path:
+    """A copy of a checkpoint whose dictionary of tensors went through `change`."""
+    shutil.copytree(source, target)
+    tensors = change(load_file(target / "model.safetensors"))
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        target / "model.safetensors",
+    )
+    return target
+
+
+def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+
+
+def with_buffers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    mask = torch.ones(1, 1, 64, 64, dtype=torch.uint8).tril()
+    old = {
+        "transformer.h.0.attn.bias": mask,
+        "transformer.h.1.attn.masked_bias": torch.tensor(-1e4),
+    }
+    return tensors | old
+
+
+def with_tied_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()}
+
+
+@pytest.mark.parametrize("change", [without_prefix, with_buffers, with_tied_head])
+def test_layouts_of_checkpoints(gpt2: tuple[Path, Any], tmp_path: Path, change: Any) -> None:
+    folder, reference = gpt2
+    ours = GPT2.load(rewritten(folder, tmp_path / "model", change))
+    assert close(ours.forward(IDS, every=True), logits_of(reference, IDS))
+
+
+def test_an_output_matrix_of_its_own_wins_over_the_config(
+    gpt2: tuple[Path, Any], tmp_path: Path
+) -> None:
+    head = torch.randn(340, 32)
+    folder = rewritten(gpt2[0], tmp_path / "model", lambda t: t | {"lm_head.weight": head})
+    expected = GPT2.load(gpt2[0]).hidden([IDS])[0] @ head.T
+    assert close(GPT2.load(folder).forward(IDS, every=True), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_any_float_type_becomes_float32(
+    gpt2: tuple[Path, Any], tmp_path: Path, dtype: torch.dtype
+) -> None:
+    folder = rewritten(
+        gpt2[0],
+        tmp_path / "model",
+        lambda t: {name: tensor.to(dtype) for name, tensor in t.items()},
+    )
+    rounded = rewritten(
+        gpt2[0],
+        tmp_path / "rounded",
+        lambda t: {name: tensor.to(dtype).float() for name, tensor in t.items()},
+    )
+    logits = GPT2.load(folder).forward(IDS)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, GPT2.load(rounded).forward(IDS))
+
+
+def test_rows_that_pad_the_vocabulary_get_no_logits(gpt2: tuple[Path, Any]) -> None:
+    folder, reference = gpt2
+    ours = GPT2.load(folder, vocabulary=300)
+    assert close(ours.forward(IDS), logits_of(reference, IDS)[-1, :300])
+
+
+def drop(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if "h.1.mlp.c_fc.bias" not in name}
+
+
+def misshape(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    name = "transformer.h.0.attn.c_proj.weight"
+    return tensors | {name: tensors[name][:, :31]}
+
+
+def integer(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    name = "transformer.h.0.attn.c_proj.weight"
+    return tensors | {name: tensors[name].to(torch.int8)}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (drop, ["h.1.mlp.c_fc.bias", "missing"]),
+        (misshape, ["h.0.attn.c_proj.weight", "[32, 31]", "[32, 32]"]),
+        (integer, ["h.0.attn.c_proj.weight", "int8"]),
+        (lambda t: t | {"h.0.extra.weight": torch.zeros(1)}, ["h.0.extra.weight", "belong"]),
+    ],
+)
+def test_wrong_tensors_are_named(
+    gpt2: tuple[Path, Any], tmp_path: Path, change: Any, words: list[str]
+) -> None:
+    folder = rewritten(gpt2[0], tmp_path / "model", change)
+    with pytest.raises(ModelError) as error:
+        GPT2.load(folder)
+    for word in ["model.safetensors", *words]:
+        assert word in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("n_layer", 0),
+        ("n_layer", True),
+        ("n_embd", "32"),
+        ("n_head", 5),
+        ("n_inner", -1),
+        ("activation_function", "swish"),
+        ("activation_function", ["gelu"]),
+        ("add_cross_attention", True),
+        ("quantization_config", {"bits": 4}),
+        ("model_type", "bert"),
+        ("layer_norm_epsilon", None),
+        ("scale_attn_weights", "yes"),
+    ],
+)
+def test_wrong_configs_name_file_and_key(
+    gpt2: tuple[Path, Any], tmp_path: Path, key: str, value: object
+) -> None:
+    config = json.loads((gpt2[0] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(ModelError, match=key) as error:
+        GPT2Config.read(tmp_path)
+    assert str(tmp_path / "config.json") in str(error.value)

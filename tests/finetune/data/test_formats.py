@@ -1,0 +1,250 @@
+"""Rows to chats: every layout is told from the others, and no field is guessed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatapp.prompting.messages import Message
+from finetune.config import TrainSource
+from finetune.data.formats import (
+    Example,
+    Labelled,
+    content_key,
+    detect,
+    is_held_out,
+    read_labelled,
+)
+from finetune.data.tables import BadRow, Row
+
+PLACE = "rows.jsonl, line 7"
+
+
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+def assistant(text: str) -> Message:
+    return Message("assistant", text)
+
+
+def read(fields: dict[str, Any]) -> Example:
+    row = Row(PLACE, fields)
+    return detect(row).read(row)
+
+
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+SHARED = [
+    {"from": "system", "value": "Be brief."},
+    {"from": "human", "value": "hi"},
+    {"from": "gpt", "value": "hello"},
+]
+
+LAYOUTS: list[tuple[str, dict[str, Any], tuple[Message, ...]]] = [
+    (
+        "Alpaca",
+        {"instruction": "Add.", "input": "1 and 2", "output": "3"},
+        (user("Add.\n\n1 and 2"), assistant("3")),
+    ),
+    ("Alpaca", {"instruction": "Add.", "output": "3"}, (user("Add."), assistant("3"))),
+    (
+        "Alpaca",
+        {"instruction": "Add.", "input": None, "output": "3", "system": "Sum"},
+        (Message("system", "Sum"), user("Add."), assistant("3")),
+    ),
+    (
+        "Dolly",
+        {"instruction": "Who?", "context": "Ann.", "response": "Ann", "category": "qa"},
+        (user("Who?\n\nAnn."), assistant("Ann")),
+    ),
+    ("OpenAI messages", {"messages": TURNS}, (user("hi"), assistant("hello"))),
+    ("OpenAI messages", {"conversations": TURNS}, (user("hi"), assistant("hello"))),
+    (
+        "ShareGPT",
+        {"conversations": SHARED},
+        (Message("system", "Be brief."), user("hi"), assistant("hello")),
+    ),
+    ("ShareGPT", {"messages": SHARED[1:]}, (user("hi"), assistant("hello"))),
+    ("prompt/completion", {"prompt": "a", "completion": "b"}, (user("a"), assistant("b"))),
+    ("prompt/response", {"prompt": "a", "response": "b"}, (user("a"), assistant("b"))),
+    ("question/answer", {"question": "a", "answer": "b", "id": 1}, (user("a"), assistant("b"))),
+    ("input/output", {"input": "a", "output": "b"}, (user("a"), assistant("b"))),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "messages"), LAYOUTS)
+def test_layouts(name: str, fields: dict[str, Any], messages: tuple[Message, ...]) -> None:
+    layout = detect(Row(PLACE, fields))
+    assert layout.name == name
+    example = read(fields)
+    assert (example.messages, example.text, example.place) == (messages, "", PLACE)
+
+
+def test_plain_text() -> None:
+    assert detect(Row(PLACE, {"text": "Once."})).name == "plain text"
+    assert (read({"text": "Once."}).text, read({"text": "Once."}).messages) == ("Once.", ())
+
+
+def test_few_shot_prompt() -> None:
+    example = read({"parts": ["2 + 2 =", " 4\n", "1 + 2 =", " 3"]})
+    assert example.parts == ("2 + 2 =", " 4\n", "1 + 2 =", " 3")
+    assert (example.messages, example.text) == ((), "")
+
+
+@pytest.mark.parametrize("parts", ["2 + 2 =", [], ["2 + 2 ="], ["2 + 2 =", 4], ["", " 4"], None])
+def test_parts_are_texts_in_turn(parts: Any) -> None:
+    with pytest.raises(BadRow, match=r"line 7: 'parts' is .*, expected texts in turn"):
+        read({"parts": parts})
+
+
+def test_labels_stay_strings() -> None:
+    for label in ("yes", "no", "true", "null", "NA", "007", "1e5"):
+        assert read({"prompt": "q", "completion": label}).messages[1].text == label
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"instruction": "a", "input": "b"}, "unknown layout", "there are 'instruction', 'input'"),
+    ({}, "unknown layout", "there are none"),
+    ({"text": "a", "label": "yes"}, "no instruction", "data of a classification task"),
+    ({"instruction": "a", "output": ""}, "empty output", "'output' is empty"),
+    ({"instruction": " \n", "output": "b"}, "empty instruction", "'instruction' is empty"),
+    ({"instruction": "a", "output": None}, "output is not text", "'output' is null, expected text"),
+    (
+        {"prompt": "2+2", "completion": 4},
+        "completion is not text",
+        "'completion' is the number 4, expected text; write it in quotes",
+    ),
+    ({"prompt": "q", "completion": True}, "completion is not text", "is true, expected text"),
+    ({"prompt": ["q"], "completion": "a"}, "prompt is not text", "'prompt' is a list"),
+    ({"instruction": "a", "input": 3, "output": "b"}, "input is not text", "the number 3"),
+    ({"text": 3}, "text is not text", "'text' is the number 3"),
+    ({"messages": []}, "no messages", "messages is an empty list, expected a list of turns"),
+    ({"messages": "hi"}, "no messages", "messages is the string 'hi', expected a list of turns"),
+    ({"messages": ["hi"]}, "bad turn", "messages, turn 1 is the string 'hi', expected an object"),
+    (
+        {"messages": [{"role": "robot", "content": "x"}]},
+        "unknown role",
+        "turn 1: 'role' is the string 'robot', expected system, user or assistant",
+    ),
+    ({"messages": [{"content": "x"}]}, "unknown role", "'role' is null"),
+    ({"messages": [{"role": ["user"], "content": "x"}]}, "unknown role", "'role' is a list"),
+    (
+        {"conversations": [{"from": "narrator", "value": "x"}]},
+        "unknown from",
+        "expected system, human, user, gpt or assistant",
+    ),
+    ({"messages": [{"role": "user"}]}, "bad turn", "turn 1: 'content' is null, expected text"),
+    ({"messages": [{"role": "user", "content": " "}]}, "empty turn", "'content' is empty"),
+    ({"messages": TURNS[1:]}, "roles do not alternate", "turn 1 is from 'assistant'"),
+    (
+        {"messages": [TURNS[0], TURNS[0], TURNS[1]]},
+        "roles do not alternate",
+        "turn 2 is from 'user', expected 'assistant'",
+    ),
+    (
+        {"conversations": [*SHARED, SHARED[0]]},
+        "roles do not alternate",
+        "turn 4 is from 'system', expected 'user'",
+    ),
+    ({"messages": TURNS[:1]}, "no last reply", "ends with a turn from 'user'"),
+    ({"conversations": SHARED[:1]}, "no last reply", "ends with a turn from 'system'"),
+    (
+        {"messages": [TURNS[0], {**TURNS[1], "weight": 0}]},
+        "weighted turn",
+        "turn 2: 'weight' is the number 0, expected 1 or none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason", "words"), BAD)
+def test_a_bad_row_says_what_is_missing_and_what_was_found(
+    fields: dict[str, Any], reason: str, words: str
+) -> None:
+    with pytest.raises(BadRow) as caught:
+        read(fields)
+    assert caught.value.reason == reason
+    assert str(caught.value).startswith(PLACE)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_of_another_layout_than_the_first_is_named() -> None:
+    layout = detect(Row(PLACE, {"instruction": "a", "output": "b"}))
+    with pytest.raises(BadRow, match="line 9: 'output' is missing; there are 'prompt'"):
+        layout.read(Row("rows.jsonl, line 9", {"prompt": "a", "instruction": "b"}))
+    chat = detect(Row(PLACE, {"messages": TURNS}))
+    with pytest.raises(BadRow, match="messages is missing, expected a list of turns"):
+        chat.read(Row(PLACE, {"text": "a"}))
+
+
+def test_keys_are_of_the_content_alone() -> None:
+    alpaca = read({"instruction": "a", "output": "b", "id": "1"})
+    assert alpaca.key == read({"prompt": "a", "completion": "b"}).key
+    assert alpaca.key != read({"prompt": "a", "completion": "c"}).key
+    assert len(alpaca.key) == 16
+    # Written down, so that a split never moves between versions and machines.
+    assert content_key([["user", "a"], ["assistant", "b"]]) == alpaca.key == "c99a374cab27ed14"
+
+
+@given(st.text(max_size=20))
+def test_any_text_has_a_key(text: str) -> None:
+    assert len(content_key(text)) == 16
+
+
+def test_lone_surrogates_have_a_key() -> None:
+    assert content_key("\ud800") != content_key("\ud801")
+
+
+def test_the_held_out_share() -> None:
+    keys = [content_key(number) for number in range(4000)]
+    for share in (0.0, 0.05, 0.3):
+        held = {key for key in keys if is_held_out(key, share)}
+        assert abs(len(held) / len(keys) - share) < 0.025
+        assert held <= {key for key in keys if is_held_out(key, share + 0.1)}
+    assert not any(is_held_out(key, 0.0) for key in keys)
+
+
+def labelled(path: Path, text: str, roles: tuple[str, ...], **source: Any) -> list[Any]:
+    path.write_text(text, encoding="utf-8")
+    bad_rows = source.pop("bad_rows", "raise")
+    return list(read_labelled(TrainSource(path=str(path), **source), roles, bad_rows))
+
+
+def test_labelled_rows(tmp_path: Path) -> None:
+    (row,) = labelled(
+        tmp_path / "a.csv", "review,stars\nGood,yes\n", ("text", "label"),
+        columns={"text": "review", "label": "stars"},
+    )  # fmt: skip
+    assert row.fields == {"text": "Good", "label": "yes"}
+    assert row.place.endswith("a.csv, line 2")
+    rows = '{"context": "c", "choices": ["x", "y"], "label": 1}'
+    (choice,) = labelled(tmp_path / "a.jsonl", rows, ("context", "choices", "label"))
+    assert choice.fields == {"context": "c", "choices": ["x", "y"], "label": "1"}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": "a"}', "'label' is missing"),
+        ('{"text": "a", "label": true}', "'label' is true"),
+        ('{"text": 3, "label": "a"}', "'text' is the number 3"),
+        ("{", "not valid JSON"),
+    ],
+)
+def test_bad_labelled_rows_are_raised_or_given_out(tmp_path: Path, line: str, words: str) -> None:
+    text = line + '\n{"text": "a", "label": 0.5}\n'
+    with pytest.raises(BadRow, match=words):
+        labelled(tmp_path / "a.jsonl", text, ("text", "label"))
+    bad, good = labelled(tmp_path / "a.jsonl", text, ("text", "label"), bad_rows="skip")
+    assert isinstance(bad, BadRow)
+    assert isinstance(good, Labelled)
+    assert good.fields["label"] == "0.5"
+
+
+def test_choices_must_be_several_texts(tmp_path: Path) -> None:
+    for choices in ('["x"]', '["x", ""]', '["x", 3]', '"x"'):
+        line = f'{{"context": "c", "choices": {choices}, "label": "x"}}'
+        with pytest.raises(BadRow, match="choices"):
+            labelled(tmp_path / "a.jsonl", line, ("context", "choices", "label"))

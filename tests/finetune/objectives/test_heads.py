@@ -1,0 +1,287 @@
+"""Heads: what they read, what their loss is, and that they come back as they were saved."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_finetune as tiny
+import torch
+from rich.console import Console
+from torch import nn
+from torch.nn import functional
+
+from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.tokenizer import load_tokenizer
+from finetune.adapters import load_causal
+from finetune.config import ConfigError
+from finetune.data.formats import Labelled
+from finetune.data.tables import BadRow
+from finetune.evaluate import evaluate
+from finetune.objectives.heads import (
+    ROLES,
+    Classifier,
+    HeadExample,
+    HeadRows,
+    HeadSpec,
+    HeadTrainer,
+    add_head,
+    class_logits,
+    classes,
+    collate,
+    encode_row,
+    load_head,
+)
+from finetune.run import resume, train
+
+QUIET = Console(stderr=True, quiet=True)
+SPECS = {
+    "classification": HeadSpec("classification", ("no", "yes"), "\n"),
+    "entailment": HeadSpec("entailment", ("no", "yes"), "\n"),
+    "similarity": HeadSpec("similarity", ("no", "yes"), " and "),
+    "multiple-choice": HeadSpec("multiple-choice", (), "\n"),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load_tokenizer(tiny.base(tmp_path_factory.mktemp("head") / "base"))
+
+
+def row(**fields: Any) -> Labelled:
+    return Labelled("rows.jsonl, line 1", "0" * 16, fields)
+
+
+ROWS = {
+    "classification": row(text="good", label="yes"),
+    "entailment": row(premise="it rains", hypothesis="it is wet", label="yes"),
+    "similarity": row(first="one", second="the other", label="no"),
+    "multiple-choice": row(context="after 1", choices=["2", "three"], label="three"),
+}
+
+
+def test_sequences_are_those_of_the_paper(tokenizer: Any) -> None:
+    end = tokenizer.end_id
+
+    def text(ids: tuple[int, ...]) -> str:
+        assert (ids[0], ids[-1]) == (end, end)
+        return tokenizer.decode(list(ids[1:-1]))
+
+    found = {
+        task: encode_row(each, SPECS[task], tokenizer, [], 50, "raise")
+        for task, each in ROWS.items()
+    }
+    assert [text(ids) for ids in found["classification"].sequences] == ["good"]
+    assert [text(ids) for ids in found["entailment"].sequences] == ["it rains\nit is wet"]
+    assert [text(ids) for ids in found["similarity"].sequences] == [
+        "one and the other",
+        "the other and one",
+    ]
+    assert [text(ids) for ids in found["multiple-choice"].sequences] == [
+        "after 1\n2",
+        "after 1\nthree",
+    ]
+    assert {task: example.label for task, example in found.items()} == {
+        "classification": 1,
+        "entailment": 1,
+        "similarity": 0,
+        "multiple-choice": 1,
+    }
+    numbered = row(context="after 1", choices=["2", "three"], label="0")
+    spec = SPECS["multiple-choice"]
+    assert encode_row(numbered, spec, tokenizer, [], 50, "raise").label == 0
+    # A model that begins every text with a token of its own keeps it.
+    begun = encode_row(ROWS["classification"], SPECS["classification"], tokenizer, [7], 50, "raise")
+    assert begun.sequences[0][0] == 7
+
+
+def test_what_does_not_fit_is_refused_dropped_or_cut_at_its_end(tokenizer: Any) -> None:
+    spec = SPECS["entailment"]
+    long = row(premise="it rains " * 30, hypothesis="wet", label="no")
+    with pytest.raises(ConfigError, match=r"line 1: the row has \d+ tokens, the model takes 20"):
+        encode_row(long, spec, tokenizer, [], 20, "raise")
+    assert encode_row(long, spec, tokenizer, [], 20, "drop") is None
+    cut = encode_row(long, spec, tokenizer, [], 20, "truncate-prompt")
+    (ids,) = cut.sequences
+    assert len(ids) == 20
+    assert tokenizer.decode(list(ids[1:-1])).endswith("\nwet")
+
+
+@pytest.mark.parametrize("label", ["maybe", "3"])
+@pytest.mark.parametrize("task", ["classification", "multiple-choice"])
+def test_an_unknown_label_names_its_row(tokenizer: Any, task: str, label: str) -> None:
+    wrong = Labelled("rows.jsonl, line 9", "0", {**ROWS[task].fields, "label": label})
+    with pytest.raises(BadRow, match=r"line 9: label is .*expected one of"):
+        encode_row(wrong, SPECS[task], tokenizer, [], 50, "raise")
+
+
+def test_labels_are_sorted_and_numbers_by_value() -> None:
+    rows = [row(label=label) for label in ("10", "9", "2", "b", "a", "2")]
+    assert classes(rows) == ("2", "9", "10", "a", "b")
+
+
+EXAMPLES = {
+    "classification": [
+        HeadExample(((0, 5, 6, 0),), 1, "a"),
+        HeadExample(((0, 7, 8, 9, 3, 0),), 0, "b"),
+    ],
+    "similarity": [
+        HeadExample(((0, 5, 6, 0), (0, 6, 5, 0)), 1, "a"),
+        HeadExample(((0, 7, 8, 9, 0), (0, 9, 7, 8, 0)), 0, "b"),
+    ],
+    "multiple-choice": [
+        HeadExample(((0, 5, 6, 0), (0, 6, 5, 2, 0), (0, 1, 0)), 2, "a"),
+        HeadExample(((0, 7, 8, 9, 0), (0, 9, 7, 8, 0)), 0, "b"),
+    ],
+}
+
+
+def headed(task: str) -> Any:
+    model = tiny.gpt2()
+    add_head(model, SPECS[task], seed=0)
+    nn.init.normal_(model.task_head.weight)
+    return model
+
+
+def by_hand(model: Any, task: str, examples: list[HeadExample]) -> tuple[Any, Any]:
+    """L2 and L1 sequence by sequence, as the paper has them."""
+    labels, texts = [], []
+    for example in examples:
+        states = []
+        for ids in example.sequences:
+            sequence = torch.tensor([ids])
+            hidden = model.transformer(input_ids=sequence).last_hidden_state
+            states.append(hidden[0, -1])
+            logits = model.lm_head(hidden)[0, :-1]
+            texts.append(functional.cross_entropy(logits, sequence[0, 1:], reduction="none"))
+        if task == "multiple-choice":
+            logits = torch.cat([model.task_head(state) for state in states])
+        else:
+            logits = model.task_head(sum(states))
+        labels.append(functional.cross_entropy(logits[None], torch.tensor([example.label])))
+    return torch.stack(labels).mean(), torch.cat(texts).mean()
+
+
+@pytest.mark.parametrize("task", EXAMPLES)
+def test_losses_and_gradients_are_those_by_hand(tmp_path: Path, task: str) -> None:
+    examples = EXAMPLES[task]
+    model = headed(task)
+    l2, l1 = by_hand(model, task, examples)
+    (l2 + 0.5 * l1).backward()
+    expected = {name: each.grad.clone() for name, each in model.named_parameters()}
+    norm = torch.stack([each.norm() for each in expected.values()]).norm()
+
+    rows = HeadRows(examples, pad_id=0)
+    for size, accumulate in ((2, 1), (1, 2)):
+        made = tiny.trainer(
+            tmp_path, headed(task), rows, kind=HeadTrainer, batch_size=size,
+            accumulate=accumulate, max_steps=1, objective={"spec": SPECS[task]},
+            collate=lambda batch: collate(batch, 0),
+        )  # fmt: skip
+        logs, gradients = tiny.step_gradients(made)
+        assert logs["l2"] == pytest.approx(l2.item(), rel=1e-5)
+        assert logs["l1"] == pytest.approx(l1.item(), rel=1e-5)
+        assert logs["loss"] == pytest.approx((l2 + 0.5 * l1).item(), rel=1e-5)
+        scale = min(1.0, 1.0 / norm.item())
+        for name, gradient in expected.items():
+            torch.testing.assert_close(
+                gradients[name], gradient * scale, rtol=1e-4, atol=1e-6, msg=name
+            )
+
+
+def test_a_row_without_labels_counts_for_nothing() -> None:
+    rows = HeadRows(EXAMPLES["multiple-choice"], pad_id=0)
+    whole = [rows[0], rows[1]]
+    off = {**rows[1], "response_mask": torch.zeros_like(rows[1]["response_mask"])}
+    model = headed("multiple-choice")
+    for batch, counted in ((collate(whole, 0), [True, True]), (collate([off], 0), [False])):
+        hidden = model.transformer(input_ids=batch["input_ids"]).last_hidden_state
+        logits, found = class_logits(model.task_head, hidden, batch, "multiple-choice")
+        assert found.tolist() == counted
+        assert logits.requires_grad
+
+
+def labelled(path: Path, task: str) -> Path:
+    lines = []
+    for number in range(60):
+        match task:
+            case "multiple-choice":
+                fields: dict[str, Any] = {
+                    "context": f"after {number}", "choices": ["comes", "What", "User"],
+                    "label": number % 3,
+                }  # fmt: skip
+            case "similarity":
+                other = "number" if number % 2 else "comes"
+                fields = {"first": f"number {number}", "second": other, "label": number % 2}
+            case "entailment":
+                word = "after" if number % 2 else "User"
+                fields = {"premise": f"it {number}", "hypothesis": word, "label": number % 2}
+            case _:
+                word = "after" if number % 2 else "User"
+                fields = {"text": f"{word} {number}", "label": ("no", "yes")[number % 2]}
+        lines.append(json.dumps(fields) + "\n")
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("changes", [{}, {"method": "lora"}], ids=["full", "lora"])
+def test_a_head_learns_is_saved_and_comes_back(tmp_path: Path, changes: dict[str, Any]) -> None:
+    data = {"train": str(labelled(tmp_path / "labelled.jsonl", "classification")), "held_out": 0.3}
+    config = tiny.config(
+        tmp_path, data=data, head={"task": "classification"}, train={"epochs": 4, **changes}
+    )
+    run = train(config, QUIET)
+    result = json.loads((run / "result.json").read_text())
+    assert result["eval_accuracy"] > 0.9
+    assert "eval_perplexity" not in result
+    spec = HeadSpec.load(run)
+    assert spec.labels == ("no", "yes")
+    model = load_causal(run)
+    load_head(model, run)
+    classifier = Classifier(model, spec, load_tokenizer(tmp_path / "base"), [], 190)
+    probabilities = classifier.predict(row(text="after 77", label="yes"))
+    assert sum(probabilities) == pytest.approx(1)
+    assert probabilities[1] > 0.5
+    measured = evaluate(str(run), str(run), "", 0, 1, lambda *_: None).sets["held_out"]
+    assert measured.figures["accuracy"] == pytest.approx(result["eval_accuracy"])
+    assert measured.figures["loss"] == pytest.approx(result["eval_loss"], rel=1e-4)
+    assert 0.4 < measured.figures["majority"] < 0.7
+    assert measured.figures["macro_f1"] > 0.9
+
+
+@pytest.mark.parametrize("task", ["entailment", "similarity", "multiple-choice"])
+def test_every_task_trains_resumes_and_is_measured(tmp_path: Path, task: str) -> None:
+    data = {"train": str(labelled(tmp_path / "labelled.jsonl", task)), "held_out": 0.3}
+    config = tiny.config(tmp_path, data=data, head={"task": task}, train={"epochs": 1})
+    run = train(config, QUIET)
+    steps = json.loads((run / "result.json").read_text())["steps"]
+    resume(run, ["train.epochs=2"], QUIET)
+    result = json.loads((run / "result.json").read_text())
+    assert result["steps"] == 2 * steps
+    found = evaluate(str(run), str(run), data["train"], 0, 1, lambda *_: None)
+    (measured,) = found.sets.values()
+    assert measured.examples == 60
+    assert ("macro_f1" in measured.figures) is (task != "multiple-choice")
+
+
+def test_what_is_wrong_with_a_head_is_named(tmp_path: Path) -> None:
+    path = labelled(tmp_path / "labelled.jsonl", "classification")
+    data = {"train": str(path), "held_out": 0.3}
+    head = {"task": "classification"}
+    with pytest.raises(ConfigError, match=r"data\.template has no meaning with a head"):
+        train(tiny.config(tmp_path, data={**data, "template": "chat"}, head=head), QUIET)
+    with pytest.raises(BadRow, match=r"labelled\.jsonl, line 2: label is 'yes'; expected one of"):
+        train(tiny.config(tmp_path, data=data, head={**head, "labels": ["no", "maybe"]}), QUIET)
+    with pytest.raises(ConfigError, match="needs two labels or more"):
+        train(tiny.config(tmp_path, data=data, head={**head, "labels": ["no"]}), QUIET)
+    assert set(ROLES) == set(SPECS)
+    (tmp_path / "head.json").write_text('{"task": "dance"}')
+    with pytest.raises(ModelError, match=r"head\.json: expected the keys"):
+        HeadSpec.load(tmp_path)
+    model = headed("classification")
+    (tmp_path / "head.safetensors").write_bytes(b"nonsense")
+    (tmp_path / "head.json").write_text(
+        json.dumps({"task": "similarity", "labels": ["a", "b"], "delimiter": "\n"})
+    )
+    with pytest.raises(ModelError, match="not the weights of this head"):
+        load_head(model, tmp_path)

@@ -1,0 +1,52 @@
+"""A random GPT-2 whose logits differ, and transformers' own computation to compare with."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import write_tiny_gpt2
+
+from chatapp.engine.local import LocalModel
+
+LogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_tiny_gpt2(tmp_path_factory.mktemp("gpt2"), context=192)
+    weights = load_file(folder / "model.safetensors")
+    # As transformers starts them, all logits are nearly the same.
+    large = {name: value * 12 if value.ndim == 2 else value for name, value in weights.items()}
+    save_file(large, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def gpt2(gpt2_folder: Path) -> LocalModel:
+    return LocalModel.load(gpt2_folder)
+
+
+@pytest.fixture(scope="session")
+def log_probs(gpt2_folder: Path) -> LogProbs:
+    """The log-probability of each token of a continuation, one plain forward pass a call."""
+    from transformers import GPT2LMHeadModel
+
+    model = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
+
+    def compute(context: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        ids = [*context, *continuation]
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return [float(logits[len(context) - 1 + n, id]) for n, id in enumerate(continuation)]
+
+    return compute
