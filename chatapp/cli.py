@@ -17,7 +17,8 @@ from chatapp.commands import eval as evaluation
 from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
 from chatapp.commands.ask import ModelOption, PrecisionOption, TemplateOption
-from chatapp.commands.console import UserError, complain
+from chatapp.commands.console import complain
+from chatapp.userfiles import UserError
 
 app = typer.Typer(
     rich_markup_mode=None,  # help texts hold foreign text, and start without rich
@@ -93,15 +94,7 @@ def _last_chat() -> int | None:
 
 def _report(error: Exception) -> int:
     """Say what went wrong; returns the exit status."""
-    from chatapp.dialogue.session import MessageTooLong
-    from chatapp.dialogue.store import StoreError
-    from chatapp.engine.load import ModelError
-    from chatapp.engine.model import ContextOverflow
-    from chatapp.prompting.examples import PromptError
-    from chatapp.settings import SettingsError
-
-    of_the_user = (UserError, SettingsError, StoreError, ModelError, PromptError)
-    if isinstance(error, (*of_the_user, MessageTooLong, ContextOverflow)):
+    if isinstance(error, UserError):
         complain(str(error))
         return 2
     complain(f"an unexpected error, {type(error).__name__}: {error}; {_log(error)}")

@@ -14,11 +14,12 @@ from pathlib import Path
 from chatapp.engine.model import Sampling
 from chatapp.foreign import without_surrogates
 from chatapp.settings import checked_sampling
+from chatapp.userfiles import UserError
 
 _LONGEST = 60
 
 
-class PresetsError(Exception):
+class PresetsError(UserError):
     """What is wrong with the presets or a request to them, in one sentence for the user."""
 
 

@@ -19,9 +19,10 @@ from typing import Any
 from chatapp.engine.load import DEVICES, PRECISIONS
 from chatapp.engine.model import Sampling
 from chatapp.paths import settings_path
+from chatapp.userfiles import UserError
 
 
-class SettingsError(Exception):
+class SettingsError(UserError):
     """A setting that cannot be used. The message is one sentence for the user."""
 
 

@@ -163,13 +163,12 @@ def _told(interrupted: str = "interrupted") -> Iterator["Console"]:
 
 def _verdict(error: Exception) -> tuple[int, str]:
     """Exit status and sentence of an error; one that nobody foresaw is raised again."""
-    from chatapp.engine.checkpoint import ModelError
-    from chatapp.settings import SettingsError
-    from finetune.config import ConfigError
+    from chatapp.userfiles import UserError
+    from finetune.config import Interrupted
 
-    if isinstance(error, ConfigError | ModelError | SettingsError):
+    if isinstance(error, UserError):
         return 2, str(error)
-    if type(error).__name__ == "Interrupted":
+    if isinstance(error, Interrupted):
         return 130, str(error)
     if isinstance(error, FloatingPointError | OSError | MemoryError):
         return 1, str(error) or "there is not enough memory; try a smaller train.batch_size"

@@ -21,14 +21,15 @@ from pydantic import (
     ValidationError,
 )
 
-from chatapp.foreign import printable
+from chatapp.userfiles import UserError
 
 
-class ConfigError(ValueError):
-    """One sentence that names the file, the key and what was expected, on one printable line."""
+class ConfigError(UserError, ValueError):
+    """A configuration or its rows cannot be used: the file, the key and what was expected."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(" ".join(message.splitlines())))
+
+class Interrupted(Exception):
+    """The run was asked to stop and saved a checkpoint. The message says how to go on."""
 
 
 class Section(BaseModel):

@@ -26,7 +26,7 @@ from chatapp.dialogue.prompt import Exchange, PromptWriter
 from chatapp.engine.transformers_model import TransformersModel
 from finetune.adapters import trained_parameters
 from finetune.callbacks import LOG_KEYS, LogCallback, RunCallback, Sample, peak_memory
-from finetune.config import ConfigError, FinetuneConfig, lay_over, validated
+from finetune.config import ConfigError, FinetuneConfig, Interrupted, lay_over, validated
 from finetune.data.packing import BucketSampler, Rows
 from finetune.data.preparation import HELD_OUT, dropped_lines
 from finetune.display import duration, memory, one_line
@@ -53,10 +53,6 @@ BAD_BATCH_FILE = "bad_batch.jsonl"
 
 # What may be another in a resumed run: none of it changes a step already taken.
 FREE_KEYS = ("samples", "train.epochs", "train.save_every", "train.early_stop")
-
-
-class Interrupted(Exception):
-    """The run was asked to stop and saved a checkpoint. The message says how to go on."""
 
 
 def train(config: FinetuneConfig, console: Console) -> Path:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatapp.commands import completion
-from chatapp.commands.console import UserError, complain, status, write, write_json
+from chatapp.commands.console import complain, status, write, write_json
+from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.engine.events import Event, Finished

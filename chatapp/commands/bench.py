@@ -7,8 +7,9 @@ import time
 from dataclasses import asdict
 
 from chatapp.commands.ask import JsonOption, ModelOption, PrecisionOption, load
-from chatapp.commands.console import UserError, write, write_json
+from chatapp.commands.console import write, write_json
 from chatapp.commands.prompts import interruptible
+from chatapp.userfiles import UserError
 
 
 def bench(

@@ -16,10 +16,6 @@ from chatapp.foreign import printable
 _SIGPIPE_STATUS = 141  # what a shell reports of a program that was ended by a closed pipe
 
 
-class UserError(Exception):
-    """What the user asked for cannot be done. One sentence; exit status 2."""
-
-
 def write(text: str, *, verbatim: bool = False) -> None:
     """Put text on standard output at once.
 

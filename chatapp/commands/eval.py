@@ -14,8 +14,9 @@ import typer
 
 from chatapp.commands import completion
 from chatapp.commands.ask import JsonOption, ModelOption, load
-from chatapp.commands.console import UserError, write, write_json
+from chatapp.commands.console import write, write_json
 from chatapp.commands.prompts import interruptible, progress, prompt_path
+from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.evaluation.evaluate import Grid, Task

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp.commands import completion
-from chatapp.commands.console import UserError, complain, write, write_json
+from chatapp.commands.console import complain, write, write_json
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.foreign import printable
+from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

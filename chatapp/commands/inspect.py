@@ -22,8 +22,9 @@ from chatapp.commands.ask import (
     settings_of,
     standard_input,
 )
-from chatapp.commands.console import UserError, write, write_json
+from chatapp.commands.console import write, write_json
 from chatapp.commands.prompts import interruptible
+from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from chatapp.commands.ask import JsonOption, ModelOption, PrecisionOption, load
-from chatapp.commands.console import UserError, write, write_json
+from chatapp.commands.console import write, write_json
 from chatapp.commands.prompts import interruptible, progress
+from chatapp.userfiles import UserError
 
 
 def perplexity(

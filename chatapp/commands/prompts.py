@@ -10,7 +10,8 @@ from pathlib import Path
 
 import typer
 
-from chatapp.commands.console import UserError, complain
+from chatapp.commands.console import complain
+from chatapp.userfiles import UserError
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -24,8 +25,8 @@ def prompt_path(name: str) -> Path:
     In the library `spam`, `spam.toml` and `prompts/spam.toml` are the same.
     Raises UserError for a name that is in neither place.
     """
-    from chatapp.prompting.examples import nearest
     from chatapp.prompting.library import files, tasks
+    from chatapp.userfiles import did_you_mean
 
     path = Path(name)
     if "\0" in name or path.exists() or path.parent not in (Path(), Path("prompts")):
@@ -33,7 +34,7 @@ def prompt_path(name: str) -> Path:
     prompts = tasks()
     if found := (prompts | {file.name: file for file in files()}).get(path.name):
         return found
-    hint = nearest(path.stem, prompts) or f"; it has {', '.join(prompts)}"
+    hint = did_you_mean(path.stem, prompts) or f"; it has {', '.join(prompts)}"
     raise UserError(f"{name}: there is no such file, and none in the library of prompts{hint}")
 
 

@@ -13,8 +13,9 @@ import typer
 
 from chatapp.commands import completion
 from chatapp.commands.ask import JsonOption, ModelOption, load
-from chatapp.commands.console import UserError, complain, write, write_json
+from chatapp.commands.console import complain, write, write_json
 from chatapp.commands.prompts import interruptible, progress, prompt_path
+from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from chatapp.commands.ask import ModelOption, PrecisionOption, TemplateOption
-from chatapp.commands.console import UserError, complain
+from chatapp.commands.console import complain
+from chatapp.userfiles import UserError
 
 _FAILED = 1
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}

@@ -12,12 +12,13 @@ from typing import Any, cast, get_args
 
 from chatapp.dialogue.store import Status, Store
 from chatapp.prompting.messages import Role
+from chatapp.userfiles import UserError
 
 _TITLE_LENGTH = 200
 _SHOWN = 40
 
 
-class ImportingError(Exception):
+class ImportingError(UserError):
     """What in a file cannot be read as chats, in one sentence that names the place."""
 
 

@@ -16,9 +16,10 @@ from chatapp.foreign import without_surrogates
 from chatapp.prompting.budget import fit
 from chatapp.prompting.segments import END_OF_TEXT, Segment, text_of
 from chatapp.prompting.template import DialogueTemplate
+from chatapp.userfiles import UserError
 
 
-class MessageTooLong(ValueError):
+class MessageTooLong(UserError, ValueError):
     """A user's message that does not fit the window, however much else is left out.
 
     tokens: its length. limit: the longest message that would fit. Both are in its text.

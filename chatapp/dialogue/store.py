@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.messages import Role
+from chatapp.userfiles import UserError
 
 Status = Literal["complete", "partial", "stopped", "error"]
 Verdict = Literal["left", "right", "equal", "both bad"]
@@ -135,7 +136,7 @@ _MESSAGE = """
 """
 
 
-class StoreError(Exception):
+class StoreError(UserError):
     """What is wrong with the store or a request to it, in one sentence for the user."""
 
 

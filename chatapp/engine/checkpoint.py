@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chatapp.userfiles import UserError
+
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = "model.safetensors"
@@ -22,7 +24,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _BUFFER = re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)")
 
 
-class ModelError(Exception):
+class ModelError(UserError):
     """Something is wrong with a model. The message is one sentence for the user."""
 
 

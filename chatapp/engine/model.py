@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from chatapp.engine.events import Event
+from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +83,7 @@ class Tokenizer(Protocol):
     def stream(self) -> TextStream: ...
 
 
-class ContextOverflow(ValueError):
+class ContextOverflow(UserError, ValueError):
     """The prompt alone is longer than the model's window."""
 
 

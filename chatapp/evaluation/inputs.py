@@ -14,11 +14,10 @@ from chatapp.prompting.examples import (
     POOL_SUFFIXES,
     Example,
     PromptError,
-    nearest,
     parse_row,
-    quoted,
     read_rows,
 )
+from chatapp.userfiles import did_you_mean, quoted
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -109,7 +108,7 @@ def read_test(path: Path, labels: tuple[str, ...] = ()) -> list[Item]:
         if labels and row.output not in labels:
             raise PromptError(
                 f"{path}, line {line}: {quoted(row.output)} is none of the labels"
-                f"{nearest(row.output, labels) or '; there are ' + ', '.join(labels)}"
+                f"{did_you_mean(row.output, labels) or '; there are ' + ', '.join(labels)}"
             )
         items.append(Item(row.input, row.output, line))
     if not items:

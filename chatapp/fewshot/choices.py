@@ -11,9 +11,10 @@ from typing import TypeVar, cast, get_args
 from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.model import LanguageModel
 from chatapp.fewshot.encoders import EmbeddingModel, Progress, load_encoder
-from chatapp.prompting.examples import PromptError, nearest, quoted
+from chatapp.prompting.examples import PromptError
 from chatapp.prompting.promptfile import PromptFile, Scoring
 from chatapp.prompting.selection import Method, Order, Selector, build_selector
+from chatapp.userfiles import did_you_mean, quoted
 
 METHODS: tuple[Method, ...] = get_args(Method)
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -27,7 +28,7 @@ _Name = TypeVar("_Name", bound=str)
 def one_of(value: str, known: Sequence[_Name], option: str) -> _Name:
     """The value as one of the known names. Raises PromptError that lists them."""
     if value not in known:
-        hint = nearest(value, known) or f"; there are {', '.join(known)}"
+        hint = did_you_mean(value, known) or f"; there are {', '.join(known)}"
         raise PromptError(f"{option} is {quoted(value)}, which is not known{hint}")
     return cast(_Name, value)
 

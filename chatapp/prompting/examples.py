@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from chatapp.foreign import printable
+from chatapp.userfiles import UserError, did_you_mean, quoted, shown
 
 INPUT_FIELDS = ("input", "context", "prompt", "question", "text")
 OUTPUT_FIELDS = ("output", "completion", "target", "answer", "label")
@@ -32,40 +32,8 @@ _BOM = b"\xef\xbb\xbf"
 _EDGE = " \"'`“”‘’‚„«»()[]{}.,;:!?¡¿"
 
 
-class PromptError(ValueError):
-    """A prompt file or a pool that cannot be used, in one sentence on one printable line."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(" ".join(message.splitlines())))
-
-
-def quoted(text: str, limit: int = 60) -> str:
-    """A user's text for an error message: in quotes, escaped and short."""
-    return repr(text) if len(text) <= limit else repr(text[:limit]) + "…"
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: the known word that was probably meant, or nothing."""
-    close = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def shown(value: object) -> str:
-    """A value of a TOML or JSON file for an error message, saying what type it has."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return f"the number {value!r}"
-        case str():
-            return f"the string {quoted(value)}"
-        case list():
-            return "a list"
-        case dict():
-            return "a table"
-    return f"a {type(value).__name__}"
+class PromptError(UserError, ValueError):
+    """A prompt file or a pool that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +114,7 @@ def collect(
         if allowed and row.output not in allowed:
             raise PromptError(
                 f"{source}, {unit} {number}: {quoted(row.output)} is none of the labels"
-                f"{nearest(row.output, allowed)}"
+                f"{did_you_mean(row.output, allowed)}"
             )
         inputs.append(row.input)
         # A label is one object in memory, however many rows carry it.

@@ -7,7 +7,8 @@ a file of the user's own takes the place of one that comes with the program.
 from pathlib import Path
 
 from chatapp.paths import prompts_dir
-from chatapp.prompting.examples import PromptError, nearest, quoted
+from chatapp.prompting.examples import PromptError
+from chatapp.userfiles import did_you_mean, quoted
 
 _TASKS = (".toml", ".txt")
 
@@ -42,7 +43,7 @@ def find(name: str) -> Path:
         raise PromptError(f"{quoted(name)}: {error}") from None
     if path.suffix or path.parent != Path():
         return path.absolute()
-    hint = nearest(name, known) or f"; there are {', '.join(known)}"
+    hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
     raise PromptError(f"there is no prompt {quoted(name)}{hint}")
 
 

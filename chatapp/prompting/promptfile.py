@@ -22,15 +22,13 @@ from chatapp.prompting.examples import (
     PromptError,
     Row,
     collect,
-    nearest,
     not_utf8,
     parse_row,
-    quoted,
     read_pool,
-    shown,
 )
 from chatapp.prompting.selection import Select
 from chatapp.prompting.template import TEMPLATES
+from chatapp.userfiles import did_you_mean, quoted, shown
 
 Scoring = Literal["direct", "calibrated", "channel"]
 Measure = Literal["accuracy", "macro_f1", "exact_match", "token_f1", "bleu", "rouge_l"]
@@ -348,7 +346,7 @@ def _invalid(
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
         known = _TABLES.get(keys[:-1], schema).model_fields
-        hint = nearest(keys[-1], known) or f"; there are {', '.join(known)}"
+        hint = did_you_mean(keys[-1], known) or f"; there are {', '.join(known)}"
         whole = "persona" if schema is _PersonaFile else "prompt file"
         return _error(path, source, keys, f"is no key of a {whole}{hint}")
     if kind == "model_type":

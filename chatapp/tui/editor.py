@@ -13,8 +13,10 @@ from pathlib import Path
 
 from textual.app import SuspendNotSupported
 
+from chatapp.userfiles import UserError
 
-class EditorError(Exception):
+
+class EditorError(UserError):
     """Why there is no edited text, in one sentence."""
 
 

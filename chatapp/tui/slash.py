@@ -20,6 +20,7 @@ from chatapp.paths import presets_path
 from chatapp.presets import PresetsError, no_preset, read_presets
 from chatapp.settings import parameter
 from chatapp.tui.library import chosen, names
+from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.tui.chat import ChatScreen
@@ -28,7 +29,7 @@ _COMMAND = re.compile(r"/([a-z]+)(?:\s+|$)")
 _TEMPLATES_OWN = "default"
 
 
-class SlashError(Exception):
+class SlashError(UserError):
     """Why a command cannot be carried out, in one sentence."""
 
 

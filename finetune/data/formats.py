@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from chatapp.prompting.examples import shown
 from chatapp.prompting.messages import Message, Role
+from chatapp.userfiles import shown
 from finetune.config import BadRows, TrainSource
 from finetune.data.tables import BadRow, Row, either, names, renamed, tables
 

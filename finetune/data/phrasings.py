@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import Field
 
-from chatapp.prompting.examples import nearest, quoted, shown
 from chatapp.prompting.messages import Message
 from chatapp.prompting.template import TEMPLATES
+from chatapp.userfiles import did_you_mean, quoted, shown
 from finetune.config import ConfigError, Section, load_config
 from finetune.data.formats import Example, content_key
 from finetune.data.tables import BadRow, Row, names
@@ -75,7 +75,7 @@ def _field(row: Row, name: str, place: str) -> Any:
         raise BadRow(
             f"no {name}",
             f"{place} names the field {quoted(name)}, which is missing at {row.place}"
-            f"{nearest(name, row.fields)}; there are {names(row.fields)}",
+            f"{did_you_mean(name, row.fields)}; there are {names(row.fields)}",
         )
     return row.fields[name]
 

@@ -12,8 +12,8 @@ from math import ceil
 from pathlib import Path
 
 from chatapp.engine.model import Tokenizer
-from chatapp.prompting.examples import nearest, quoted
 from chatapp.prompting.template import TEMPLATES, DialogueTemplate, load_template
+from chatapp.userfiles import did_you_mean, quoted
 from finetune.config import BadRows, ConfigError, Data, TrainSource
 from finetune.data.corpus import draw
 from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
@@ -126,7 +126,7 @@ def choose_template(data: Data, folder: Path) -> DialogueTemplate:
         if data.template not in TEMPLATES:
             raise ConfigError(
                 f"data.template is {data.template!r}; there are {', '.join(TEMPLATES)}"
-                f"{nearest(data.template, TEMPLATES)}"
+                f"{did_you_mean(data.template, TEMPLATES)}"
             )
         return TEMPLATES[data.template]
     try:
@@ -198,7 +198,7 @@ def _checked_clusters(data: Data, report: Report) -> list[str]:
             known = ", ".join(map(quoted, report.clusters)) or "none"
             raise ConfigError(
                 f"data.held_out_clusters: no row belongs to a cluster {quoted(name)}"
-                f"{nearest(name, report.clusters)}; there are {known}"
+                f"{did_you_mean(name, report.clusters)}; there are {known}"
             )
     return data.held_out_clusters
 
@@ -291,7 +291,7 @@ def _check_columns(source: TrainSource) -> None:
         if name not in (*FIELDS, CLUSTER):
             raise ConfigError(
                 f"{source.path}: columns names {quoted(name)}, which no layout has"
-                f"{nearest(name, FIELDS)}; there are {', '.join(FIELDS)}"
+                f"{did_you_mean(name, FIELDS)}; there are {', '.join(FIELDS)}"
             )
 
 

@@ -18,12 +18,10 @@ from chatapp.prompting.examples import (
     Record,
     csv_records,
     jsonl_records,
-    nearest,
     not_utf8,
-    quoted,
-    shown,
     unique_keys,
 )
+from chatapp.userfiles import did_you_mean, quoted, shown
 from finetune.config import ConfigError, TrainSource
 
 
@@ -244,7 +242,7 @@ def renamed(table: Table, columns: Mapping[str, str]) -> Iterator[Row | BadRow]:
                     if column not in row.fields:
                         raise ConfigError(
                             f"{row.place}: there is no column {quoted(column)} to take {name!r} "
-                            f"from{nearest(column, row.fields)}; there are {names(row.fields)}"
+                            f"from{did_you_mean(column, row.fields)}; there are {names(row.fields)}"
                         )
                 checked = True
             kept = {k: v for k, v in row.fields.items() if k not in columns.values()}

@@ -25,9 +25,9 @@ from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
 from chatapp.prompting.template import ALPACA, CHAT, load_template
 from finetune.cli import app
-from finetune.config import ConfigError
+from finetune.config import ConfigError, Interrupted
 from finetune.material import gather
-from finetune.run import Interrupted, check_unchanged, resume, timed_steps, train
+from finetune.run import check_unchanged, resume, timed_steps, train
 from finetune.trainer import (
     NotFinite,
     ObjectiveTrainer,
