@@ -10,10 +10,10 @@ import pytest
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
-from chatapp.dialogue import store as store_module
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Comparison, Feedback, Store, StoreError
+from chatapp.dialogue.store import chats as store_module
 from chatapp.prompting.template import PLAIN
 
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend"

@@ -8,11 +8,11 @@ import pytest
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
-from chatapp.dialogue import store as store_module
 from chatapp.dialogue.fewshot import FewShotWriter
 from chatapp.dialogue.prompt import Exchange, Shot
 from chatapp.dialogue.session import MessageTooLong, Session, Started, choose_template
 from chatapp.dialogue.store import Basis, Store
+from chatapp.dialogue.store import chats as store_module
 from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.events import Finished
 from chatapp.engine.local import LocalModel

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store, StoreError
-from chatapp.engine import remote
 from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.load import load_model
 from chatapp.engine.model import ContextOverflow, Sampling
 from chatapp.engine.remote import RemoteModel, Served, TextPieces, served_models
+from chatapp.engine.remote import model as remote
 from chatapp.engine.servers import Server
 from chatapp.prompting.template import ALPACA, PLAIN
 
