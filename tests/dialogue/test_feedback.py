@@ -13,7 +13,7 @@ from tiny import write_tiny_gpt2
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Comparison, Feedback, Store, StoreError
-from chatapp.dialogue.store import chats as store_module
+from chatapp.dialogue.store.schema import APPLICATION_ID, MIGRATIONS
 from chatapp.prompting.template import PLAIN
 
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend"
@@ -218,7 +218,7 @@ def test_an_exchange_without_a_reply_is_left_out_of_the_prompt(store: Store) -> 
 def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     connection = sqlite3.connect(path)
-    for statement in store_module._MIGRATIONS[0]:
+    for statement in MIGRATIONS["chats and messages"]:
         connection.execute(statement)
     connection.execute(
         "INSERT INTO chats (title, template, model, created, updated)"
@@ -230,7 +230,7 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
         [(None, "user", "Hi"), (1, "assistant", "Hello.")],
     )
     connection.execute("PRAGMA user_version = 1")
-    connection.execute(f"PRAGMA application_id = {store_module._APPLICATION_ID}")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.commit()
     connection.close()
     for _ in range(2):

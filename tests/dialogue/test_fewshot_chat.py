@@ -12,7 +12,7 @@ from chatapp.dialogue.fewshot import FewShotWriter
 from chatapp.dialogue.prompt import Exchange, Shot
 from chatapp.dialogue.session import MessageTooLong, Session, Started, choose_template
 from chatapp.dialogue.store import Basis, Store
-from chatapp.dialogue.store import chats as store_module
+from chatapp.dialogue.store.schema import APPLICATION_ID, MIGRATIONS
 from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.events import Finished
 from chatapp.engine.local import LocalModel
@@ -381,12 +381,8 @@ def test_a_chat_asks_for_a_template_where_the_model_has_none(tmp_path: Path) -> 
 def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     connection = sqlite3.connect(path)
-    before = next(
-        number
-        for number, statements in enumerate(store_module._MIGRATIONS)
-        if any("asked_template" in statement for statement in statements)
-    )
-    for statements in store_module._MIGRATIONS[:before]:
+    before = list(MIGRATIONS).index("prompt file and template")
+    for statements in list(MIGRATIONS.values())[:before]:
         for statement in statements:
             connection.execute(statement)
     connection.execute(
@@ -394,7 +390,7 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
         " VALUES ('Old', 'Be brief.', 'plain', 'tiny', 1, 1)"
     )
     connection.execute(f"PRAGMA user_version = {before}")
-    connection.execute(f"PRAGMA application_id = {store_module._APPLICATION_ID}")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.commit()
     connection.close()
     store = Store(path)

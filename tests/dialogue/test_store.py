@@ -1,5 +1,6 @@
 """The store keeps every chat, from any thread and process, and says in words what is wrong."""
 
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -14,9 +15,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from chatapp.dialogue.store import Store, StoreError
+from chatapp.dialogue.store import (
+    Basis,
+    Comparison,
+    Feedback,
+    Hit,
+    Store,
+    StoreError,
+    Turn,
+)
 
 TESTS = Path(__file__).parent.parent
+FORMAT_5 = Path(__file__).parent / "chats_format_5.db"
+"""Written by the program as it was when its files had the format 5."""
 
 
 @pytest.fixture
@@ -102,6 +113,7 @@ def test_chats_are_listed_newest_change_first(store: Store) -> None:
     store.update_message(ids[1], "changed", "complete")
     assert [chat.id for chat in store.chats()] == [first, third, second]
     assert [chat.id for chat in store.chats(limit=1, offset=1)] == [third]
+    assert len(store.chats(limit=2**70)) == 3
     summary = store.chats()[0]
     assert (summary.title, summary.model, summary.messages) == ("a", "tiny", 2)
 
@@ -145,6 +157,8 @@ def test_what_does_not_exist_is_named(store: Store) -> None:
     chat_id, ids = dialogue(store, "mine")
     for call, sentence in (
         (lambda: store.chat(99), "there is no chat 99"),
+        (lambda: store.chat(2**70), f"there is no chat {2**70}"),
+        (lambda: store.path(-(2**70)), f"there is no chat -{2**70}"),
         (lambda: store.rename_chat(99, "x"), "there is no chat 99"),
         (lambda: store.delete_chat(99), "there is no chat 99"),
         (lambda: store.add_message(99, None, "user", "x"), "there is no chat 99"),
@@ -358,6 +372,64 @@ def test_damage_within_is_told_in_words(path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(StoreError, match="damaged"):
         Store(path).path(chat_id)
+
+
+def test_a_file_of_format_5_is_read_with_all_it_holds(path: Path) -> None:
+    path.parent.mkdir()
+    shutil.copy(FORMAT_5, path)
+    store = Store(path)
+    chat = store.chat(1)
+    assert (chat.title, chat.system, chat.template, chat.model) == (
+        *("Does a walrus eat clams?", "Be brief.", "chat", "bundled"),
+    )
+    assert chat.basis == Basis("Be brief.", "spam", "plain")
+    assert (chat.leaf_id, chat.markdown, chat.archived, chat.deleted) == (3, True, False, None)
+    assert [(m.id, m.parent_id, m.role, m.text, m.status, m.sibling) for m in store.tree(1)] == [
+        (1, None, "user", "Does a walrus eat clams?", "complete", 1),
+        (2, 1, "assistant", "Yes, mostly.", "complete", 1),
+        (3, 1, "assistant", "No, nev", "stopped", 2),
+    ]
+    finished, unfinished = store.turns(1)
+    prompt = "User: Does a walrus eat clams?\nAssistant:"
+    assert finished == Turn(
+        *(1, 2, "bundled", "chat", prompt, {"temperature": 0.5, "seed": 7}, 7, finished.created),
+        *("stop", 10, 4, 3, 0.25, 0.5),
+    )
+    assert (unfinished.message_id, unfinished.seed, unfinished.reason) == (3, 8, None)
+    assert store.feedback(1) == {
+        2: Feedback(2, "Yes, mostly.", 1, 1, None),
+        3: Feedback(3, "No, nev", 0, 2, "No, never."),
+    }
+    assert store.comparisons(1) == [Comparison(2, 3, "left")]
+    (archived,) = store.chats(archived=True)
+    assert (archived.title, archived.messages, archived.archived) == ("Put away", 1, True)
+    assert store.search("naive") == [
+        Hit(2, 4, "Put away", "\x02naïve\x03 question", "user", archived.updated)
+    ]
+    assert [chat.id for chat in store.chats()] == [2, 1]
+    assert store.chat(3).deleted is not None
+    store.add_message(1, 3, "user", "Why?")
+    store.close()
+    check_sound(path)
+
+
+def test_an_sqlite_too_old_is_refused_before_anything_is_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.36.0")
+    with pytest.raises(StoreError, match=r"need SQLite 3\.37\.0 or newer.*brings 3\.36\.0$"):
+        Store(path)
+    assert not path.parent.exists()
+
+
+def test_no_statement_needs_a_newer_sqlite_than_the_least(store: Store) -> None:
+    """HAVING without GROUP BY came with 3.39."""
+    _, ids = dialogue(store, "Q", "A")
+    statements: list[str] = []
+    store._connection.set_trace_callback(statements.append)
+    assert store.latest_leaf(ids[0]) == ids[1]
+    assert not any("HAVING" in statement for statement in statements)
 
 
 def test_a_newer_format_is_refused(path: Path) -> None:

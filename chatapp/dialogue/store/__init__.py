@@ -3,7 +3,9 @@
 Keep: this is the store's face; nothing outside imports from its modules, but for tests.
 """
 
-from chatapp.dialogue.store.chats import (
+from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.store.feedback import FeedbackStore
+from chatapp.dialogue.store.rows import (
     Basis,
     Chat,
     ChatSummary,
@@ -11,9 +13,7 @@ from chatapp.dialogue.store.chats import (
     Feedback,
     Hit,
     Status,
-    Store,
     StoredMessage,
-    StoreError,
     Turn,
     Verdict,
 )
@@ -32,3 +32,11 @@ __all__ = [
     "Turn",
     "Verdict",
 ]
+
+
+class Store(FeedbackStore):
+    """The chats of one file. Usable from any thread; several processes may have it open.
+
+    Every method raises StoreError when the file cannot be read or written, and when the
+    chat, message or turn asked for does not exist.
+    """

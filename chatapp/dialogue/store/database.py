@@ -1,0 +1,192 @@
+"""One SQLite file with the tables of `schema`: opening it, transactions, errors in words.
+
+Keep: a file that is damaged, another program's, or of a newer format is never written to.
+
+Lone surrogates, which UTF-8 cannot hold, are stored as U+FFFD. All other text is stored as
+it stands, control characters included.
+"""
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from chatapp.dialogue.store.schema import APPLICATION_ID, MIGRATIONS
+from chatapp.foreign import without_surrogates
+from chatapp.userfiles import UserError, reason
+
+_LEAST_SQLITE = (3, 37, 0)
+"""The first with STRICT tables; nothing in this room may need a later one."""
+
+_BUSY_SECONDS = 10.0
+_LARGEST_INTEGER = 2**63 - 1
+
+
+class StoreError(UserError):
+    """What is wrong with the store or a request to it, in one sentence for the user."""
+
+
+class Database:
+    """The file, open. Usable from any thread; several processes may have it open.
+
+    Every method raises StoreError when the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open `path`, or create it, readable by its owner alone.
+
+        Raises StoreError, and writes nothing, when the file is damaged, no database of
+        this program, or made by a newer version of it.
+        """
+        _check_library()
+        self._path = path
+        self._lock = threading.RLock()
+        self._create_file()
+        with self._errors():
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        self._connection.row_factory = sqlite3.Row
+        deadline = time.monotonic() + _BUSY_SECONDS
+        while True:
+            try:
+                self._bring_up_to_date()
+                break
+            except StoreError as error:
+                # While another process makes the same file, SQLite does not wait by itself.
+                name = getattr(error.__cause__, "sqlite_errorname", "")
+                if not name.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+                    self._connection.close()
+                    raise
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Close the file. Nothing else may be called afterwards."""
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def transaction(self, kind: Literal["IMMEDIATE", "DEFERRED"] = "IMMEDIATE") -> Iterator[None]:
+        """What is done within is stored as a whole, or not at all. Within another transaction
+        it is a part of that.
+
+        An immediate one takes the right to write at once, so that it never has to give up
+        half-way because another process wrote in between.
+        """
+        with self._lock:
+            with self._errors():
+                within_another = self._connection.in_transaction
+            if within_another:
+                yield
+                return
+            self._rows(f"BEGIN {kind}")
+            try:
+                yield
+                self._rows("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._rows("ROLLBACK")
+                raise
+
+    def _create_file(self) -> None:
+        path = self._path
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # SQLite gives its -wal and -shm files the mode of the database. A file that exists
+            # is not opened here: closing it would end the locks of this process's other stores.
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            if path.is_file():
+                path.chmod(0o600)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be opened: {reason(error)}") from None
+
+    def _bring_up_to_date(self) -> None:
+        """Check what kind of file this is, and run the migrations it has not had."""
+        self._rows("PRAGMA foreign_keys = ON")
+        # One snapshot: another process may be making the tables right now.
+        with self.transaction("DEFERRED"):
+            file_format = self._checked_format()
+        # Writers then never wait for readers, and a killed process leaves a whole file.
+        self._rows("PRAGMA journal_mode = WAL")
+        self._rows("PRAGMA synchronous = NORMAL")
+        if file_format == len(MIGRATIONS):
+            return
+        with self.transaction():
+            # Asked again: another process may have been faster.
+            missing = list(MIGRATIONS.values())[self._checked_format() :]
+            for statement in (statement for migration in missing for statement in migration):
+                self._rows(statement)
+            self._rows(f"PRAGMA user_version = {len(MIGRATIONS)}")
+            self._rows(f"PRAGMA application_id = {APPLICATION_ID}")
+
+    def _checked_format(self) -> int:
+        """How many migrations the file has had. Raises StoreError for a foreign or newer one."""
+        file_format = self._pragma("user_version")
+        tables = self._rows("SELECT count(*) AS number FROM sqlite_schema")[0]["number"]
+        if tables and self._pragma("application_id") != APPLICATION_ID:
+            raise StoreError(f"{self._path}: is a database of another program")
+        if file_format > len(MIGRATIONS):
+            raise StoreError(
+                f"{self._path}: was made by a newer version of chatapp (format {file_format}; "
+                f"this version knows up to {len(MIGRATIONS)})"
+            )
+        return file_format
+
+    def _pragma(self, name: str) -> int:
+        return int(self._rows(f"PRAGMA {name}")[0][name])
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """What a statement gives, its values bound in order."""
+        storable = [_storable(value) for value in values]
+        with self._lock, self._errors():
+            return self._connection.execute(statement, storable).fetchall()
+
+    def _row(self, statement: str, values: Sequence[Any], absent: str) -> sqlite3.Row:
+        """The one row there is. Raises StoreError(absent) when there is none."""
+        rows = self._rows(statement, values)
+        if not rows:
+            raise StoreError(absent)
+        return rows[0]
+
+    def _insert(self, statement: str, values: Sequence[Any]) -> int:
+        """Add one row; returns its id."""
+        return int(self._rows(f"{statement} RETURNING id", values)[0]["id"])
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """SQLite's errors in words."""
+        try:
+            yield
+        except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
+            raise StoreError(f"{self._path}: cannot be used: {error}") from error
+        except sqlite3.IntegrityError:
+            raise  # a bug of this program, not of the file
+        except sqlite3.DatabaseError as error:
+            raise StoreError(
+                f"{self._path}: is damaged or is no chat database ({error}); "
+                "it was left as it is, move it away to start anew"
+            ) from error
+
+
+def _check_library() -> None:
+    """Refuse an SQLite that cannot read the tables, before anything is written."""
+    if sqlite3.sqlite_version_info < _LEAST_SQLITE:
+        least = ".".join(map(str, _LEAST_SQLITE))
+        raise StoreError(
+            f"chats need SQLite {least} or newer; this Python brings {sqlite3.sqlite_version}"
+        )
+
+
+def _storable(value: Any) -> Any:
+    """A value that SQLite takes. A number beyond its integers becomes its nearest one: no id
+    is that large, and no limit needs to be."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, int):
+        return max(-_LARGEST_INTEGER, min(value, _LARGEST_INTEGER))
+    return value
