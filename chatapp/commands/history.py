@@ -1,7 +1,7 @@
 """`chatapp history`: list, search, show, export, import and delete chats.
 
-The one invariant: nothing is lost by accident. A chat is deleted, and a file replaced, only
-when the user said so.
+Keep: nothing is lost by accident. A chat is deleted, and a file replaced, only when the user
+said so.
 """
 
 import json
@@ -21,7 +21,7 @@ from chatapp.commands import completion
 from chatapp.commands.console import complain, write, write_json
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.foreign import printable
-from chatapp.userfiles import UserError
+from chatapp.userfiles import UserError, reason, write_whole
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -144,12 +144,14 @@ def export(
     if (chat_id is None) != every and not (feedback and chat_id is None):
         raise UserError("give either the id of a chat or --all")
     with _open_store() as store:
-        ids = [chat_id] if chat_id else [chat.id for chat in store.chats(limit=sys.maxsize)]
+        ids = _all_ids(store) if chat_id is None else [chat_id]
         if feedback:
             text = _feedback(store, ids, feedback)
         else:
             text = _exported(store, ids, format, as_list=every)
-    if not text:
+    if not ids:
+        complain("there are no chats yet")
+    elif not text:
         complain(f"there is no {'feedback' if feedback else 'complete exchange'} to export")
     if output:
         _write_file(output, text, force=force)
@@ -170,18 +172,18 @@ def import_chats(
     as_json: JsonOption = False,
 ) -> None:
     """Import the chats of a file, all of them or none."""
-    from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
+    from chatapp.dialogue.importing import read_chats, store_chats
 
-    try:
-        chats = read_chats(file)
-    except ImportingError as error:
-        raise UserError(str(error)) from None
+    imported = read_chats(file)
     with _open_store() as store:
-        ids = store_chats(store, chats)
+        ids = store_chats(store, imported.chats)
     if as_json:
-        write_json([{"id": id, "title": chat.title} for id, chat in zip(ids, chats, strict=True)])
+        titles = [chat.title for chat in imported.chats]
+        write_json([{"id": id, "title": title} for id, title in zip(ids, titles, strict=True)])
     else:
-        complain(f"imported {len(ids)} chat{'s' * (len(ids) > 1)}")
+        complain(f"imported {_chats(len(ids))}")
+    if imported.empty:
+        complain(f"skipped {_chats(imported.empty)} without a message")
 
 
 @app.command()
@@ -214,6 +216,10 @@ def _open_store() -> "Iterator[Store]":
         store.close()
 
 
+def _all_ids(store: "Store") -> list[int]:
+    return [chat.id for chat in store.chats(limit=sys.maxsize)]
+
+
 def _exported(store: "Store", ids: list[int], format: Format, *, as_list: bool) -> str:
     from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
 
@@ -236,14 +242,21 @@ def _feedback(store: "Store", ids: list[int], format: FeedbackFormat) -> str:
     )
 
 
+def _chats(count: int) -> str:
+    return f"{count} chat" if count == 1 else f"{count} chats"
+
+
 def _write_file(path: Path, text: str, *, force: bool) -> None:
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
+        if force and path.is_file():
+            write_whole(path, text)  # a full disk then leaves the file that is there
+        else:
+            with path.open("w" if force else "x", encoding="utf-8") as file:
+                file.write(text)
     except FileExistsError:
         raise UserError(f"{path}: this file exists; --force replaces it") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be written: {reason(error)}") from None
 
 
 def _write_rich(*parts: "RenderableType") -> None:

@@ -1,21 +1,29 @@
 """Chats from files: this program's own JSON, OpenAI messages, and ChatGPT's data export.
 
-The one invariant: a file is understood as a whole before anything is stored, so that a file
-with a mistake in it imports nothing, and says where the mistake is.
+What is read, each alone, in a list, or one a line:
+
+- {"messages": [{"role", "content"}], "title", "system", "template", "model"}, where all but
+  the messages may be missing. `role` is system (the first message alone), user or assistant,
+  which take turns; `content` is text or a list of parts {"text"}; a message may have the
+  `status` that this program's export gives it.
+- {"mapping": {node: {"parent", "message"}}, "current_node", "title"}, which is ChatGPT's tree.
+  The path from its root to the current node is read.
+
+Keep: a file is understood as a whole before anything is stored, so that a file with a mistake
+in it imports nothing, and says where the mistake is.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from chatapp.dialogue.store import Status, Store
 from chatapp.prompting.messages import Role
-from chatapp.userfiles import UserError
+from chatapp.userfiles import UserError, quoted, read_text, reason, shown
 
 _TITLE_LENGTH = 200
-_SHOWN = 40
 
 
 class ImportingError(UserError):
@@ -33,7 +41,7 @@ class ImportedMessage:
 
 @dataclass(frozen=True, slots=True)
 class ImportedChat:
-    """A chat to be stored: messages of the user and of the assistant in turn."""
+    """A chat to be stored: messages of the user and of the assistant in turn, at least one."""
 
     title: str
     system: str | None
@@ -42,26 +50,30 @@ class ImportedChat:
     messages: tuple[ImportedMessage, ...]
 
 
-def read_chats(path: Path) -> list[ImportedChat]:
-    """The chats in a file.
+@dataclass(frozen=True, slots=True)
+class ImportedFile:
+    """What a file holds. empty: how many of its chats have no message and are left out."""
 
-    It holds a JSON document, an object or a list of them, or one object a line. Objects are
-    this program's export, {"messages": [{"role", "content"}]}, or ChatGPT's {"mapping": …}.
-    Raises ImportingError.
-    """
+    chats: tuple[ImportedChat, ...]
+    empty: int
+
+
+def read_chats(path: Path) -> ImportedFile:
+    """The chats in a file, at least one. Raises ImportingError."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ImportingError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ImportingError(f"{path}: is not valid UTF-8: {error}") from None
+        text = read_text(path, ImportingError)
+    except FileNotFoundError as error:
+        raise ImportingError(f"{path}: cannot be read: {reason(error)}") from None
     chats = [_chat(document, place) for place, document in _documents(text, str(path))]
     if not chats:
         raise ImportingError(f"{path}: holds no chat")
-    return chats
+    filled = tuple(chat for chat in chats if chat.messages)
+    if not filled:
+        raise ImportingError(f"{path}: has no message")
+    return ImportedFile(filled, len(chats) - len(filled))
 
 
-def store_chats(store: Store, chats: list[ImportedChat]) -> list[int]:
+def store_chats(store: Store, chats: Sequence[ImportedChat]) -> list[int]:
     """Store chats, all or none of them; returns their ids. Raises StoreError."""
     with store.transaction():
         return [_store(store, chat) for chat in chats]
@@ -83,14 +95,14 @@ def _documents(text: str, path: str) -> Iterator[tuple[str, Any]]:
     """Each document and where it stands."""
     try:
         whole = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
         if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
             raise ImportingError(f"{path}: is not valid JSON: {error}") from None
         for number, line in lines:
             try:
                 yield f"{path}, line {number}", json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as problem:
+            except (ValueError, RecursionError) as problem:
                 raise ImportingError(
                     f"{path}, line {number}: is not valid JSON: {problem}"
                 ) from None
@@ -103,117 +115,139 @@ def _documents(text: str, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _chat(document: Any, place: str) -> ImportedChat:
+    """A chat, with no message where the document has none."""
     if not isinstance(document, dict):
-        raise ImportingError(f"{place}: is {_shown(document)}, expected an object")
+        raise ImportingError(f"{place}: is {shown(document)}, expected an object")
     if "mapping" in document:
-        turns = list(_chatgpt_turns(document, place))
+        system, messages = "", _chatgpt_messages(document, place)
     else:
-        turns = list(_turns(document, place))
-    system = [text for role, text, _ in turns if role == "system"]
-    if any(role == "system" for role, _, _ in turns[1:]):
-        raise ImportingError(f"{place}: only the first message may be from 'system'")
-    messages = [
-        ImportedMessage(cast(Role, role), text, status)
-        for role, text, status in turns
-        if role != "system"
-    ]
-    for number, message in enumerate(messages):
-        expected = "assistant" if number % 2 else "user"
-        if message.role != expected:
-            raise ImportingError(
-                f"{place}, message {number + len(system) + 1}: is from {message.role!r}, "
-                f"expected {expected!r}"
-            )
-    if not messages:
-        raise ImportingError(f"{place}: has no message")
+        system, messages = _messages(document, place)
     return ImportedChat(
         title=_text(document, "title", place)[:_TITLE_LENGTH],
-        system=(system[0] if system else _text(document, "system", place)) or None,
+        system=system or _text(document, "system", place) or None,
         template=_text(document, "template", place),
         model=_text(document, "model", place),
         messages=tuple(messages),
     )
 
 
-def _turns(document: dict[str, Any], place: str) -> Iterator[tuple[str, str, Status]]:
-    """(role, text, status) of each message."""
-    messages = document.get("messages")
-    if not isinstance(messages, list):
-        raise ImportingError(
-            f"{place}: 'messages' is {_shown(messages)}, expected a list of messages"
-        )
-    for number, message in enumerate(messages, 1):
+def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedMessage]]:
+    """The text of a first message from the system, "" without one, and all other messages."""
+    rows = document.get("messages")
+    if not isinstance(rows, list):
+        raise _unexpected(place, document, "messages", "a list of messages")
+    system, messages = "", list[ImportedMessage]()
+    for number, row in enumerate(rows, 1):
         where = f"{place}, message {number}"
-        if not isinstance(message, dict):
-            raise ImportingError(f"{where}: is {_shown(message)}, expected an object")
-        role, content = message.get("role"), message.get("content")
+        if not isinstance(row, dict):
+            raise ImportingError(f"{where}: is {shown(row)}, expected an object")
+        role = row.get("role")
         if role not in ("system", "user", "assistant"):
-            raise ImportingError(
-                f"{where}: 'role' is {_shown(role)}, expected 'system', 'user' or 'assistant'"
-            )
+            raise _unexpected(where, row, "role", "'system', 'user' or 'assistant'")
+        content = row.get("content")
         if isinstance(content, list):
-            content = _parts(content, where)
+            content = _joined_parts(content, where)
         if not isinstance(content, str):
-            raise ImportingError(f"{where}: 'content' is {_shown(content)}, expected text")
-        status = message.get("status", "complete")
-        if status not in get_args(Status):
-            raise ImportingError(
-                f"{where}: 'status' is {_shown(status)}, expected one of "
-                f"{', '.join(get_args(Status))}"
-            )
-        yield role, content, status
+            raise _unexpected(where, row, "content", "text")
+        if role == "system" and number > 1:
+            raise ImportingError(f"{where}: only the first message may be from 'system'")
+        if role == "system":
+            system = content
+            continue
+        _check_turn(role, messages, where)
+        messages.append(ImportedMessage(cast(Role, role), content, _status(row, where)))
+    return system, messages
 
 
-def _parts(parts: list[Any], where: str) -> str:
+def _check_turn(role: str, before: Sequence[ImportedMessage], where: str) -> None:
+    expected = "assistant" if len(before) % 2 else "user"
+    if role != expected:
+        raise ImportingError(f"{where}: is from {role!r}, expected {expected!r}")
+
+
+def _status(row: dict[str, Any], where: str) -> Status:
+    status = row.get("status", "complete")
+    if status not in get_args(Status):
+        raise _unexpected(where, row, "status", f"one of {', '.join(get_args(Status))}")
+    return cast(Status, status)
+
+
+def _joined_parts(parts: list[Any], where: str) -> str:
     """The text of a message that is written as a list of parts."""
     texts = []
     for part in parts:
         text = part.get("text") if isinstance(part, dict) else None
         if not isinstance(text, str):
-            raise ImportingError(f"{where}: {_shown(part)} is no part with text")
+            raise ImportingError(f"{where}: {shown(part)} is no part with text")
         texts.append(text)
     return "".join(texts)
 
 
-def _chatgpt_turns(document: dict[str, Any], place: str) -> Iterator[tuple[str, str, Status]]:
-    """The texts on the way from the root to the current node; what tools said is left out."""
-    mapping = document["mapping"]
-    node = document.get("current_node")
-    path: list[tuple[str, str]] = []
-    seen: set[str] = set()
-    while isinstance(node, str) and node not in seen:
-        seen.add(node)
-        entry = mapping.get(node) if isinstance(mapping, dict) else None
-        if not isinstance(entry, dict):
-            raise ImportingError(f"{place}: 'mapping' has no node {_shown(node)}")
-        message = entry.get("message") or {}
+def _chatgpt_messages(document: dict[str, Any], place: str) -> list[ImportedMessage]:
+    """What the user and the assistant wrote on the way to the current node.
+
+    What the system and tools said is left out; so texts of the same side may follow each
+    other, and become one message.
+    """
+    merged: list[ImportedMessage] = []
+    for number, message in enumerate(_chatgpt_path(document, place), 1):
+        where = f"{place}, message {number}"
+        if not isinstance(message, dict):
+            raise ImportingError(f"{where}: is {shown(message)}, expected an object")
         author, content = message.get("author"), message.get("content")
         role = author.get("role") if isinstance(author, dict) else None
         parts = content.get("parts") if isinstance(content, dict) else None
-        text = "".join(part for part in parts or () if isinstance(part, str))
-        if role in ("user", "assistant") and text.strip():
-            path.append((role, text))
+        parts = parts if isinstance(parts, list) else []
+        text = "".join(_chatgpt_text(part) for part in parts)
+        # A picture that the user sent without words is a message all the same: it has a reply.
+        pictured = role == "user" and any(not isinstance(part, str) for part in parts)
+        if role not in ("user", "assistant") or not (text.strip() or pictured):
+            continue
+        if merged and merged[-1].role == role:
+            text = "\n\n".join(filter(None, (merged.pop().text, text)))
+        _check_turn(role, merged, where)
+        merged.append(ImportedMessage(cast(Role, role), text))
+    return merged
+
+
+def _chatgpt_text(part: Any) -> str:
+    """The text of a part, which is text, or an object that has one when it was spoken."""
+    text = part.get("text") if isinstance(part, dict) else part
+    return text if isinstance(text, str) else ""
+
+
+def _chatgpt_path(document: dict[str, Any], place: str) -> list[Any]:
+    """The messages from the root to the current node; a node may be without one."""
+    mapping, node = document["mapping"], document.get("current_node")
+    if not isinstance(mapping, dict):
+        raise _unexpected(place, document, "mapping", "an object")
+    if mapping and node is None:
+        raise _unexpected(place, document, "current_node", "a node of 'mapping'")
+    path: list[Any] = []
+    visited: set[str] = set()
+    while node is not None:
+        entry = mapping.get(node) if isinstance(node, str) else None
+        if not isinstance(entry, dict):
+            raise ImportingError(f"{place}: 'mapping' has no node {quoted(str(node))}")
+        if node in visited:
+            raise ImportingError(
+                f"{place}: 'mapping' leads in a circle at node {quoted(str(node))}"
+            )
+        visited.add(node)
+        if entry.get("message") is not None:
+            path.append(entry["message"])
         node = entry.get("parent")
-    merged: list[tuple[str, str]] = []
-    for role, text in reversed(path):
-        if merged and merged[-1][0] == role:
-            merged[-1] = role, f"{merged[-1][1]}\n\n{text}"
-        else:
-            merged.append((role, text))
-    for role, text in merged:
-        yield role, text, "complete"
+    return path[::-1]
 
 
 def _text(document: dict[str, Any], key: str, place: str) -> str:
     value = document.get(key)
     if value is not None and not isinstance(value, str):
-        raise ImportingError(f"{place}: {key!r} is {_shown(value)}, expected text")
+        raise _unexpected(place, document, key, "text")
     return value or ""
 
 
-def _shown(value: Any) -> str:
-    """A value in a sentence."""
-    if value is None:
-        return "missing"
-    words = repr(value)
-    return words if len(words) <= _SHOWN else words[: _SHOWN - 1] + "…"
+def _unexpected(place: str, row: dict[str, Any], key: str, expected: str) -> ImportingError:
+    """A value of another type than expected, or none."""
+    value = shown(row[key]) if key in row else "missing"
+    return ImportingError(f"{place}: {key!r} is {value}, expected {expected}")

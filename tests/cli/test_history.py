@@ -107,6 +107,26 @@ def test_a_chat_that_is_not_there_is_named(run, command: str) -> None:
     assert run("history", command, "7", *flags) == (2, "", "chatapp: there is no chat 7\n")
 
 
+@pytest.mark.parametrize("id", ["0", "-1", "-7", str(2**70)])
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("show", []),
+        ("export", []),
+        ("export", ["--format", "json"]),
+        ("export", ["--feedback", "kto"]),
+        ("delete", ["--yes"]),
+    ],
+)
+def test_a_number_that_is_no_id_is_refused(
+    run, ids: list[int], command: str, flags: list[str], id: str
+) -> None:
+    assert run("history", command, *flags, "--", id) == (
+        *(2, "", f"chatapp: there is no chat {id}\n"),
+    )
+    assert chats_left() == ids[::-1]
+
+
 # Export
 
 
@@ -158,6 +178,26 @@ def test_export_replaces_no_file_unasked(run, ids: list[int], tmp_path: Path) ->
     assert file.read_text() == "precious"
     assert run(*arguments, "--force").status == 0
     assert "walrus" in file.read_text()
+
+
+def test_a_file_survives_a_disk_that_is_full(
+    run, ids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.md"
+    file.write_text("precious")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert run("history", "export", str(ids[0]), "--force", "-o", str(file)) == (
+        *(2, "", f"chatapp: {file}: cannot be written: No space left on device\n"),
+    )
+    assert file.read_text() == "precious"
+
+
+def test_export_without_chats_says_so(run) -> None:
+    assert run("history", "export", "--all") == (0, "", "chatapp: there are no chats yet\n")
 
 
 def test_export_to_a_place_that_is_none(run, ids: list[int], tmp_path: Path) -> None:
@@ -242,3 +282,17 @@ def test_chats_are_imported(run, ids: list[int], tmp_path: Path) -> None:
     assert (status, out) == (2, "")
     assert str(target) in err
     assert len(chats_left()) == 6
+
+
+def test_chats_without_a_message_are_skipped_and_counted(run, tmp_path: Path) -> None:
+    target = tmp_path / "conversations.json"
+    empty = {"mapping": {}, "current_node": None}
+    message = {"author": {"role": "user"}, "content": {"parts": ["Hi"]}}
+    filled = {"mapping": {"a": {"parent": None, "message": message}}, "current_node": "a"}
+    target.write_text(json.dumps([empty, filled, empty]))
+    said = "chatapp: skipped 2 chats without a message\n"
+    assert run("history", "import", str(target)) == (0, "", f"chatapp: imported 1 chat\n{said}")
+    status, out, err = run("history", "import", str(target), "--json")
+    assert (status, len(json.loads(out)), err) == (0, 1, said)
+    target.write_text(json.dumps([empty]))
+    assert run("history", "import", str(target)) == (2, "", f"chatapp: {target}: has no message\n")

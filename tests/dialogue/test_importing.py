@@ -34,7 +34,7 @@ def test_what_was_exported_comes_back(store: Store, tmp_path: Path) -> None:
     store.add_message(chat_id, first.id, "assistant", HOSTILE, status="stopped")
     document = to_json(store.chat(chat_id), store.path(chat_id))
     for content in (document, [document, document]):
-        ids = store_chats(store, read_chats(file(tmp_path, content)))
+        ids = store_chats(store, read_chats(file(tmp_path, content)).chats)
         assert len(ids) == (len(content) if isinstance(content, list) else 1)
         for id in ids:
             again = to_json(store.chat(id), store.path(id))
@@ -51,18 +51,20 @@ def test_training_rows_are_chats_a_line(store: Store, tmp_path: Path) -> None:
         {"messages": [*TURNS, {"role": "user", "content": [{"type": "text", "text": "Bye"}]}]},
     ]
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    ids = store_chats(store, read_chats(file(tmp_path, lines)))
+    ids = store_chats(store, read_chats(file(tmp_path, lines)).chats)
     assert store.chat(ids[0]).system == "Be kind."
     assert store.chat(ids[0]).title == "Hi"
     assert to_training_rows(store.chat(ids[0]), store.path(ids[0])) == [rows[0]]
     assert [message.text for message in store.path(ids[1])] == ["Hi", HOSTILE, "Bye"]
 
 
-def test_chatgpts_export_is_followed_to_its_current_node(store: Store, tmp_path: Path) -> None:
-    def node(parent: str | None, role: str | None, *parts: Any) -> dict[str, Any]:
-        message = role and {"author": {"role": role}, "content": {"parts": list(parts)}}
-        return {"parent": parent, "message": message}
+def node(parent: str | None, role: str | None, *parts: Any) -> dict[str, Any]:
+    """A node of ChatGPT's tree."""
+    message = role and {"author": {"role": role}, "content": {"parts": list(parts)}}
+    return {"parent": parent, "message": message}
 
+
+def test_chatgpts_export_is_followed_to_its_current_node(store: Store, tmp_path: Path) -> None:
     document = {
         "title": "Tea",
         "current_node": "f",
@@ -76,9 +78,76 @@ def test_chatgpts_export_is_followed_to_its_current_node(store: Store, tmp_path:
             "f": node("e", "assistant", "Yes.", {"image": 1}),
         },
     }
-    (id,) = store_chats(store, read_chats(file(tmp_path, [document])))
+    (id,) = store_chats(store, read_chats(file(tmp_path, [document])).chats)
     assert store.chat(id).title == "Tea"
     assert [message.text for message in store.path(id)] == ["Tea?", "I look it up.\n\nYes."]
+
+
+def test_chats_without_a_message_are_left_out_and_counted(tmp_path: Path) -> None:
+    tree = {"a": node(None, None), "b": node("a", "user", "Hi")}
+    documents = [
+        {"mapping": {}, "current_node": None},
+        {"mapping": tree, "current_node": "b"},
+        {"mapping": tree, "current_node": "a"},
+        {"messages": []},
+    ]
+    imported = read_chats(file(tmp_path, documents))
+    assert [chat.messages[0].text for chat in imported.chats] == ["Hi"]
+    assert imported.empty == 3
+
+
+def test_pictures_and_speech_of_chatgpt_keep_their_turns(tmp_path: Path) -> None:
+    tree = {
+        "a": node(None, "user", {"content_type": "image_asset_pointer"}),
+        "b": node("a", "assistant", "", "A walrus."),
+        "c": node("b", "user", {"content_type": "audio_transcription", "text": "Sure?"}),
+        "d": node("c", "assistant", "Yes.") | {"parent": "c"},
+    }
+    (chat,) = read_chats(file(tmp_path, {"mapping": tree, "current_node": "d"})).chats
+    assert [message.text for message in chat.messages] == ["", "A walrus.", "Sure?", "Yes."]
+
+
+ODD = (None, 0, True, 1.5, "x", [], [None], {}, {"x": None})
+
+
+def texts_or_sentence(path: Path) -> list[str] | str:
+    """The texts of a file's only chat, or why there is none."""
+    try:
+        (chat,) = read_chats(path).chats
+    except ImportingError as error:
+        return str(error)
+    return [message.text for message in chat.messages]
+
+
+@pytest.mark.parametrize("key", ["parent", "message", "author", "role", "content", "parts"])
+@pytest.mark.parametrize("value", ODD)
+def test_odd_values_in_chatgpts_tree_are_understood_or_told_in_words(
+    tmp_path: Path, key: str, value: Any
+) -> None:
+    tree = {"a": node(None, "user", "Hi"), "b": node("a", "assistant", "Hello.")}
+    message: Any = tree["b"]["message"]
+    holder: dict[str, dict[str, Any]] = {"role": message["author"], "parts": message["content"]}
+    holder |= {"author": message, "content": message}
+    holder.get(key, tree["b"])[key] = value
+    path = file(tmp_path, {"mapping": tree, "current_node": "b"})
+    match texts_or_sentence(path):
+        case str(sentence):
+            assert sentence.startswith(str(path))
+        case texts:
+            assert texts == ["Hi"]  # the message that the odd value left without text is none
+
+
+@pytest.mark.parametrize("key", ["messages", "mapping", "current_node", "title", "system", "model"])
+@pytest.mark.parametrize("value", ODD)
+def test_odd_values_in_a_chat_are_understood_or_told_in_words(
+    tmp_path: Path, key: str, value: Any
+) -> None:
+    path = file(tmp_path, {"messages": TURNS, key: value})
+    match texts_or_sentence(path):
+        case str(sentence):
+            assert sentence.startswith(str(path))
+        case texts:
+            assert texts == ["Hi", HOSTILE]
 
 
 @pytest.mark.parametrize(
@@ -87,24 +156,44 @@ def test_chatgpts_export_is_followed_to_its_current_node(store: Store, tmp_path:
         ("", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
         ("[]", "holds no chat"),
-        ("3", "is 3, expected an object"),
+        ("3", "is the number 3, expected an object"),
         (
             '{"messages": [{"role": "user", "content": "x"}]}\n{"messages": [',
             "line 2: is not valid JSON",
         ),
         ([{"messages": TURNS}, {"title": "x"}], "chat 2: 'messages' is missing, expected a list"),
         ({"messages": []}, "has no message"),
-        ({"messages": ["x"]}, "message 1: is 'x', expected an object"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "message 1: 'role' is 'tool', expected"),
+        ({"messages": ["x"]}, "message 1: is the string 'x', expected an object"),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            "message 1: 'role' is the string 'tool', expected",
+        ),
         ({"messages": [{"role": "user"}]}, "message 1: 'content' is missing, expected text"),
         ({"messages": [{"role": "user", "content": [{"image": 1}]}]}, "is no part with text"),
         ({"messages": TURNS[1:]}, "message 1: is from 'assistant', expected 'user'"),
         ({"messages": [*TURNS, TURNS[1]]}, "message 3: is from 'assistant', expected 'user'"),
         ({"messages": [*TURNS, {"role": "system", "content": "x"}]}, "only the first message"),
-        ({"messages": [TURNS[0] | {"status": "odd"}]}, "'status' is 'odd', expected one of"),
-        ({"messages": TURNS, "title": 7}, "'title' is 7, expected text"),
+        (
+            {"messages": [TURNS[0] | {"status": "odd"}]},
+            "'status' is the string 'odd', expected one of",
+        ),
+        ({"messages": TURNS, "title": 7}, "'title' is the number 7, expected text"),
         ({"mapping": {}, "current_node": "a"}, "'mapping' has no node 'a'"),
-        ({"mapping": {"a": {"parent": "a"}}, "current_node": "a"}, "has no message"),
+        ({"mapping": {"a": {"parent": "a"}}, "current_node": "a"}, "in a circle at node 'a'"),
+        (
+            {
+                "mapping": {"a": node("b", "user", "Hi"), "b": node("a", "assistant", "Hello.")},
+                "current_node": "b",
+            },
+            "in a circle at node 'b'",
+        ),
+        ({"mapping": {"a": node("gone", "user", "Hi")}, "current_node": "a"}, "no node 'gone'"),
+        ({"mapping": {"a": node(None, "user", "Hi")}}, "'current_node' is missing, expected a"),
+        ({"mapping": []}, "'mapping' is a list, expected an object"),
+        ({"mapping": {"a": {"message": "x"}}, "current_node": "a"}, "is the string 'x', expected"),
+        ({"mapping": {}, "current_node": None}, "has no message"),
+        ([{"messages": []}, {"messages": []}], "has no message"),
+        (f"[{'9' * 5000}]", "is not valid JSON"),
     ],
 )
 def test_mistakes_are_named_with_their_place(tmp_path: Path, content: Any, words: str) -> None:
@@ -127,7 +216,7 @@ def test_files_that_cannot_be_read_are_refused_in_words(tmp_path: Path) -> None:
 def test_chats_are_stored_as_a_whole_or_not_at_all(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chats = read_chats(file(tmp_path, [{"messages": TURNS}] * 3))
+    chats = read_chats(file(tmp_path, [{"messages": TURNS}] * 3)).chats
     add, calls = store.add_message, []
 
     def failing(*arguments: Any, **options: Any) -> Any:
