@@ -193,7 +193,7 @@ def test_odd_values_in_a_chat_are_understood_or_told_in_words(
         ({"mapping": {"a": {"message": "x"}}, "current_node": "a"}, "is the string 'x', expected"),
         ({"mapping": {}, "current_node": None}, "has no message"),
         ([{"messages": []}, {"messages": []}], "has no message"),
-        (f"[{'9' * 5000}]", "is not valid JSON"),
+        pytest.param(f"[{'9' * 5000}]", "is not valid JSON", id="digits"),
     ],
 )
 def test_mistakes_are_named_with_their_place(tmp_path: Path, content: Any, words: str) -> None:

@@ -26,8 +26,7 @@ from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.load import load_model
 from chatapp.engine.model import ContextOverflow, Sampling
-from chatapp.engine.remote import RemoteModel, Served, TextPieces, served_models
-from chatapp.engine.remote import model as remote
+from chatapp.engine.remote import RemoteModel, ServedModel, TextPieces, http, served_models
 from chatapp.engine.servers import Server
 from chatapp.prompting.template import ALPACA, PLAIN
 
@@ -195,6 +194,8 @@ def test_log_probabilities(
         ({"tokens": [" a"], "token_logprobs": [None], "top_logprobs": None}, math.nan),
         ({"tokens": 3}, math.nan),
         ({"content": [7]}, math.nan),
+        ({"content": [{"token": " ab", "logprob": -0.5, "top_logprobs": 3}]}, -0.5),
+        ({"content": [{"token": " ab", "logprob": 10**400}]}, math.nan),
         ([], math.nan),
         (None, math.nan),
     ],
@@ -334,7 +335,7 @@ def test_what_goes_wrong_after_the_end_is_no_matter(
 def test_a_server_that_falls_silent(
     server: CompletionsServer, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_SILENCE", 0.05)
+    monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.05)
     server.stream = [server.hang]
     finished = run(model)[1]
     assert (finished.reason, finished.message) == (
@@ -438,7 +439,7 @@ def test_there_is_no_way_to_it(
 
 def test_several_models(server: CompletionsServer) -> None:
     server.models = [{"id": "a"}, {"id": "org/b:7", "meta": {"n_ctx": 99}}, {"no": 1}, 3]
-    assert served_models(Server(server.url)) == [Served("a"), Served("org/b:7", 99)]
+    assert served_models(Server(server.url)) == [ServedModel("a"), ServedModel("org/b:7", 99)]
     with pytest.raises(ModelError, match="put one of them after a #: a, org/b:7"):
         load_model(server.url)
     with pytest.raises(ModelError, match="there is no model 'c'; it has a, org/b:7"):

@@ -1,9 +1,10 @@
 """A model on a server, for models that outgrow this machine.
 
-Keep: the key goes to the server's own address and nowhere else, into no message and no name;
-and text that has arrived is kept, whatever happens to the connection.
+Keep: this is the room's face; nothing outside imports from its modules, but for tests.
 """
 
-from chatapp.engine.remote.model import RemoteModel, Served, TextPieces, served_models
+from chatapp.engine.remote.listing import ServedModel, served_models
+from chatapp.engine.remote.model import RemoteModel
+from chatapp.engine.remote.pieces import TextPieces
 
-__all__ = ["RemoteModel", "Served", "TextPieces", "served_models"]
+__all__ = ["RemoteModel", "ServedModel", "TextPieces", "served_models"]

@@ -1,0 +1,140 @@
+"""What the events of a stream of completions say.
+
+Each is a JSON object {"choices": [{"text", "finish_reason", "logprobs"}], "usage", "error"},
+of which all may be missing or null; the last is the word [DONE].
+
+Keep: what a server sends is either understood or refused in words, whatever it is.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.remote.http import nonsense, reason_of
+from chatapp.engine.servers import Server
+
+DONE = "[DONE]"
+"""The data of a stream's last event."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedToken:
+    """A token's text, its log-probability (nan when not given), and those of the likeliest
+    tokens in its place, best first."""
+
+    text: str
+    logprob: float = math.nan
+    alternatives: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the server counts them; reply: 0 when it does not."""
+
+    prompt: int
+    reply: int = 0
+    reused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """reason: the server's own word for the reply's end, `DONE` after its last event."""
+
+    tokens: tuple[ServedToken, ...] = ()
+    reason: str = ""
+    usage: Usage | None = None
+
+
+def read_chunk(server: Server, data: str) -> Chunk:
+    """What an event says. Raises ModelError."""
+    if data.strip() == DONE:
+        return Chunk(reason=DONE)
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        raise nonsense(server, "an event of it is not JSON") from None
+    if not isinstance(document, dict):
+        raise nonsense(server, "an event of it is no JSON object")
+    if document.get("error"):
+        raise ModelError(f"the server failed: {reason_of(server, document)}")
+    choices = document.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else {}
+    text = choice.get("text") if isinstance(choice, dict) else 0
+    if text is not None and not isinstance(text, str):
+        raise nonsense(server, "an event of it has no text")
+    reason = choice.get("finish_reason")
+    return Chunk(
+        _tokens(text, choice.get("logprobs")) if text else (),
+        reason if isinstance(reason, str) else "",
+        _usage(document.get("usage")),
+    )
+
+
+def token_count(value: object) -> int:
+    """A number of tokens as a server gives it; 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _usage(usage: object) -> Usage | None:
+    prompt = token_count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
+    if not isinstance(usage, dict) or not prompt:
+        return None
+    details = usage.get("prompt_tokens_details")
+    reused = token_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    return Usage(prompt, token_count(usage.get("completion_tokens")), reused)
+
+
+def _tokens(text: str, logprobs: object) -> tuple[ServedToken, ...]:
+    """The tokens of a text; the whole of it as one where the server does not separate them."""
+    tokens = _with_logprobs(logprobs) if isinstance(logprobs, dict) else []
+    if len(tokens) > 1 and "".join(token.text for token in tokens) == text:
+        return tuple(tokens)
+    if len(tokens) > 1:
+        # Its parts do not lie at the borders of tokens; all of it is as likely as they are.
+        return (ServedToken(text, math.fsum(token.logprob for token in tokens)),)
+    return tuple(replace(token, text=text) for token in tokens or [ServedToken(text)])
+
+
+def _with_logprobs(logprobs: dict[str, Any]) -> list[ServedToken]:
+    """The tokens in either of the two forms that servers give log-probabilities in.
+
+    The protocol has three parallel lists; llama.cpp's server has one of objects.
+    """
+    content = logprobs.get("content")
+    if isinstance(content, list):
+        return [_from_object(row) for row in content if isinstance(row, dict)]
+    texts, values = logprobs.get("tokens"), logprobs.get("token_logprobs")
+    if not isinstance(texts, list) or not isinstance(values, list) or len(texts) != len(values):
+        return []
+    tops = logprobs.get("top_logprobs")
+    if not isinstance(tops, list) or len(tops) != len(texts):
+        tops = [None] * len(texts)
+    return [
+        _token(text, value, top.items() if isinstance(top, dict) else ())
+        for text, value, top in zip(texts, values, tops, strict=True)
+    ]
+
+
+def _from_object(row: dict[str, Any]) -> ServedToken:
+    tops = row.get("top_logprobs")
+    tops = [top for top in tops if isinstance(top, dict)] if isinstance(tops, list) else []
+    others = [(top.get("token"), top.get("logprob")) for top in tops]
+    return _token(row.get("token"), row.get("logprob"), others)
+
+
+def _token(
+    text: object, logprob: object, alternatives: Iterable[tuple[object, object]]
+) -> ServedToken:
+    others = {str(other): _number(value) for other, value in alternatives}
+    best_first = sorted(others.items(), key=lambda item: -item[1])
+    return ServedToken(str(text), _number(logprob), tuple(best_first))
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan

@@ -1,0 +1,231 @@
+"""Requests to a server, and in words what becomes of them.
+
+Keep: the key goes to the server's own address and nowhere else, into no message and no name.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from chatapp.engine.checkpoint import ModelError, first_line
+from chatapp.engine.servers import SERVERS, Server
+
+if TYPE_CHECKING:
+    import httpx2
+
+Body = dict[str, Any]
+"""What is asked for, as a JSON object."""
+
+# A long prompt in a long queue may take minutes to its first token.
+_CONNECT_SECONDS, _ANSWER_SECONDS, _SILENCE_SECONDS = 5.0, 10.0, 300.0
+
+_POLL_SECONDS = 0.05
+"""Between two looks at the cancel event while nothing arrives."""
+
+_MOST_BYTES = 2**20
+"""Of an answer that is no stream: a list of models, or what went wrong."""
+
+_NO_WAY = (ValueError, ImportError, OSError)
+"""What httpx2 passes on of a host that cannot be named, of a proxy, and of certificates."""
+
+
+async def post(
+    server: Server, path: str, body: Body, simpler: Callable[[Body, int, str], Body | None]
+) -> AsyncGenerator[str]:
+    """The data of the server's events that answer a request. Raises ModelError in words.
+
+    simpler: given a body, the status with which it was refused and the server's words, the
+        body to ask with instead; None when that would not help.
+    """
+    import httpx2
+
+    try:
+        async with (
+            httpx2.AsyncClient(**_client_options(server, _SILENCE_SECONDS)) as client,
+            _accepted(client, server, path, body, simpler) as response,
+        ):
+            async for event in httpx2.EventSource(response):
+                yield event.data
+    except httpx2.SSEError:
+        raise nonsense(server, "what it sends is no stream of events") from None
+    except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
+        raise _unreachable(server, error) from None
+
+
+@asynccontextmanager
+async def _accepted(
+    client: "httpx2.AsyncClient",
+    server: Server,
+    path: str,
+    body: Body,
+    simpler: Callable[[Body, int, str], Body | None],
+) -> "AsyncIterator[httpx2.Response]":
+    """The answer to a request that the server accepts. Raises ModelError."""
+    asked: Body | None = body
+    while asked is not None:
+        async with client.stream("POST", f"{server.url}/{path}", json=asked) as response:
+            if response.status_code == 200:
+                yield response
+                return
+            text = await _beginning(response)
+            asked = simpler(asked, response.status_code, text)
+            if asked is None:
+                raise _refusal(server, response, text)
+
+
+class Cancelled(Exception):
+    """The caller's cancel event was set while the server was waited for."""
+
+
+class BlockingStream:
+    """The items of an asynchronous stream, one at a time, for a caller that is not.
+
+    Its event loop runs only while an item is waited for, so that there is no thread, and
+    cancelling closes the connection at once, whatever it is waiting for.
+    """
+
+    def __init__(self, stream: AsyncGenerator[str]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._items: asyncio.Queue[str | Exception | None] = asyncio.Queue()
+        self._task = self._loop.create_task(self._pump(stream))
+
+    def next(self, cancel: threading.Event) -> str | None:
+        """The next item; None after the last. Raises Cancelled and what the stream raises."""
+        return self._loop.run_until_complete(self._next(cancel))
+
+    def close(self) -> None:
+        """End the stream, and its connection with it."""
+        self._task.cancel()
+        self._loop.run_until_complete(asyncio.gather(self._task, return_exceptions=True))
+        self._loop.close()
+
+    async def _pump(self, stream: AsyncGenerator[str]) -> None:
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    self._items.put_nowait(item)
+            self._items.put_nowait(None)
+        except Exception as error:
+            self._items.put_nowait(error)
+
+    async def _next(self, cancel: threading.Event) -> str | None:
+        while not cancel.is_set():
+            with suppress(TimeoutError):
+                item = await asyncio.wait_for(self._items.get(), _POLL_SECONDS)
+                if isinstance(item, Exception):
+                    raise item
+                return item
+        raise Cancelled
+
+
+def _client_options(server: Server, silence: float) -> dict[str, Any]:
+    """How to ask this server. silence: how many seconds it may say nothing."""
+    import httpx2
+
+    key = server.secret()
+    return {
+        "headers": {"Authorization": f"Bearer {key}"} if key else {},
+        "timeout": httpx2.Timeout(silence, connect=_CONNECT_SECONDS),
+        "follow_redirects": False,  # the key is for this address alone
+        "trust_env": not server.is_here,  # a proxy has no way to what runs here
+        "verify": server.url.startswith("https:"),  # certificates take a while to be read
+    }
+
+
+def get_json(server: Server, url: str) -> Any:
+    """A JSON document of the server. Raises ModelError in words."""
+    import httpx2
+
+    try:
+        with (
+            httpx2.Client(**_client_options(server, _ANSWER_SECONDS)) as client,
+            client.stream("GET", url) as response,
+        ):
+            body = b""
+            for part in response.iter_bytes():
+                body += part
+                if len(body) > _MOST_BYTES:
+                    raise nonsense(server, "its answer has no end")
+    except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
+        raise _unreachable(server, error) from None
+    if response.status_code != 200:
+        raise _refusal(server, response, body.decode("utf-8", "replace"))
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise nonsense(server, "its list of models is not JSON") from None
+
+
+async def _beginning(response: "httpx2.Response") -> str:
+    """The body of an answer that is no stream, as much of it as a message can need."""
+    body = b""
+    async for part in response.aiter_bytes():
+        body += part
+        if len(body) > _MOST_BYTES:
+            break
+    return body.decode("utf-8", "replace")
+
+
+def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelError:
+    """Why the server does not answer, in words. text: its body."""
+    status = response.status_code
+    if status in (401, 403):
+        if server.key:
+            return ModelError(f"{server.url}: the server refuses the key in {server.key}")
+        return ModelError(
+            f"{server.url}: the server wants a key; name the environment variable that holds it "
+            f"in {SERVERS}"
+        )
+    if 300 <= status < 400:
+        target = response.headers.get("location", "elsewhere")
+        return ModelError(
+            f"{server.url}: the server sends one on to {target[:200]}; if that is right, give "
+            "that address"
+        )
+    try:
+        reason = reason_of(server, json.loads(text))
+    except (ValueError, RecursionError):
+        reason = ""
+    if status == 404 and not reason:
+        return ModelError(
+            f"{server.url}: there is a server, but nothing of this name on it; expected an "
+            "address like http://localhost:8000/v1"
+        )
+    return ModelError(f"{server.url}: the server refuses (status {status}): {reason or 'no word'}")
+
+
+def reason_of(server: Server, document: object) -> str:
+    """What a server's error says; the protocol and its implementations put it differently.
+
+    A key that it repeats is shown as its variable's name.
+    """
+    while isinstance(document, dict):
+        document = next(
+            (document[key] for key in ("error", "message", "detail") if document.get(key)), ""
+        )
+    words = " ".join(str(document).split())
+    return (words.replace(server.secret(), server.key) if server.key else words)[:300]
+
+
+def _unreachable(server: Server, error: Exception) -> ModelError:
+    """Why a server cannot be reached, or no longer, in words."""
+    import httpx2
+
+    if isinstance(error, httpx2.ConnectTimeout):
+        seconds = f"{_CONNECT_SECONDS:.0f} seconds"
+        return ModelError(f"{server.url}: the server does not answer within {seconds}")
+    if isinstance(error, (httpx2.ConnectError, *_NO_WAY)):
+        return ModelError(f"{server.url}: the server cannot be reached: {first_line(error)}")
+    if isinstance(error, httpx2.TimeoutException):
+        return ModelError(f"{server.url}: the server has fallen silent")
+    if isinstance(error, httpx2.DecodingError):
+        return nonsense(server, first_line(error))
+    return ModelError(f"{server.url}: the server broke off the connection: {first_line(error)}")
+
+
+def nonsense(server: Server, what: str) -> ModelError:
+    """The error for an answer that no server of completions gives. what: is wrong with it."""
+    return ModelError(f"{server.url}: this is no server of completions: {what}")
