@@ -1,14 +1,13 @@
 """The dialogue loop: what the user says becomes a prompt, what the model says a stored reply.
 
-The one invariant: the store knows at any moment what the user knows. A message is stored
-before the model sees it, and a reply at least once a second while it grows.
+Keep: the store knows at any moment what the user knows. A message is stored before the model
+sees it, and a reply at least once a second while it grows.
 """
 
 import threading
-import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from chatapp.dialogue.prompt import (
     Exchange,
@@ -19,8 +18,9 @@ from chatapp.dialogue.prompt import (
     seeded,
     trimmed,
 )
-from chatapp.dialogue.store import Status, Store, StoredMessage
-from chatapp.engine.events import Event, Finished, FinishReason, Token
+from chatapp.dialogue.reply import ReplyRecorder, reply_events
+from chatapp.dialogue.store import Store, StoredMessage
+from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.messages import Role
@@ -28,9 +28,6 @@ from chatapp.prompting.segments import Segment
 from chatapp.prompting.template import PLAIN, TEMPLATES, DialogueTemplate, load_template, named
 
 __all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started", "choose_template"]
-
-_STORE_EVERY = 0.5
-"""Seconds between two writes of a growing reply: half of what a crash may cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +62,6 @@ class Reading:
 
 
 SessionEvent = Started | Token | Finished
-
-# Every other reason leaves a reply complete.
-_STATUS: dict[FinishReason, Status] = {"cancelled": "stopped", "error": "error"}
 
 
 def choose_template(model: LanguageModel, requested: str, asked: str = "") -> DialogueTemplate:
@@ -133,7 +127,7 @@ class Session:
         self.prompt = prompt if chat is None else chat.prompt
         self.asked_template = asked_template if chat is None else chat.asked_template
         self._path = [] if chat_id is None else store.path(chat_id)
-        self._opened_writer: Writer | None = None
+        self._writer: Writer | None = None
         self._usage: tuple[int, int] | None = None
 
     @property
@@ -219,7 +213,7 @@ class Session:
         path = self._path_to(message_id)
         reply = path.pop() if message.role == "assistant" else None
         prompt = self._write(path)
-        ids = self._writer.reply_ids(reply.text) if reply else []
+        ids = self._open_writer().reply_ids(reply.text) if reply else []
         room = self.model.context - len(prompt.ids)
         sent = self._store.sent_prompt(message_id)
         return Reading(
@@ -239,12 +233,12 @@ class Session:
         path = self._path
         if instead_of is not None:
             path = self._path_to(self._message(instead_of, "user").parent_id)
-        prompt = self._write(path, _said(text))
+        prompt = self._write(path, _message_text(text))
         return Reading(prompt, None, (), self._left_out(prompt, path))
 
     def render_reply(self, text: str) -> list[Segment]:
         """A reply as a prompt would hold it, left open."""
-        return self._writer.render_reply(text)
+        return self._open_writer().render_reply(text)
 
     def continue_reply(
         self, message_id: int, cancel: threading.Event | None = None
@@ -280,31 +274,40 @@ class Session:
         begin: Sequence[int] = (),
     ) -> Iterator[SessionEvent]:
         """Generate a reply to `text`, or to the last message of `path` when it is None."""
-        user: StoredMessage | None = None
         if text is not None:
-            text = _said(text)
+            text = _message_text(text)
         prompt = self._write(path, text)
         if len(prompt.ids) + len(begin) >= self.model.context:
             raise ContextOverflow(
                 f"the reply would begin with {len(begin)} tokens and fill the model's window of "
                 f"{self.model.context}"
             )
-        if self.chat_id is None:
-            self.chat_id = self._store.create_chat(
-                system=self._system,
-                template=self.template.name,
-                model=self.model.name,
-                prompt=self.prompt,
-                asked_template=self.asked_template,
-            )
-        parent_id = path[-1].id if path else None
-        if text is not None:
-            user = self._store.add_message(self.chat_id, parent_id, "user", text)
-            path = [*path, user]
-            parent_id = user.id
-        reply = self._store.add_message(self.chat_id, parent_id, "assistant", "", status="partial")
-        self._path = [*path, reply]
+        user, reply = self._store_messages(path[-1].id if path else None, text)
+        self._path = [*path, *([user] if user else []), reply]
         yield from self._generate(prompt, reply, user, cancel, begin)
+
+    def _store_messages(
+        self, parent_id: int | None, text: str | None
+    ) -> tuple[StoredMessage | None, StoredMessage]:
+        """The rows of a user's message, where there is a text, and of the reply to it: both are
+        stored, with the chat itself if it is new, or neither."""
+        user: StoredMessage | None = None
+        with self._store.transaction():
+            chat_id = self.chat_id
+            if chat_id is None:
+                chat_id = self._store.create_chat(
+                    system=self._system,
+                    template=self.template.name,
+                    model=self.model.name,
+                    prompt=self.prompt,
+                    asked_template=self.asked_template,
+                )
+            if text is not None:
+                user = self._store.add_message(chat_id, parent_id, "user", text)
+                parent_id = user.id
+            reply = self._store.add_message(chat_id, parent_id, "assistant", "", status="partial")
+        self.chat_id = chat_id
+        return user, reply
 
     def _generate(
         self,
@@ -318,119 +321,63 @@ class Session:
 
         begin: tokens that come before those the model draws.
         """
-        sampling = seeded(self.sampling)
-        turn_id = self._store.begin_turn(
-            reply.id,
-            model=self.model.name,
-            template=self._writer.name,
-            prompt=prompt.text,
-            sampling=asdict(sampling),
-            seed=sampling.seed or 0,
-        )
-        text = reply.text
-        drawn = self._writer.reply_ids(text)
+        writer, sampling = self._open_writer(), seeded(self.sampling)
+        recorder = ReplyRecorder(self._store, reply)
+        drawn = writer.reply_ids(reply.text)
         dropped = self._messages_in(prompt.dropped, self._path)
         used = len(prompt.ids)
         self._usage = (used, dropped)
-        stored_at = time.monotonic()
-        finished: Finished | None = None
-        status: Status = "stopped"  # unless the turn comes to an end of its own
         try:
+            recorder.begin(self.model.name, writer.name, prompt.text, sampling)
             yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
-            drawing = self._begun(prompt, begin, sampling, cancel)
-            # Whatever happens here, a model on a server is told at once that it is over.
-            with closing(drawing):
-                for event in trimmed(drawing, begun=bool(text)):
-                    text += event.text
-                    if isinstance(event, Finished):
-                        finished = event
-                        status = _STATUS.get(event.reason, "complete")
-                        continue
-                    if event.id != self.model.tokenizer.end_id:
-                        drawn.append(event.id)
-                    used += 1
-                    self._usage = (used, dropped)
-                    if time.monotonic() - stored_at >= _STORE_EVERY:
-                        self._store.update_message(reply.id, text, "partial")
-                        stored_at = time.monotonic()
-                    yield event
+            events = reply_events(
+                self.model, prompt, sampling, begin=begin, stop=writer.stop, cancel=cancel
+            )
+            # Whatever happens here, a model on a server learns at once that it is over.
+            with closing(events):
+                for event in trimmed(events, begun=bool(reply.text)):
+                    recorder.add(event)
+                    if isinstance(event, Token):
+                        if event.id != self.model.tokenizer.end_id:
+                            drawn.append(event.id)
+                        used += 1
+                        self._usage = (used, dropped)
+                        yield event
         except Exception:
-            status = "error"
+            recorder.fail()
             raise
         finally:
-            self._writer.remember(text, drawn)
-            self._path = [*self._path[:-1], replace(reply, text=text, status=status)]
+            self._path = [*self._path[:-1], recorder.reply]
             self._usage = None  # the kept reply may be shorter than what was drawn
-            self._store.update_message(reply.id, text, status)
-        if finished:
-            self._store.finish_turn(
-                turn_id,
-                reason=finished.reason,
-                prompt_tokens=finished.prompt_tokens,
-                reused_tokens=finished.reused_tokens,
-                reply_tokens=finished.reply_tokens,
-                time_to_first_token=finished.time_to_first_token,
-                seconds=finished.seconds,
-            )
-            yield finished
-
-    def _begun(
-        self,
-        prompt: Prompt,
-        begin: Sequence[int],
-        sampling: Sampling,
-        cancel: threading.Event | None,
-    ) -> Generator[Event]:
-        """The tokens `begin` as if they had been drawn, and what the model adds to them."""
-        remark, started = "", time.perf_counter()
-        if prompt.choose is not None and not begin and (label := prompt.choose()) is not None:
-            begin, remark = (*label.ids, self.model.tokenizer.end_id), label.remark
-        seconds = time.perf_counter() - started
-        ends = bool(begin) and begin[-1] == self.model.tokenizer.end_id
-        stream = self.model.tokenizer.stream()
-        for id in begin[: len(begin) - ends]:
-            text = stream.push(id)
-            yield Token(id, text, text, 0.0)
-        if ends:
-            yield Finished(
-                "stop",
-                prompt_tokens=len(prompt.ids),
-                reply_tokens=len(begin) - 1,
-                time_to_first_token=seconds,
-                seconds=seconds,
-                message=remark,
-            )
-            return
-        ids = (*prompt.ids, *begin)
-        events = self.model.generate(ids, sampling, stop=self._writer.stop, cancel=cancel)
-        for event in events:
-            if isinstance(event, Finished):
-                total = event.reply_tokens + len(begin)
-                read = event.prompt_tokens - len(begin)
-                event = replace(event, prompt_tokens=read, reply_tokens=total)
-            yield event
+            recorder.end()
+            writer.remember(recorder.reply.text, drawn)
+        if recorder.finished is not None:
+            yield recorder.finished
 
     def _write(self, path: list[StoredMessage], text: str | None = None) -> Prompt:
         """The prompt for a reply to `text`, or else for what comes after `path`."""
         exchanges = _exchanges(path)
         if text is not None:
             exchanges.append(Exchange(text))
-        writer = self._writer  # which may change the sampling
+        writer = self._open_writer()  # which may change the sampling
         return writer.write(self._system, exchanges, max_tokens=self.sampling.max_tokens)
 
-    @property
-    def _writer(self) -> Writer:
-        """What writes the chat's prompts. Raises PromptError as long as its file is no good."""
-        if self._opened_writer is None and self.prompt:
+    def _open_writer(self) -> Writer:
+        """What writes the chat's prompts. The first call reads the chat's prompt file, and
+        draws as that says unless something else was set.
+
+        Raises PromptError as long as the file is no good.
+        """
+        if self._writer is None and self.prompt:
             from chatapp.dialogue.fewshot import FewShotWriter
 
             writer = FewShotWriter.open(self.model, self.prompt)
             if not self._sampling_is_set:
                 self._sampling = writer.sampling(self._sampling)
-            self._opened_writer = writer
-        elif self._opened_writer is None:
-            self._opened_writer = PromptWriter(self.model, self.template)
-        return self._opened_writer
+            self._writer = writer
+        elif self._writer is None:
+            self._writer = PromptWriter(self.model, self.template)
+        return self._writer
 
     def _measure(self) -> tuple[int, int]:
         """Tokens in use and messages out of context, kept up to date while a reply grows."""
@@ -441,14 +388,14 @@ class Session:
 
     def _measure_path(self) -> tuple[int, int]:
         if not self._path:
-            return len(self._writer.instruction_ids(self._system)), 0
+            return len(self._open_writer().instruction_ids(self._system)), 0
         without_reply = self._path[:-1] if self._path[-1].role == "assistant" else self._path
         try:
             prompt = self._write(without_reply)
         except MessageTooLong:  # written with a model that had a longer window
             return self.model.context, len(self._path)
         reply = self._path[-1].text if without_reply != self._path else ""
-        used = len(prompt.ids) + len(self._writer.reply_ids(reply))
+        used = len(prompt.ids) + len(self._open_writer().reply_ids(reply))
         return min(used, self.model.context), self._messages_in(prompt.dropped, self._path)
 
     def _left_out(self, prompt: Prompt, path: Sequence[StoredMessage]) -> tuple[StoredMessage, ...]:
@@ -474,7 +421,7 @@ class Session:
         return self._store.path(self.chat_id, message_id)
 
 
-def _said(text: str) -> str:
+def _message_text(text: str) -> str:
     """A user's text as a message. Raises ValueError when there is nothing in it."""
     if not text.strip():
         raise ValueError("the message is empty")

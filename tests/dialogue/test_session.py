@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
+from chatapp.dialogue.prompt import PromptWriter
 from chatapp.dialogue.session import (
     MessageTooLong,
     Session,
@@ -21,10 +23,10 @@ from chatapp.dialogue.session import (
     Started,
     choose_template,
 )
-from chatapp.dialogue.store import Store
+from chatapp.dialogue.store import Store, StoreError
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
-from chatapp.prompting.messages import Message
+from chatapp.prompting.messages import Message, Role
 from chatapp.prompting.segments import text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate, save_template
 
@@ -219,6 +221,62 @@ def test_a_bug_in_the_model_loses_nothing(session_of: MakeSession, store: Store)
         list(session.say("Count"))
     assert texts(session)[-1] == ("assistant", "one", "error")
     assert store.path(session.messages[0].chat_id) == session.messages
+
+
+def test_text_is_stored_before_its_tokens_are_remembered(
+    session_of: MakeSession, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(ScriptedModel([" one two"]))
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(PromptWriter, "remember", broken)
+    with pytest.raises(ZeroDivisionError):
+        list(session.say("Count"))
+    assert session.chat_id is not None
+    assert store.path(session.chat_id) == session.messages
+    assert texts(session)[-1] == ("assistant", "one two", "complete")
+
+
+@pytest.mark.parametrize("failing", ["user", "assistant"])
+def test_a_message_is_stored_with_the_reply_to_come_or_not_at_all(
+    session_of: MakeSession, store: Store, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    add = store.add_message
+
+    def full(chat_id: int, parent_id: int | None, role: Role, text: str, **rest: Any) -> Any:
+        if role == failing:
+            raise StoreError("the disk is full")
+        return add(chat_id, parent_id, role, text, **rest)
+
+    session = session_of(ScriptedModel([" one", " two"]))
+    for expected in ([], ["Q", "one"]):
+        monkeypatch.setattr(store, "add_message", full)
+        with pytest.raises(StoreError, match="the disk is full"):
+            list(session.say("Q"))
+        assert [message.text for message in session.messages] == expected
+        monkeypatch.undo()
+        assert [chat.messages for chat in store.chats()] == ([2] if expected else [])
+        assert reply_of(session.say("Q")) == ("two" if expected else "one")
+    assert session.chat_id is not None
+    assert store.path(session.chat_id) == session.messages
+
+
+def test_a_turn_that_cannot_be_recorded_leaves_no_reply_unfinished(
+    session_of: MakeSession, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise StoreError("the disk is full")
+
+    session = session_of(ScriptedModel([" one", " two"]))
+    list(session.say("Q"))
+    monkeypatch.setattr(store, "begin_turn", full)
+    with pytest.raises(StoreError, match="the disk is full"):
+        list(session.continue_reply(session.messages[-1].id))
+    assert texts(session)[-1] == ("assistant", "one", "error")
+    assert session.chat_id is not None
+    assert store.path(session.chat_id) == session.messages
 
 
 def test_a_killed_process_loses_at_most_a_second(tmp_path: Path) -> None:
