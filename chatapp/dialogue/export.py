@@ -1,7 +1,33 @@
 """Chats as Markdown, JSON and fine-tuning rows.
 
-The one invariant: what is exported is the text as it was written; nothing in it is escaped,
-shortened or left out, so that it can be read back.
+A chat's JSON document, which `importing` reads back:
+
+    {
+      "id": 7,
+      "title": "Does a walrus eat clams?",
+      "model": "bundled",          the one it was begun with
+      "template": "chat",          the same
+      "system": "Be brief.",       or null for the template's own instructions
+      "created": 1700000000.0,     unix seconds, as all times
+      "updated": 1700000002.5,
+      "messages": [                those of the current path, oldest first
+        {"role": "user", "content": "Does …", "status": "complete", "created": 1700000000.0},
+        {"role": "assistant", "content": "Yes, mo", "status": "stopped", "created": …}
+      ]
+    }
+
+A status is complete, stopped (by the user), error, or partial (it is being generated, or was
+when the program died). Several chats are a list of such documents.
+
+A row for supervised fine-tuning (SFT) is a line of JSON, one for a chat:
+
+    {"messages": [{"role": "system", "content": …}, {"role": "user", "content": …},
+                  {"role": "assistant", "content": …}, …]}
+
+The rows that feedback gives are described in `feedback`.
+
+Keep: what is exported is the text as it was written; nothing in it is escaped, shortened or
+left out, so that it can be read back.
 """
 
 import json
@@ -45,7 +71,7 @@ def to_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:
 
 
 def to_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
-    """A chat as plain data. Times are unix seconds."""
+    """A chat as the document described above."""
     return {
         "id": chat.id,
         "title": chat.title,
@@ -70,17 +96,17 @@ def to_training_rows(chat: Chat, messages: Sequence[StoredMessage]) -> list[dict
     """A chat as rows for fine-tuning: {"messages": [{"role", "content"}, …]}.
 
     At most one row. Exchanges without a complete reply are left out, because they would
-    teach the model to break off; a chat of none gives no row.
+    teach the model to break off; a chat of nothing else gives no row.
     """
-    turns = []
+    exchanges = []
     for message, reply in pairwise(messages):
-        whole = reply.role == "assistant" and reply.status == "complete"
-        if whole and reply.text.strip():
-            turns += [
+        is_complete = reply.role == "assistant" and reply.status == "complete"
+        if is_complete and reply.text.strip():
+            exchanges += [
                 {"role": "user", "content": message.text},
                 {"role": "assistant", "content": reply.text},
             ]
-    if not turns:
+    if not exchanges:
         return []
     system = [{"role": "system", "content": chat.system}] if chat.system else []
-    return [{"messages": system + turns}]
+    return [{"messages": system + exchanges}]

@@ -1,11 +1,25 @@
-"""Feedback as rows for training: on corrections, on preferences (DPO), on verdicts (KTO).
+"""Feedback as rows for training: on corrections (SFT), preferences (DPO) and verdicts (KTO).
 
-The one invariant: a row holds what the model was given and what the user said of the answer,
-and nothing that the user did not say: two replies make a preference only when one of them
-was put before the other.
+A row is a line of JSON in one of TRL's conversational formats,
+https://huggingface.co/docs/trl/dataset_formats, where a message is {"role", "content"}:
 
-The rows are the conversational formats of TRL, https://huggingface.co/docs/trl/dataset_formats:
-lists of {"role", "content"}. `finetune` reads those of corrections as they stand.
+    sft   {"messages": [message, …]}
+          A row for each correction, which is the last message. Earlier replies that were
+          corrected stand there as corrected.
+    dpo   {"prompt": [message, …], "chosen": [message], "rejected": [message]}
+          A row for each pair of different answers to one message of which the user preferred
+          one: a correction to its reply; the better ranked to the other; where they were not
+          both ranked, the winner of their comparison; and else the good to the bad one.
+    kto   {"prompt": [message, …], "completion": [message], "label": true or false}
+          A row for each answer: a correction is good and its reply bad; else what the thumb
+          says.
+
+A prompt ends in the user's message that was answered. `finetune` reads the rows of corrections
+as they stand.
+
+Keep: a row holds what the model was given and what the user said of the answer, and nothing
+that the user did not say: two replies make a preference only when one of them was put before
+the other.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Chat, Comparison, Feedback, Store, StoredMessage
 
-_Turn = dict[str, str]
+_Message = dict[str, str]
 
 
 class FeedbackFormat(StrEnum):
@@ -30,14 +44,6 @@ class FeedbackFormat(StrEnum):
 def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Iterator[dict[str, Any]]:
     """The rows that a chat's feedback gives, of all its branches, in the order of its messages.
 
-    sft: {"messages"}, a row for each correction, which is its last reply. Earlier replies
-        that were corrected stand there as corrected.
-    dpo: {"prompt", "chosen", "rejected"}, a row for each pair of different answers to one
-        message of which the user preferred one: a correction to its reply, the better ranked
-        to the other, and where they were not both ranked the one that was better when they
-        were compared, and else the good to the bad one.
-    kto: {"prompt", "completion", "label"}, a row for each answer: a correction is good and
-        its reply bad; else what the thumb says.
     Raises StoreError when there is no such chat.
     """
     chat = store.chat(chat_id)
@@ -54,50 +60,51 @@ def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Itera
             prompt = _prompt(chat, path, judged)
             for answer in answers:
                 if answer.correction:
-                    yield {"messages": prompt + _said(answer.correction)}
+                    yield {"messages": prompt + _answer(answer.correction)}
         elif format is FeedbackFormat.DPO:
             for chosen, rejected in _preferences(answers, compared):
                 yield {
                     "prompt": _prompt(chat, path, {}),
-                    "chosen": _said(chosen),
-                    "rejected": _said(rejected),
+                    "chosen": _answer(chosen),
+                    "rejected": _answer(rejected),
                 }
         else:
             for text, good in _verdicts(answers):
                 yield {
                     "prompt": _prompt(chat, path, {}),
-                    "completion": _said(text),
+                    "completion": _answer(text),
                     "label": good,
                 }
 
 
 def _prompt(
     chat: "Chat", path: "Sequence[StoredMessage]", judged: "Mapping[int, Feedback]"
-) -> list[_Turn]:
+) -> list[_Message]:
     """The messages that were answered. Exchanges without a reply are left out, because all
     that reads these rows wants user and assistant in turn."""
-    turns = [{"role": "system", "content": chat.system}] if chat.system else []
+    messages = [{"role": "system", "content": chat.system}] if chat.system else []
     for message, reply in pairwise(path):
         if message.role == "user" and reply.role == "assistant":
-            known = judged.get(reply.id)
-            text = known.correction if known and known.correction else reply.text
+            feedback = judged.get(reply.id)
+            text = feedback.correction if feedback and feedback.correction else reply.text
             if text.strip():
-                turns += [{"role": "user", "content": message.text}, *_said(text)]
-    return [*turns, {"role": "user", "content": path[-1].text}]
+                messages += [{"role": "user", "content": message.text}, *_answer(text)]
+    return [*messages, {"role": "user", "content": path[-1].text}]
 
 
-def _said(text: str) -> list[_Turn]:
+def _answer(text: str) -> list[_Message]:
     return [{"role": "assistant", "content": text}]
 
 
 def _compared(comparisons: "Iterable[Comparison]") -> set[tuple[int, int]]:
     """(better, worse) message ids of the comparisons that one of the two has won."""
     won = set()
-    for each in comparisons:
-        if each.choice == "left":
-            won.add((each.left_id, each.right_id))
-        elif each.choice == "right":
-            won.add((each.right_id, each.left_id))
+    for comparison in comparisons:
+        left, right = comparison.left_id, comparison.right_id
+        if comparison.choice == "left":
+            won.add((left, right))
+        elif comparison.choice == "right":
+            won.add((right, left))
     return won
 
 
@@ -119,7 +126,7 @@ def _preferences(
 
 
 def _preference(one: "Feedback", other: "Feedback", compared: set[tuple[int, int]]) -> int:
-    """Above 0 when `one` is better, below when `other` is, 0 when nothing was said of it."""
+    """Above 0 when `one` is better, below when `other` is, 0 when the user put neither first."""
     if one.rank is not None and other.rank is not None:
         return other.rank - one.rank
     if (one.message_id, other.message_id) in compared:

@@ -1,7 +1,7 @@
 """One question, one answer, nothing stored: what `chatapp ask` and `complete` do.
 
-The one invariant: an answer here is the answer the same model gives to the first message of
-a chat; both are written and trimmed by `dialogue.prompt`.
+Keep: an answer here is the answer that the same model gives to the first message of a chat;
+both are written and trimmed by `dialogue.prompt`.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """Turns a chat into the tokens a model continues, and what it says into a reply.
 
-The one invariant: the tokens of a prompt are those of its segments, encoded one by one, so
-that the prompt of a chat begins with the prompt of the same chat a turn earlier, and with
-the very tokens the model drew, which are still in its cache.
+Keep: the tokens of a prompt are those of its segments, encoded one by one, so that the prompt
+of a chat begins with the prompt of the same chat a turn earlier, and with the very tokens the
+model drew, which are still in its cache.
 """
 
 import secrets
