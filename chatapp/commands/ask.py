@@ -97,7 +97,7 @@ def ask(
         raise UserError("there is no question; give it in quotes or on standard input")
 
     from chatapp.dialogue import oneshot
-    from chatapp.dialogue.session import choose_template
+    from chatapp.dialogue.template_choice import choose_template
 
     language_model = load(settings.model, settings.precision, settings.device)
     try:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from chatapp.dialogue.fewshot import FewShotWriter
 from chatapp.dialogue.prompt import Exchange, Prompt, PromptWriter, Writer
-from chatapp.dialogue.session import Session, choose_template
+from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Basis
+from chatapp.dialogue.template_choice import choose_template
 from chatapp.fewshot.answering import sampling_of
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.promptfile import Persona, PromptFile

@@ -33,12 +33,12 @@ class ReplyRecorder:
         self.reply = replace(reply, status="stopped")
         self.finished: Finished | None = None
         self._store = store
-        self._turn_id: int | None = None
+        self._generation_id: int | None = None
         self._stored_at = time.monotonic()
 
     def begin(self, model: str, template: str, prompt: str, sampling: Sampling) -> None:
         """Record what the reply is generated from."""
-        self._turn_id = self._store.begin_turn(
+        self._generation_id = self._store.begin_generation(
             self.reply.id,
             model=model,
             template=template,
@@ -64,9 +64,9 @@ class ReplyRecorder:
     def end(self) -> None:
         """Store all of the reply, and how its generation ended."""
         self._store.update_message(self.reply.id, self.reply.text, self.reply.status)
-        if self.finished is not None and self._turn_id is not None:
-            self._store.finish_turn(
-                self._turn_id,
+        if self.finished is not None and self._generation_id is not None:
+            self._store.finish_generation(
+                self._generation_id,
                 reason=self.finished.reason,
                 prompt_tokens=self.finished.prompt_tokens,
                 reused_tokens=self.finished.reused_tokens,

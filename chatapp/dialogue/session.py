@@ -25,9 +25,9 @@ from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.messages import Role
 from chatapp.prompting.segments import Segment
-from chatapp.prompting.template import PLAIN, TEMPLATES, DialogueTemplate, load_template, named
+from chatapp.prompting.template import DialogueTemplate
 
-__all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started", "choose_template"]
+__all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +62,6 @@ class Reading:
 
 
 SessionEvent = Started | Token | Finished
-
-
-def choose_template(model: LanguageModel, requested: str, asked: str = "") -> DialogueTemplate:
-    """The template to chat with `model` in.
-
-    requested: a template's name, or "" for the model's own, or `plain` when it has none.
-    asked: what the chat asks for, and gets when the model has none of its own.
-    Raises ValueError in one sentence when there is no such template, when the model was
-    trained in another one, or when its template file is damaged.
-    """
-    own = load_template(model.folder) if model.folder else None
-    if asked in TEMPLATES and own is None:
-        return TEMPLATES[asked]
-    if not requested:
-        return own or PLAIN
-    if own and requested == own.name and requested not in TEMPLATES:
-        return own
-    template = named(requested)
-    if own and own.fingerprint != template.fingerprint:
-        raise ValueError(
-            f"the model {model.name} was trained in the template {own.name!r} "
-            f"({own.fingerprint}) and cannot be chatted with in {template.name!r} "
-            f"({template.fingerprint})"
-        )
-    return template
 
 
 class Session:
@@ -155,8 +130,9 @@ class Session:
         """The chat's instructions; None for those of the prompt file or the template."""
         return self._system
 
-    @system.setter
-    def system(self, system: str | None) -> None:
+    def set_system(self, system: str | None) -> None:
+        """Give the chat other instructions, in the store too; None for those of the prompt
+        file or the template."""
         if self.chat_id is not None:
             self._store.set_system(self.chat_id, system)
         self._system = system

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
-from chatapp.dialogue.session import Session, SessionEvent, Started, choose_template
+from chatapp.dialogue.session import Session, SessionEvent, Started
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.template_choice import choose_template
 from chatapp.engine.load import PRECISIONS
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.settings import parameter

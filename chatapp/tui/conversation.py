@@ -148,7 +148,7 @@ class Conversation:
 
     def use_template(self, name: str) -> None:
         """Write the chat in another template. Raises ValueError, and changes nothing."""
-        from chatapp.dialogue.session import choose_template
+        from chatapp.dialogue.template_choice import choose_template
 
         if self.model is not None:
             choose_template(self.model, name)
@@ -181,7 +181,7 @@ class Conversation:
     def set_system(self, system: str | None) -> None:
         """Give the chat other instructions. Raises StoreError."""
         if self.session is not None:
-            self.session.system = system
+            self.session.set_system(system)
         elif self.chat_id is not None:
             self._store.set_system(self.chat_id, system)
         self._basis = replace(self._basis, system=system)
@@ -200,13 +200,13 @@ class Conversation:
         id. Raises StoreError, and changes nothing, when there is no such chat.
         """
         path = [] if chat_id is None else self._store.path(chat_id)
-        turns = [] if chat_id is None else self._store.turns(chat_id)
+        generations = [] if chat_id is None else self._store.generations(chat_id)
         self.stop()
         self.order = self.turn = None
         self._chat_id, self._basis = chat_id, Basis()
         if self.model is not None and not self.loading:
             self._new_session(self.model, chat_id)
-        return path, {turn.message_id: turn.reason or "" for turn in turns}
+        return path, {generation.message_id: generation.reason or "" for generation in generations}
 
     def title(self) -> str:
         """What the chat is called."""
@@ -351,7 +351,8 @@ class Conversation:
 
     def _new_session(self, model: "LanguageModel", chat_id: int | None) -> None:
         # Only now, because the first frame needs none of it.
-        from chatapp.dialogue.session import Session, choose_template
+        from chatapp.dialogue.session import Session
+        from chatapp.dialogue.template_choice import choose_template
 
         basis = self._basis if chat_id is None else self._store.chat(chat_id).basis
         self.session = Session(

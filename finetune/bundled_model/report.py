@@ -24,8 +24,9 @@ from typing import Annotated, Any
 import typer
 
 from chatapp.dialogue.oneshot import ask
-from chatapp.dialogue.session import Session, choose_template
+from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.template_choice import choose_template
 from chatapp.engine.events import Token
 from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Sampling

@@ -81,7 +81,7 @@ def test_the_list_a_search_and_a_long_chat(
         "search for one message ms": median(lambda: find("message77x3")),
         "search for nothing ms": median(lambda: find("walrus")),
         f"chat of {LONG} messages ms": median(lambda: store.path(CHATS + 1)),
-        f"turns of a chat of {LONG} ms": median(lambda: store.turns(CHATS + 1)),
+        f"turns of a chat of {LONG} ms": median(lambda: store.generations(CHATS + 1)),
     }
     with capsys.disabled():
         print("\n" + json.dumps({name: round(value, 1) for name, value in figures.items()}))

@@ -70,7 +70,7 @@ def test_a_branch_is_a_sibling_that_begins_as_one_wants(store: Store) -> None:
     assert store.message(first.id).text == "One two three."
     assert model.prompts[1].endswith("Assistant: One apple")
     assert finished.reply_tokens == 5
-    assert store.turns(branch.chat_id)[-1].reply_tokens == 5
+    assert store.generations(branch.chat_id)[-1].reply_tokens == 5
     # The tokens stay what they were, also for the next turn's prompt.
     assert session.read(branch.id).reply_ids[:2] == tuple(begin)
 

@@ -86,17 +86,18 @@ def test_what_cannot_be_judged_is_refused_in_words(store: Store, replies: list[i
     assert store.feedback(1) == {}
 
 
-def test_the_turn_keeps_what_a_judged_reply_was_drawn_from(store: Store) -> None:
+def test_the_generation_keeps_what_a_judged_reply_was_drawn_from(store: Store) -> None:
     model = ScriptedModel(["Yes."], name="tiny")
     session = Session(model, template=PLAIN, store=store)
     list(session.say("Tea?"))
     reply = session.messages[-1].id
     store.set_thumb(reply, -1)
-    (turn,) = [turn for turn in store.turns(1) if turn.message_id in store.feedback(1)]
-    assert turn.model == "tiny"
-    assert turn.prompt == model.prompts[-1]
-    assert turn.sampling["temperature"] == model.samplings[-1].temperature
-    assert turn.seed == model.samplings[-1].seed
+    feedback = store.feedback(1)
+    (generation,) = [each for each in store.generations(1) if each.message_id in feedback]
+    assert generation.model == "tiny"
+    assert generation.prompt == model.prompts[-1]
+    assert generation.sampling["temperature"] == model.samplings[-1].temperature
+    assert generation.seed == model.samplings[-1].seed
 
 
 def test_what_was_judged_stays_when_the_reply_goes_on(store: Store, replies: list[int]) -> None:

@@ -10,9 +10,10 @@ from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.fewshot import FewShotWriter
 from chatapp.dialogue.prompt import Exchange, Shot
-from chatapp.dialogue.session import MessageTooLong, Session, Started, choose_template
+from chatapp.dialogue.session import MessageTooLong, Session, Started
 from chatapp.dialogue.store import Basis, Store
 from chatapp.dialogue.store.schema import APPLICATION_ID, MIGRATIONS
+from chatapp.dialogue.template_choice import choose_template
 from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.events import Finished
 from chatapp.engine.local import LocalModel
@@ -161,7 +162,7 @@ def test_the_reply_is_the_label_that_run_would_give(
         share = answer.probabilities[answer.output]
         assert finished.message.startswith(f"{answer.output} {100 * share:.1f}% · ")
         assert finished.reply_tokens == 1
-        assert store.turns(session.chat_id or 0)[0].reply_tokens == 1
+        assert store.generations(session.chat_id or 0)[0].reply_tokens == 1
     assert model.prompts == []
 
 
@@ -201,10 +202,10 @@ def test_instructions_of_the_chat_come_before_those_of_the_file(
     model = ScriptedModel([" x"])
     session = held_with(store, model, file(COLOURS[:1]), system=" Be brief. ")
     say(session, "Hi")
-    session.system = ""
+    session.set_system("")
     session.regenerate(2)
     list(session.regenerate(2))
-    session.system = None
+    session.set_system(None)
     list(session.regenerate(2))
     rest = "Q: red rose\nA: warm\nQ: Hi\nA:"
     assert model.prompts == [f"Be brief.\n{rest}", rest, f"Say it.\n{rest}"]
@@ -310,7 +311,7 @@ def test_the_file_says_how_replies_are_drawn_until_the_user_does(
         Sampling(temperature=0.0, top_p=0.5, seed=3, max_tokens=7),
         Sampling(temperature=1.5, seed=4),
     ]
-    turns = store.turns(1)
+    turns = store.generations(1)
     assert [turn.template for turn in turns] == [name, name]
     assert [turn.prompt for turn in turns] == model.prompts
 

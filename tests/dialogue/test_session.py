@@ -21,9 +21,9 @@ from chatapp.dialogue.session import (
     Session,
     SessionEvent,
     Started,
-    choose_template,
 )
 from chatapp.dialogue.store import Store, StoreError
+from chatapp.dialogue.template_choice import choose_template
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.prompting.messages import Message, Role
@@ -148,14 +148,14 @@ def test_a_turn_is_recorded_with_all_it_was_made_from(
     model = ScriptedModel([" Ok."])
     session = session_of(model, sampling=Sampling(temperature=0.3))
     list(session.say("Hi"))
-    (turn,) = store.turns(session.messages[0].chat_id)
-    assert turn.message_id == session.messages[1].id
-    assert (turn.prompt, turn.model, turn.template) == (model.prompts[0], "scripted", "chat")
-    assert turn.sampling["temperature"] == 0.3
-    assert turn.seed == model.samplings[0].seed, "the seed is drawn once, used and recorded"
-    assert turn.reason == "stop"
-    assert turn.prompt_tokens == model.finished[0].prompt_tokens
-    assert turn.seconds == model.finished[0].seconds
+    (row,) = store.generations(session.messages[0].chat_id)
+    assert row.message_id == session.messages[1].id
+    assert (row.prompt, row.model, row.template) == (model.prompts[0], "scripted", "chat")
+    assert row.sampling["temperature"] == 0.3
+    assert row.seed == model.samplings[0].seed, "the seed is drawn once, used and recorded"
+    assert row.reason == "stop"
+    assert row.prompt_tokens == model.finished[0].prompt_tokens
+    assert row.seconds == model.finished[0].seconds
 
 
 def test_sampling_takes_effect_with_the_next_turn(session_of: MakeSession) -> None:
@@ -184,7 +184,7 @@ def test_reasons_become_statuses(
     assert isinstance(finished, Finished)
     assert finished.reason == reason
     assert session.messages[-1].status == status
-    assert store.turns(session.messages[0].chat_id)[0].reason == reason
+    assert store.generations(session.messages[0].chat_id)[0].reason == reason
 
 
 def test_cancelling_keeps_what_there_was(session_of: MakeSession) -> None:
@@ -271,7 +271,7 @@ def test_a_turn_that_cannot_be_recorded_leaves_no_reply_unfinished(
 
     session = session_of(ScriptedModel([" one", " two"]))
     list(session.say("Q"))
-    monkeypatch.setattr(store, "begin_turn", full)
+    monkeypatch.setattr(store, "begin_generation", full)
     with pytest.raises(StoreError, match="the disk is full"):
         list(session.continue_reply(session.messages[-1].id))
     assert texts(session)[-1] == ("assistant", "one", "error")
@@ -385,7 +385,7 @@ def test_continuing_goes_on_in_the_same_message(session_of: MakeSession, store: 
     list(session.continue_reply(reply.id))
     assert texts(session)[-1] == ("assistant", "one two four, five", "complete")
     assert store.message(reply.id).text == "one two four, five"
-    assert len(store.turns(reply.chat_id)) == 3
+    assert len(store.generations(reply.chat_id)) == 3
 
 
 def test_continuing_an_empty_reply_starts_it(session_of: MakeSession) -> None:

@@ -19,10 +19,10 @@ from chatapp.dialogue.store import (
     Basis,
     Comparison,
     Feedback,
+    Generation,
     Hit,
     Store,
     StoreError,
-    Turn,
 )
 
 TESTS = Path(__file__).parent.parent
@@ -131,16 +131,18 @@ def test_listing_walks_an_index_and_sorts_nothing(store: Store, path: Path) -> N
 def test_a_deleted_chat_is_gone_with_all_it_had(store: Store, path: Path) -> None:
     kept, _ = dialogue(store, "stay here", "yes")
     gone, ids = dialogue(store, "go away", "now")
-    turn = store.begin_turn(ids[1], model="m", template="t", prompt="p", sampling={}, seed=1)
+    row_id = store.begin_generation(
+        ids[1], model="m", template="t", prompt="p", sampling={}, seed=1
+    )
     store.delete_chat(gone)
     assert [chat.id for chat in store.chats()] == [kept]
     assert store.search("away") == []
     assert len(store.search("stay")) == 1
     with pytest.raises(StoreError, match=f"no chat {gone}"):
         store.path(gone)
-    with pytest.raises(StoreError, match=f"no turn {turn}"):
-        store.finish_turn(
-            turn,
+    with pytest.raises(StoreError, match=f"no generation {row_id}"):
+        store.finish_generation(
+            row_id,
             reason="stop",
             prompt_tokens=1,
             reused_tokens=0,
@@ -174,7 +176,9 @@ def test_what_does_not_exist_is_named(store: Store) -> None:
             f"message {ids[0]} is not in chat {other}",
         ),
         (
-            lambda: store.begin_turn(99, model="", template="", prompt="", sampling={}, seed=0),
+            lambda: store.begin_generation(
+                99, model="", template="", prompt="", sampling={}, seed=0
+            ),
             "there is no message 99",
         ),
     ):
@@ -218,24 +222,24 @@ def test_an_empty_chat_has_an_empty_path(store: Store) -> None:
     assert store.path(store.create_chat()) == []
 
 
-# Turns
+# Generations
 
 
-def test_a_turn_is_recorded_from_beginning_to_end(store: Store) -> None:
+def test_a_generation_is_recorded_from_beginning_to_end(store: Store) -> None:
     chat_id, ids = dialogue(store, "Q", "A")
     sampling = {"temperature": 0.5, "seed": 7}
-    turn_id = store.begin_turn(
+    generation_id = store.begin_generation(
         ids[1], model="tiny", template="plain", prompt="User: Q", sampling=sampling, seed=7
     )
-    (turn,) = store.turns(chat_id)
-    assert (turn.id, turn.message_id, turn.prompt, turn.sampling, turn.seed) == (
-        *(turn_id, ids[1], "User: Q", sampling),
+    (row,) = store.generations(chat_id)
+    assert (row.id, row.message_id, row.prompt, row.sampling, row.seed) == (
+        *(generation_id, ids[1], "User: Q", sampling),
         7,
     )
-    assert turn.reason is None
-    assert turn.seconds is None
-    store.finish_turn(
-        turn_id,
+    assert row.reason is None
+    assert row.seconds is None
+    store.finish_generation(
+        generation_id,
         reason="stop",
         prompt_tokens=10,
         reused_tokens=4,
@@ -243,10 +247,10 @@ def test_a_turn_is_recorded_from_beginning_to_end(store: Store) -> None:
         time_to_first_token=0.25,
         seconds=0.5,
     )
-    (turn,) = store.turns(chat_id)
-    assert (turn.reason, turn.prompt_tokens, turn.reused_tokens) == ("stop", 10, 4)
-    assert (turn.reply_tokens, turn.time_to_first_token, turn.seconds) == (3, 0.25, 0.5)
-    assert store.turns(store.create_chat()) == []
+    (row,) = store.generations(chat_id)
+    assert (row.reason, row.prompt_tokens, row.reused_tokens) == ("stop", 10, 4)
+    assert (row.reply_tokens, row.time_to_first_token, row.seconds) == (3, 0.25, 0.5)
+    assert store.generations(store.create_chat()) == []
 
 
 # Foreign text
@@ -389,9 +393,9 @@ def test_a_file_of_format_5_is_read_with_all_it_holds(path: Path) -> None:
         (2, 1, "assistant", "Yes, mostly.", "complete", 1),
         (3, 1, "assistant", "No, nev", "stopped", 2),
     ]
-    finished, unfinished = store.turns(1)
+    finished, unfinished = store.generations(1)
     prompt = "User: Does a walrus eat clams?\nAssistant:"
-    assert finished == Turn(
+    assert finished == Generation(
         *(1, 2, "bundled", "chat", prompt, {"temperature": 0.5, "seed": 7}, 7, finished.created),
         *("stop", 10, 4, 3, 0.25, 0.5),
     )

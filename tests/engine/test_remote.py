@@ -562,8 +562,8 @@ def test_a_chat(server: CompletionsServer, model: RemoteModel, tmp_path: Path) -
         opening,
         f"{opening} I am fine.\nUser: Really?\nAssistant:",
     ]
-    turn = store.turns(session.chat_id or 0)[0]
-    assert (turn.model, turn.prompt_tokens, turn.reply_tokens) == (model.name, 40, 3)
+    row = store.generations(session.chat_id or 0)[0]
+    assert (row.model, row.prompt_tokens, row.reply_tokens) == (model.name, 40, 3)
     store.close()
 
 

@@ -119,7 +119,7 @@ async def test_two_settings_of_one_model(open_app: OpenApp, store: Store) -> Non
     assert row["prompt"][-1] == {"role": "user", "content": "Tea?"}
     assert row["chosen"] == [{"role": "assistant", "content": FOREIGN}]
     assert row["rejected"] == [{"role": "assistant", "content": "One."}]
-    turns = {turn.message_id: turn for turn in store.turns(1)}
+    turns = {turn.message_id: turn for turn in store.generations(1)}
     assert [turns[id].sampling["temperature"] for id in (4, 5)] == [0.7, 0.0]
 
 
@@ -231,7 +231,7 @@ async def test_another_model_on_the_right(
             await answered(driver)
             await left_behind(driver, "1")
         assert loaded == [("[b]x", "auto"), ("runs/other", "auto")]
-        models = {turn.message_id: turn.model for turn in store.turns(1)}
+        models = {turn.message_id: turn.model for turn in store.generations(1)}
         assert (models[2], models[3]) == ("scripted", "runs/other")
         assert driver.status.model == "scripted"
 

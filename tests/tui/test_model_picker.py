@@ -91,7 +91,7 @@ async def test_a_chat_goes_on_with_a_model_from_the_list(
             "User: Hi\nAssistant: Hello.\nUser: Do you?\nAssistant:"
         )
         assert "≈" in driver.screen_text
-        assert [turn.model for turn in store.turns(1)] == ["scripted", "up#tiny"]
+        assert [turn.model for turn in store.generations(1)] == ["scripted", "up#tiny"]
         screen = await open_list(driver)
         assert "● up#tiny" in driver.screen_text
         assert screen._names[screen._list.highlighted or 0] == "up#tiny"

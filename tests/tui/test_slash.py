@@ -216,7 +216,7 @@ async def test_another_model_goes_on_with_the_chat(
         assert driver.status.model == "other"
         assert "One." in other.prompts[-1]
         assert "Be brief." in other.prompts[-1]
-        assert [turn.model for turn in store.turns(1)] == ["scripted", "other"]
+        assert [turn.model for turn in store.generations(1)] == ["scripted", "other"]
 
 
 async def test_a_model_that_cannot_be_loaded_leaves_the_one_there_was(

@@ -11,10 +11,10 @@ from chatapp.dialogue.store.rows import (
     ChatSummary,
     Comparison,
     Feedback,
+    Generation,
     Hit,
     Status,
     StoredMessage,
-    Turn,
     Verdict,
 )
 
@@ -24,12 +24,12 @@ __all__ = [
     "ChatSummary",
     "Comparison",
     "Feedback",
+    "Generation",
     "Hit",
     "Status",
     "Store",
     "StoreError",
     "StoredMessage",
-    "Turn",
     "Verdict",
 ]
 
@@ -38,5 +38,5 @@ class Store(FeedbackStore):
     """The chats of one file. Usable from any thread; several processes may have it open.
 
     Every method raises StoreError when the file cannot be read or written, and when the
-    chat, message or turn asked for does not exist.
+    chat, message or generation asked for does not exist.
     """

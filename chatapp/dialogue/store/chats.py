@@ -13,10 +13,10 @@ from chatapp.dialogue.store.rows import (
     Basis,
     Chat,
     ChatSummary,
+    Generation,
     Hit,
     Status,
     StoredMessage,
-    Turn,
 )
 from chatapp.prompting.messages import Role
 
@@ -41,7 +41,7 @@ _SELECT_MESSAGE = """
 class ChatStore(Database):
     """The chats of one file.
 
-    Every method raises StoreError when the chat, message or turn asked for does not exist.
+    Every method raises StoreError when the chat, message or generation asked for does not exist.
     """
 
     # Chats
@@ -144,7 +144,7 @@ class ChatStore(Database):
         self._rows("DELETE FROM chats WHERE deleted < ?", (time.time() - _BACK_FOR_SECONDS,))
 
     def delete_chat(self, chat_id: int) -> None:
-        """Delete a chat with all its messages and turns, for good."""
+        """Delete a chat with all its messages and their generations, for good."""
         self._row(
             "DELETE FROM chats WHERE id = ? RETURNING id",
             (chat_id,),
@@ -265,9 +265,9 @@ class ChatStore(Database):
         if self.message(message_id).chat_id != chat_id:
             raise StoreError(f"message {message_id} is not in chat {chat_id}")
 
-    # Turns
+    # Generations
 
-    def begin_turn(
+    def begin_generation(
         self,
         message_id: int,
         *,
@@ -277,7 +277,7 @@ class ChatStore(Database):
         sampling: dict[str, Any],
         seed: int,
     ) -> int:
-        """Record what the reply `message_id` is generated from; returns the turn's id."""
+        """Record what the reply `message_id` is generated from; returns the generation's id."""
         with self.transaction():
             self.message(message_id)
             return self._insert(
@@ -286,9 +286,9 @@ class ChatStore(Database):
                 (message_id, model, template, prompt, json.dumps(sampling), seed, time.time()),
             )
 
-    def finish_turn(
+    def finish_generation(
         self,
-        turn_id: int,
+        generation_id: int,
         *,
         reason: str,
         prompt_tokens: int,
@@ -297,19 +297,19 @@ class ChatStore(Database):
         time_to_first_token: float,
         seconds: float,
     ) -> None:
-        """Record how a turn ended. Times are in seconds."""
+        """Record how a generation ended. Times are in seconds."""
         self._row(
             "UPDATE turns SET reason = ?, prompt_tokens = ?, reused_tokens = ?, reply_tokens = ?,"
             " time_to_first_token = ?, seconds = ? WHERE id = ? RETURNING id",
             (
                 *(reason, prompt_tokens, reused_tokens, reply_tokens),
-                *(time_to_first_token, seconds, turn_id),
+                *(time_to_first_token, seconds, generation_id),
             ),
-            f"there is no turn {turn_id}",
+            f"there is no generation {generation_id}",
         )
 
-    def turns(self, chat_id: int) -> list[Turn]:
-        """All turns of a chat, oldest first."""
+    def generations(self, chat_id: int) -> list[Generation]:
+        """All generations of a chat, oldest first."""
         rows = self._rows(
             """SELECT id, message_id, model, template, prompt, sampling, seed, created, reason,
                 prompt_tokens, reused_tokens, reply_tokens, time_to_first_token, seconds
@@ -317,7 +317,7 @@ class ChatStore(Database):
             ORDER BY id""",
             (chat_id,),
         )
-        return [Turn.of(row) for row in rows]
+        return [Generation.of(row) for row in rows]
 
     def sent_prompt(self, message_id: int) -> str | None:
         """What a reply was first generated from; None for what was not generated here."""

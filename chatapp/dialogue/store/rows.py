@@ -99,8 +99,11 @@ class StoredMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One generation into one message. What `finish_turn` sets is None until then."""
+class Generation:
+    """One generation into one message, which has several of them when it was continued.
+
+    What `finish_generation` sets is None until then.
+    """
 
     id: int
     message_id: int
@@ -118,14 +121,14 @@ class Turn:
     seconds: float | None
 
     @classmethod
-    def of(cls, row: sqlite3.Row) -> "Turn":
+    def of(cls, row: sqlite3.Row) -> "Generation":
         """A row of `turns`, whose sampling is JSON."""
         return cls(**{**row, "sampling": json.loads(row["sampling"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What the user thinks of a reply. What it was drawn from is in the reply's turns.
+    """What the user thinks of a reply. What it was drawn from is in the reply's generations.
 
     reply: its text when it was judged last. thumb: 1 is good, -1 is bad, 0 is not said.
     rank: its place among the replies to the same message, 1 is the best; None is not ranked.
@@ -143,7 +146,7 @@ class Feedback:
 class Comparison:
     """Two replies to one message that the user has set side by side, and which is better.
 
-    What each was drawn from is in its turns, its text in its feedback.
+    What each was drawn from is in its generations, its text in its feedback.
     """
 
     left_id: int

@@ -1,0 +1,32 @@
+"""The template that a chat is held in.
+
+Keep: a model is chatted with in the template it was trained in, or not at all.
+"""
+
+from chatapp.engine.model import LanguageModel
+from chatapp.prompting.template import PLAIN, TEMPLATES, DialogueTemplate, load_template, named
+
+
+def choose_template(model: LanguageModel, requested: str, asked: str = "") -> DialogueTemplate:
+    """The template to chat with `model` in.
+
+    requested: a template's name, or "" for the model's own, or `plain` when it has none.
+    asked: what the chat asks for, and gets when the model has none of its own.
+    Raises ValueError in one sentence when there is no such template, when the model was
+    trained in another one, or when its template file is damaged.
+    """
+    own = load_template(model.folder) if model.folder else None
+    if asked in TEMPLATES and own is None:
+        return TEMPLATES[asked]
+    if not requested:
+        return own or PLAIN
+    if own and requested == own.name and requested not in TEMPLATES:
+        return own
+    template = named(requested)
+    if own and own.fingerprint != template.fingerprint:
+        raise ValueError(
+            f"the model {model.name} was trained in the template {own.name!r} "
+            f"({own.fingerprint}) and cannot be chatted with in {template.name!r} "
+            f"({template.fingerprint})"
+        )
+    return template
