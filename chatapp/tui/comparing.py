@@ -1,7 +1,7 @@
 """One message answered in two ways, side by side, and which answer is the better one.
 
-The one invariant: once the message is sent, all that is seen here is in the chat; what the
-user decides here is stored with it, and leaving decides nothing.
+Keep: once the message is sent, all that is seen here is in the chat; what the user decides here
+is stored with it, and leaving decides nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,18 +20,21 @@ from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
 from chatapp.tui import events
 from chatapp.tui.body import TextBody
-from chatapp.tui.conversation import Conversation, Order, in_words
+from chatapp.tui.conversation import Conversation, TurnRequest
 from chatapp.tui.field import Field
 from chatapp.tui.keybar import KeyBar
 from chatapp.tui.message import SPEAKERS, fate
 from chatapp.tui.prompt import Prompt
+from chatapp.tui.turn import RunningTurn, TurnEvent
+from chatapp.tui.turn_controller import TurnController
+from chatapp.tui.words import in_words
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.session import Session
+    from chatapp.dialogue.session import Session, Started
     from chatapp.dialogue.store import Store, StoredMessage, Verdict
     from chatapp.dialogue.variant import Pair, Variant
+    from chatapp.engine.events import Finished
 
-_UPDATES_PER_SECOND = 15
 _KEPT: "dict[Verdict, str]" = {
     "left": "Kept: the left one is better.",
     "right": "Kept: the right one is better.",
@@ -155,6 +158,7 @@ class CompareScreen(Screen[Compared]):
         super().__init__()
         self._conversation = conversation
         self._session = session
+        self.turns = TurnController(conversation, self, self)
         self._store = store
         self._earlier = earlier
         self._message = message
@@ -167,7 +171,7 @@ class CompareScreen(Screen[Compared]):
     def compose(self) -> ComposeResult:
         with Vertical(id="asked"):
             if isinstance(self._message, str):
-                yield Prompt(self._earlier, lambda name: [])
+                yield Prompt(self._earlier, lambda text: [])
             yield Static(SPEAKERS["user"], classes="header")
             with VerticalScroll(can_focus=False):
                 yield TextBody("" if isinstance(self._message, str) else self._message.text)
@@ -177,8 +181,7 @@ class CompareScreen(Screen[Compared]):
         yield KeyBar(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        self._timer = self.set_interval(1 / _UPDATES_PER_SECOND, self._flush, pause=True)
-        self._tell("")
+        self._show_problem("")
         self._describe()
         for side in self._sides:
             side.note = "Enter asks both"
@@ -223,24 +226,22 @@ class CompareScreen(Screen[Compared]):
         except ValueError as error:
             if text:
                 self.query_one(Prompt).give_back(text)
-            self._tell(in_words(error))
+            self._show_problem(in_words(error))
             return
         if text:
             self._message = text
             self.query_one("#asked TextBody", TextBody).replace(text)
-        self._tell("")
+        self._show_problem("")
         self.add_class("-sent")
         for side in open_sides:
             side.ask()
         self._sides[0].query_one(VerticalScroll).focus()
-        self._timer.resume()
         self._next()
 
     def _ask_again(self) -> None:
         """Let the user change what could not be answered."""
         self._waiting.clear()
         self._current = None
-        self._timer.pause()
         open_sides = [side for side in self._sides if side.reply is None]
         for side in open_sides:
             side.remove_class("-asked")
@@ -252,7 +253,7 @@ class CompareScreen(Screen[Compared]):
         open_sides[0].query_one(Field).focus()
         self.refresh_bindings()
 
-    def _tell(self, problem: str) -> None:
+    def _show_problem(self, problem: str) -> None:
         line = self.query_one("#compare-problem", Static)
         line.update(printable(problem))
         line.display = bool(problem)
@@ -263,53 +264,50 @@ class CompareScreen(Screen[Compared]):
         """Generate the next reply, or let the user choose."""
         if not self._waiting:
             self._current = None
-            self._timer.pause()
         else:
             self._current, variant = self._waiting.pop(0)
             self._current.note = "thinking · Esc stops it"
             pair = self._pair
             assert pair is not None
-            order = Order(lambda session, cancel: pair.answer(variant, cancel))
-            self._conversation.begin(order, self)
+            self.turns.begin(TurnRequest(lambda session, cancel: pair.answer(variant, cancel)))
         self.refresh_bindings()
 
-    @on(events.TurnStarted)
-    def _turn_started(self, event: events.TurnStarted) -> None:
-        if self._current is not None:
-            self._current.begin(event.started.message)
+    @on(TurnEvent)
+    async def _turn_event(self, event: TurnEvent) -> None:
+        await self.turns.handle(event)
 
-    def _flush(self) -> None:
-        """Bring what has been generated to the screen."""
-        turn = self._conversation.turn
-        if turn is not None and self._current is not None and (text := turn.take()):
+    async def turn_started(self, started: "Started") -> None:
+        if self._current is not None:
+            self._current.begin(started.message)
+
+    def turn_progressed(self, turn: RunningTurn, text: str) -> None:
+        if self._current is not None and text:
             self._current.append(text)
 
-    @on(events.TurnEnded)
-    def _turn_ended(self, event: events.TurnEnded) -> None:
-        self._close_turn(event.finished.reason)
-        if event.finished.reason == "error":
-            self._tell(f"The model failed: {event.finished.message}")
+    async def turn_ended(self, finished: "Finished") -> None:
+        self._show_stored(finished.reason)
+        if finished.reason == "error":
+            self._show_problem(f"The model failed: {finished.message}")
         self._next()
 
-    @on(events.TurnFailed)
-    def _turn_failed(self, event: events.TurnFailed) -> None:
+    async def turn_failed(self, turn: RunningTurn, reason: str) -> None:
         side = self._current
-        self._close_turn("error")
-        self._tell(in_words(event.error))
+        self._show_stored("error")
+        self._show_problem(reason)
         if side is not None and side.reply is None:
             side.note = ""
             self._ask_again()
         else:
             self._next()
 
-    def _close_turn(self, reason: str) -> None:
+    def _show_stored(self, reason: str) -> None:
+        """Show what the store has kept of the reply."""
         side = self._current
-        self._conversation.end()
         if side is not None and side.reply is not None:
             try:
                 side.end(self._store.message(side.reply.id), reason)
             except StoreError as error:
-                self._tell(str(error))
+                self._show_problem(str(error))
 
     # Choosing and leaving
 
@@ -326,7 +324,7 @@ class CompareScreen(Screen[Compared]):
             self._store.add_comparison(left.id, right.id, choice)
             self._store.set_leaf(left.chat_id, right.id if choice == "right" else left.id)
         except StoreError as error:
-            self._tell(str(error))
+            self._show_problem(str(error))
         else:
             self.notify(f"{_KEPT[choice]} k on the reply ranks them anew.", markup=False)
             self.dismiss(Compared(left.chat_id))

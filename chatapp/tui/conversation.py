@@ -1,9 +1,9 @@
 """What the chat screen talks to: the model, the session, and the turn that is running.
 
-The one invariant: the session and its model are used by one thread at a time, the one that
-holds the lock. All threads here are daemons and nobody waits for them without a limit:
-importing the numerical library cannot be interrupted, nor can a model in the middle of a
-long prompt, and Textual's own thread workers would be joined when the program ends.
+Keep: the session and its model are used by one thread at a time, the one that holds the lock,
+and of several loads only the newest counts. All threads here are daemons and nobody waits for
+them without a limit: importing the numerical library cannot be interrupted, nor can a model in
+the middle of a long prompt, and Textual's own thread workers would be joined at the end.
 """
 
 import threading
@@ -15,7 +15,9 @@ from textual.message_pump import MessagePump
 
 from chatapp.dialogue.store import Basis, StoreError
 from chatapp.tui import events
-from chatapp.tui.turn import Turn
+from chatapp.tui.loading import LoadRequest
+from chatapp.tui.turn import RunningTurn
+from chatapp.tui.words import in_words
 
 if TYPE_CHECKING:
     from chatapp.dialogue.session import Session, SessionEvent
@@ -29,8 +31,8 @@ _RECENT_CHATS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What the user asked for: how to start it, and what to give back if it fails."""
+class TurnRequest:
+    """A turn that the user asked for: how to start it, and what to give back if it fails."""
 
     start: "Callable[[Session, threading.Event], Iterator[SessionEvent]]"
     submitted: events.Submitted | None = None
@@ -48,28 +50,29 @@ class Conversation:
     ) -> None:
         self._settings = settings
         self._store = store
-        self._load = load
+        self._wanted = LoadRequest(load, settings.precision)
         self._listener = listener
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._sampling = settings.sampling
         self._compared: tuple[tuple[str, str], LanguageModel] | None = None
-        self.precision = self._wanted_precision = settings.precision
+        self.precision = settings.precision
         self.device = settings.device
         self._chat_id: int | None = None
         self._basis = Basis()
         self.model: LanguageModel | None = None
         self.session: Session | None = None
-        self.loading = False
-        self.turn: Turn | None = None
-        self.order: Order | None = None
+        self.loading: LoadRequest | None = None
+        """The newest request for a model, until it is answered."""
+        self.turn: RunningTurn | None = None
+        self.request: TurnRequest | None = None
+        """The turn that runs, or that waits for the model."""
 
     @property
     def chat_id(self) -> int | None:
         """The chat in the store; None before its first message."""
         return self.session.chat_id if self.session is not None else self._chat_id
 
-    @property
     def remote(self) -> "RemoteModel | None":
         """The model, when it is on a server."""
         from chatapp.engine.remote import RemoteModel
@@ -81,8 +84,8 @@ class Conversation:
         """How replies are drawn, from the next turn on."""
         return self._sampling if self.session is None else self.session.sampling
 
-    @sampling.setter
-    def sampling(self, sampling: "Sampling") -> None:
+    def set_sampling(self, sampling: "Sampling") -> None:
+        """Draw replies otherwise, from the next turn on."""
         # What is set for a prompt file ends with it, and what it asks for begins anew with it.
         if self.session is None or not self.session.prompt:
             self._sampling = sampling
@@ -90,20 +93,9 @@ class Conversation:
             self.session.sampling = sampling
 
     def load(self) -> None:
-        """Load the model; ends in a ModelLoaded or a LoadFailed."""
-        self.loading = True
-        load = self._load
-
-        def run() -> None:
-            try:
-                model = load()
-            except Exception as error:
-                # A broken installation fails in its own ways; what it says is for the user.
-                self._listener.post_message(events.LoadFailed(in_words(error)))
-            else:
-                self._listener.post_message(events.ModelLoaded(model))
-
-        self._start_thread(run)
+        """Load the model; ends in a ModelLoaded or a LoadFailed of the request `loading`."""
+        self.loading = request = self._wanted
+        self._start_thread(lambda: request.run(self._listener))
 
     def find_models(self, listener: MessagePump | None = None) -> None:
         """Look for models, first on this machine; ends in a ModelsFound that has all.
@@ -115,23 +107,19 @@ class Conversation:
         def run() -> None:
             from chatapp.engine.catalogue import on_servers, on_this_machine
 
-            found = on_this_machine()
-            listener.post_message(events.ModelsFound(list(found), False))
-            found += on_servers()
-            listener.post_message(events.ModelsFound(found, True))
+            models = on_this_machine()
+            listener.post_message(events.ModelsFound(list(models), False))
+            models += on_servers()
+            listener.post_message(events.ModelsFound(models, True))
 
         self._start_thread(run)
 
-    def load_other(self, load: "Callable[[], LanguageModel]", precision: str = "") -> None:
-        """Load another model to go on with, while no order is under way.
+    def load_other(self, request: LoadRequest) -> None:
+        """Load another model to go on with, while no turn is under way; messages wait for it.
 
-        precision: what `load` loads it in, when it is not that of the model there is.
-
-        Messages wait for it. Ends in a ModelLoaded or, after which `recover` goes back to the
-        model there was, in a LoadFailed.
+        When it fails, `recover` goes back to the model there was.
         """
-        self._load = load
-        self._wanted_precision = precision or self.precision
+        self._wanted = request
         self._chat_id, self._basis = self.chat_id, self.basis()
         self.session = None
         self.load()
@@ -141,8 +129,7 @@ class Conversation:
         if self.model is None:
             return False
         model = self.model
-        self._load = lambda: model
-        self._wanted_precision = self.precision
+        self._wanted = LoadRequest(lambda: model, self.precision)
         self._new_session(model, self._chat_id)
         return True
 
@@ -163,7 +150,7 @@ class Conversation:
         return self._basis if self.chat_id is None else self._store.chat(self.chat_id).basis
 
     def hold_with(self, basis: Basis) -> None:
-        """Hold the chat with something else, while no order is under way. Raises StoreError."""
+        """Hold the chat with something else, while no turn is under way. Raises StoreError."""
         chat_id = self.chat_id
         if chat_id is not None:
             self._store.set_basis(chat_id, basis)
@@ -186,12 +173,12 @@ class Conversation:
             self._store.set_system(self.chat_id, system)
         self._basis = replace(self._basis, system=system)
 
-    def attach(self, model: "LanguageModel") -> None:
-        """Use this model. Raises ValueError when it cannot be chatted with."""
-        self.loading = False
+    def attach(self, request: LoadRequest, model: "LanguageModel") -> None:
+        """Use the model that was asked for. Raises ValueError when it cannot be chatted with."""
+        self.loading = None
         self._new_session(model, self._chat_id)
         self.model = model
-        self.precision = self._wanted_precision
+        self.precision = request.precision
 
     def open(self, chat_id: int | None) -> "tuple[list[StoredMessage], dict[int, str]]":
         """Go over to a chat, or with None to a new one, and leave the running turn behind.
@@ -202,11 +189,16 @@ class Conversation:
         path = [] if chat_id is None else self._store.path(chat_id)
         generations = [] if chat_id is None else self._store.generations(chat_id)
         self.stop()
-        self.order = self.turn = None
+        self.request = self.turn = None
         self._chat_id, self._basis = chat_id, Basis()
         if self.model is not None and not self.loading:
             self._new_session(self.model, chat_id)
         return path, {generation.message_id: generation.reason or "" for generation in generations}
+
+    def keep_markdown(self, markdown: bool) -> None:
+        """Store how the chat's replies are shown, if it is stored. Raises StoreError."""
+        if self.chat_id is not None:
+            self._store.set_markdown(self.chat_id, markdown)
 
     def title(self) -> str:
         """What the chat is called."""
@@ -238,28 +230,28 @@ class Conversation:
                     texts.append(message.text)
         return texts
 
-    def begin(self, order: Order, listener: MessagePump | None = None) -> bool:
-        """Carry out an order; False when it has to wait for the model.
+    def begin(self, request: TurnRequest, listener: MessagePump | None = None) -> bool:
+        """Carry out a request; False when it has to wait for the model.
 
         listener: who is told how it goes, in place of the conversation's own.
         """
-        self.order = order
+        self.request = request
         session = self.session
         if session is None:
             return False
 
         def generate(cancel: threading.Event) -> "Iterator[SessionEvent]":
             with self._lock:
-                yield from order.start(session, cancel)
+                yield from request.start(session, cancel)
 
-        self.turn = Turn(generate, listener or self._listener, order.submitted)
+        self.turn = RunningTurn(generate, listener or self._listener, request.submitted)
         self._start_thread(self.turn.run)
         return True
 
-    def end(self) -> Order | None:
-        """The order is done with; returns it."""
-        order, self.order, self.turn = self.order, None, None
-        return order
+    def end(self) -> TurnRequest | None:
+        """The request is done with; returns it."""
+        request, self.request, self.turn = self.request, None, None
+        return request
 
     def stop(self) -> None:
         """Ask the running turn to stop."""
@@ -365,8 +357,3 @@ class Conversation:
             prompt=basis.prompt,
             asked_template=basis.asked_template,
         )
-
-
-def in_words(error: Exception) -> str:
-    """An error as a sentence for the user."""
-    return str(error) or type(error).__name__

@@ -1,7 +1,9 @@
-"""What the widgets and threads of the chat tell one another, all in one place.
+"""What the widgets and threads of the chat tell the screen.
 
-The one invariant: an event carries plain data (rows of the store, text), never a decision
-about the screen, so that any widget may send it and any screen may answer it.
+What belongs to a load or a turn stands with it, in `loading` and `turn`.
+
+Keep: an event carries plain data (rows of the store, text), never a decision about the screen,
+so that any widget may send it and any screen may answer it.
 """
 
 from dataclasses import dataclass
@@ -10,31 +12,14 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.session import Session, Started
+    from chatapp.dialogue.session import Session
     from chatapp.dialogue.store import StoredMessage
     from chatapp.engine.catalogue import Found
-    from chatapp.engine.events import Finished
-    from chatapp.engine.model import LanguageModel
-    from chatapp.tui.turn import Turn
 
 
 @dataclass
 class Shown(Message):
     """The first frame is on the screen, and the prompt takes keys."""
-
-
-@dataclass
-class ModelLoaded(Message):
-    """The model is there."""
-
-    model: "LanguageModel"
-
-
-@dataclass
-class LoadFailed(Message):
-    """The model is not there, and why, in words."""
-
-    reason: str
 
 
 @dataclass
@@ -64,30 +49,6 @@ class Suggested(Message):
 
     text: str
     completions: list[str]
-
-
-@dataclass
-class TurnStarted(Message):
-    """A reply is about to be generated; its row is in the store."""
-
-    turn: "Turn"
-    started: "Started"
-
-
-@dataclass
-class TurnEnded(Message):
-    """A reply has ended, for whatever reason `finished` gives."""
-
-    turn: "Turn"
-    finished: "Finished"
-
-
-@dataclass
-class TurnFailed(Message):
-    """A turn was refused or broke down."""
-
-    turn: "Turn"
-    error: Exception
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""All keys and commands, generated from where they are defined, so that none is forgotten."""
+"""All keys and commands.
+
+Keep: the lists are made from where keys and commands are defined, so that none is forgotten.
+"""
 
 from collections.abc import Sequence
 from typing import ClassVar

@@ -20,10 +20,11 @@ from textual.widgets import Input, OptionList, Static
 
 from chatapp.dialogue.store import Basis, StoreError
 from chatapp.foreign import printable
-from chatapp.tui.conversation import Conversation, in_words
+from chatapp.tui.conversation import Conversation
 from chatapp.tui.field import Field
-from chatapp.tui.inspector_views import Choices
+from chatapp.tui.options import MarkedOptions
 from chatapp.tui.rendered import colored, legend, one_line, shot_lines
+from chatapp.tui.words import in_words
 
 if TYPE_CHECKING:
     from chatapp.dialogue.preview import Preview
@@ -137,7 +138,7 @@ class LibraryScreen(ModalScreen[Choice | None]):
             yield Static("Prompts", classes="title")
             yield Field(placeholder="Filter, or a prompt file's path", compact=True)
             with Container(id="shelf"):
-                choices = Choices()
+                choices = MarkedOptions()
                 choices.can_focus = False  # the field keeps the keys; the list follows them
                 yield choices
                 with VerticalScroll(can_focus=False):
@@ -146,7 +147,7 @@ class LibraryScreen(ModalScreen[Choice | None]):
             yield Static(_HINT, classes="hint")
 
     def on_mount(self) -> None:
-        self._list = self.query_one(Choices)
+        self._list = self.query_one(MarkedOptions)
         self._look_for_files()
 
     @work

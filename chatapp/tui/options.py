@@ -1,8 +1,14 @@
-"""A list of lines to choose from, which are foreign text."""
+"""Lists of lines to choose from.
 
+Keep: the lines are foreign text, and nothing in them is read as markup.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
+from textual.content import Content
 from textual.widgets import OptionList
+from textual.widgets.option_list import Option
 
 
 class Options(OptionList):
@@ -21,3 +27,27 @@ class Options(OptionList):
     def action_page_down(self) -> None:
         if self.scrollable_content_region:
             super().action_page_down()  # type: ignore[no-untyped-call]
+
+
+class MarkedOptions(Options):
+    """Lines to choose from. A mark shows which one is chosen where there are no colours."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._contents: list[Content] = []
+
+    def show(self, lines: Sequence[tuple[str, Content]], highlighted: int = 0) -> None:
+        """Offer other lines, each with an id; one of them is highlighted."""
+        self.clear_options()
+        self._contents = [line for _, line in lines]
+        self.add_options(Option(Content("  ") + line, id=id) for id, line in lines)
+        self.highlighted = min(highlighted, len(lines) - 1) if lines else None
+        self._mark_chosen()
+
+    def on_option_list_option_highlighted(self) -> None:
+        self._mark_chosen()
+
+    def _mark_chosen(self) -> None:
+        for place, line in enumerate(self._contents):
+            mark = Content("› " if place == self.highlighted else "  ")
+            self.replace_option_prompt_at_index(place, mark + line)

@@ -84,7 +84,7 @@ class Actions(Provider):
     def _write(self, command: Command) -> None:
         """Put a command into the prompt, to be completed and sent."""
         assert isinstance(self.screen, ChatScreen)
-        self.screen.write_instead(f"/{command.name}{' ' if command.argument else ''}")
+        self.screen.widgets.prompt.give_back(f"/{command.name}{' ' if command.argument else ''}")
 
     def _of_themes(self) -> Iterator[Entry]:
         for name in sorted(self.app.available_themes):

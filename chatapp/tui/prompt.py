@@ -1,8 +1,7 @@
 """Where the user writes: a text area that grows, sends on Enter and remembers.
 
-The one invariant: no text is ever lost. It leaves the prompt at once, so that what is typed
-after Enter belongs to the next message, and comes back with `give_back` when it could not be
-sent.
+Keep: no text is ever lost. It leaves the prompt at once, so that what is typed after Enter
+belongs to the next message, and comes back with `give_back` when it could not be sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +18,11 @@ from chatapp.foreign import printable
 from chatapp.tui.editor import EditorError, edited
 from chatapp.tui.events import ShowVersion, Submitted, SubmittedNothing, Suggested
 from chatapp.tui.keymap import shown_key
-from chatapp.tui.slash import completions
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import StoredMessage
+
+Complete = Callable[[str], list[str]]
 
 _TASKS = {
     "user": "Writing anew · Enter sends it, Esc leaves it as it was",
@@ -41,8 +41,8 @@ class CountedDocument(WrappedDocument):
 class Prompt(TextArea):
     """The input.
 
-    earlier: gives the texts sent before, oldest first, when they are needed. arguments: gives
-    the values that a slash command can take.
+    earlier: gives the texts sent before, oldest first, when they are needed. complete: gives
+    what a text could become that is on the way to a command.
     """
 
     BINDING_GROUP_TITLE = "Writing"
@@ -83,15 +83,12 @@ class Prompt(TextArea):
     def __init__(
         self,
         earlier: Callable[[], Sequence[str]],
-        arguments: Callable[[str], Sequence[str]],
+        complete: Complete,
     ) -> None:
-        super().__init__(
-            compact=True,
-            highlight_cursor_line=False,
-        )
+        super().__init__(compact=True, highlight_cursor_line=False)
         self._wrapped_width = 0
         self._load_earlier = earlier
-        self._arguments = arguments
+        self._complete = complete
         self._typed = ""
         self._completions: list[str] = []
         self._completed = -1
@@ -184,7 +181,7 @@ class Prompt(TextArea):
         text = self.text if self.document.line_count == 1 else ""
         if text not in (self._typed, self._chosen):
             self._typed, self._chosen, self._completed = text, None, -1
-            self._completions = [] if self.editing else completions(text, self._arguments)
+            self._completions = [] if self.editing else self._complete(text)
             self.post_message(Suggested(text, self._completions))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

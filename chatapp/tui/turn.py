@@ -1,30 +1,32 @@
-"""One turn of the dialogue, generated on a thread and shown by the event loop.
+"""A reply while it is generated on a thread, and what the thread tells the screen about it.
 
 Tokens are only collected here; the screen takes them a few times a second with `take`, so
 that a fast model costs the event loop no more than a slow one.
 
-The one invariant: only `run` is called on the thread, and it alone writes; everything else
-reads, so that no lock is needed.
+Keep: only `run` is called on the thread, and it alone writes; everything else reads, so that no
+lock is needed.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from textual.message import Message
 from textual.message_pump import MessagePump
 
 from chatapp.engine.events import Finished, Token
-from chatapp.tui.events import Submitted, TurnEnded, TurnFailed, TurnStarted
+from chatapp.tui.events import Submitted
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.session import SessionEvent
+    from chatapp.dialogue.session import SessionEvent, Started
     from chatapp.dialogue.store import StoredMessage
 
 Generate = Callable[[threading.Event], "Iterator[SessionEvent]"]
 
 
-class Turn:
+class RunningTurn:
     """Runs `generate` and tells `listener` how it goes.
 
     submitted: what the user has sent, when that is what this turn answers.
@@ -93,3 +95,31 @@ class Turn:
                 self._listener.post_message(TurnEnded(self, finished))
         finally:
             self._ended.set()
+
+
+@dataclass
+class TurnEvent(Message):
+    """What a turn's thread tells the screen."""
+
+    turn: RunningTurn
+
+
+@dataclass
+class TurnStarted(TurnEvent):
+    """A reply is about to be generated; its row is in the store."""
+
+    started: "Started"
+
+
+@dataclass
+class TurnEnded(TurnEvent):
+    """A reply has ended, for whatever reason `finished` gives."""
+
+    finished: Finished
+
+
+@dataclass
+class TurnFailed(TurnEvent):
+    """A turn was refused or broke down."""
+
+    error: Exception

@@ -127,7 +127,7 @@ async def test_a_long_reply_costs_the_same_at_its_end(
         await pilot.press(*"Go on")
         app.simulate_key("enter")
         # Pilot's own press of Enter would return only when much of the reply has come.
-        await until(lambda: app.chat._streaming is not None)
+        await until(lambda: app.chat.widgets.transcript.live is not None)
         turn = app.chat.conversation.turn
         assert turn is not None
         watch = Watch()

@@ -101,7 +101,7 @@ class Driver:
         """Wait until no turn is running, no message waits, and all has been measured."""
         conversation = self.chat.conversation
         await self.until(
-            lambda: conversation.order is None and not conversation.has_running_threads
+            lambda: conversation.request is None and not conversation.has_running_threads
         )
 
     async def say(self, text: str) -> None:

@@ -31,8 +31,8 @@ BY_OTHER_KEYS = {
 
 def own_places() -> list[type[DOMNode]]:
     """Every class of the screens that is part of the tree."""
-    for module in pkgutil.iter_modules(chatapp.tui.__path__):
-        importlib.import_module(f"chatapp.tui.{module.name}")
+    for module in pkgutil.walk_packages(chatapp.tui.__path__, "chatapp.tui."):
+        importlib.import_module(module.name)
     found: list[type[DOMNode]] = []
     waiting: list[type[DOMNode]] = [DOMNode]
     while waiting:

@@ -18,13 +18,17 @@ from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.settings import Settings
 from chatapp.shading import percent
-from chatapp.tui import inspector_step
 from chatapp.tui.help import HelpScreen
-from chatapp.tui.inspector import Inspector
-from chatapp.tui.inspector_look import EXAMPLE
-from chatapp.tui.inspector_step import StepView
-from chatapp.tui.inspector_tokens import TokenText, layout
-from chatapp.tui.inspector_views import AttentionView, HeatMap, LayersView, TokensView, View
+from chatapp.tui.inspector import step
+from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.heatmap import HeatMap
+from chatapp.tui.inspector.layers import LayersView
+from chatapp.tui.inspector.look import EXAMPLE
+from chatapp.tui.inspector.panel import Inspector
+from chatapp.tui.inspector.step import StepView
+from chatapp.tui.inspector.token_text import TokenText, layout
+from chatapp.tui.inspector.tokens import TokensView
+from chatapp.tui.inspector.view import View
 from chatapp.tui.message import MessageView
 
 SETTINGS = Settings(sampling=Sampling(seed=5, max_tokens=12))
@@ -501,7 +505,7 @@ async def test_parameters_change_the_cut(open_app: OpenApp, gpt2: LocalModel) ->
 
 
 async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspector_step, "_PAUSE", 0.001)
+    monkeypatch.setattr(step, "_PAUSE", 0.001)
     model = random_gpt2()
     async with open_app(model, settings=SETTINGS) as driver:
         await driver.say("he has it")

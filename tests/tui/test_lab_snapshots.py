@@ -23,7 +23,7 @@ from chatapp.tui.app import ChatApp
 from chatapp.tui.comparing import CompareScreen
 from chatapp.tui.field import Field
 from chatapp.tui.markdown import RenderedBody
-from chatapp.tui.turn import Turn
+from chatapp.tui.turn import RunningTurn
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
 REPLY = (
@@ -39,7 +39,7 @@ Take = Callable[[str, ScriptedModel, Scene], bool]
 @pytest.fixture(autouse=True)
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """No blinking, no measured speed."""
-    monkeypatch.setattr(Turn, "tokens_per_second", property(lambda turn: 20.0))
+    monkeypatch.setattr(RunningTurn, "tokens_per_second", property(lambda turn: 20.0))
     monkeypatch.setattr(Finished, "tokens_per_second", property(lambda finished: 20.0))
     for widget in (Input, TextArea):
         monkeypatch.setattr(widget.cursor_blink, "_default", False)
@@ -104,7 +104,7 @@ def test_answering_left(take: Take, gate: threading.Event, size: str) -> None:
         screen = await compare(driver)
         await driver.press("enter")
         await driver.until(lambda: (turn := driver.chat.conversation.turn) and turn.tokens == 20)
-        screen._flush()
+        screen.turns.flush()
         await driver.until(lambda: "moves" in driver.screen_text)
 
     assert take(size, Pausing([REPLY]), scene)

@@ -368,7 +368,7 @@ async def test_a_file_by_its_path(open_app: OpenApp, store: Store, own: Path) ->
         elsewhere.unlink()
         await driver.press("ctrl+n")
         await rest(driver)
-        await driver.chat._open(1)
+        await driver.chat.navigation.open(1)
         await rest(driver)
         await driver.until(lambda: "The chat's prompt file cannot be used" in driver.problem)
         assert "mine.toml: cannot be read" in driver.problem

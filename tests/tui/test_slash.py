@@ -14,7 +14,7 @@ from chatapp.engine.model import Sampling
 from chatapp.tui.completions import Completions
 from chatapp.tui.help import HelpScreen
 from chatapp.tui.history import HistoryScreen
-from chatapp.tui.slash import COMMANDS, completions, is_command
+from chatapp.tui.slash import COMMANDS, Command, completions, is_command
 
 
 async def order(driver: Driver, text: str) -> None:
@@ -33,19 +33,19 @@ def test_what_is_a_message(text: str) -> None:
 
 
 def test_completions_are_what_the_text_could_become() -> None:
-    def arguments(name: str) -> list[str]:
-        return {"set": ["seed", "top_k"], "theme": ["[b]", "calm"]}.get(name, [])
+    def values(command: Command) -> list[str]:
+        return {"set": ["seed", "top_k"], "theme": ["[b]", "calm"]}.get(command.name, [])
 
-    assert completions("/", arguments) == [
+    assert completions("/", values) == [
         f"/{each.name}" + " " * bool(each.argument) for each in COMMANDS
     ]
-    assert completions("/t", arguments) == ["/title ", "/template ", "/theme "]
-    assert completions("/set ", arguments) == ["/set seed ", "/set top_k "]
-    assert completions("/set t", arguments) == ["/set top_k "]
-    assert completions("/theme ", arguments) == ["/theme [b]", "/theme calm"]
-    assert completions("/theme calm", arguments) == []
+    assert completions("/t", values) == ["/title ", "/template ", "/theme "]
+    assert completions("/set ", values) == ["/set seed ", "/set top_k "]
+    assert completions("/set t", values) == ["/set top_k "]
+    assert completions("/theme ", values) == ["/theme [b]", "/theme calm"]
+    assert completions("/theme calm", values) == []
     for text in ("/nothing", "/nothing x", "hello", "", "/t\nx"):
-        assert completions(text, arguments) == []
+        assert completions(text, values) == []
 
 
 async def test_tab_goes_through_what_a_command_could_become(open_app: OpenApp) -> None:

@@ -17,7 +17,7 @@ import chatapp.tui.app
 import finetune.cli
 from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
-from chatapp.tui.inspector import Inspector
+from chatapp.tui.inspector.panel import Inspector
 
 TOUR = Path(chatapp.__file__).with_name("TOUR.md")
 PROGRAMS = {"chatapp": chatapp.cli.main, "finetune": finetune.cli.main}

@@ -1,7 +1,7 @@
 """A text as its tokens, each on a colour that means something, one of them chosen.
 
-The one invariant: a token is drawn where `layout` puts it and nowhere else, and everything a
-colour says is said without colours too, by how bold a token is.
+Keep: a token is drawn where `layout` puts it and nowhere else, and everything a colour says is
+said without colours too, by how bold a token is.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from rich.color import Color as RichColor
 from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding, BindingType
+from textual.content import Content
 from textual.events import Click, Resize
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -23,6 +24,21 @@ from chatapp.shading import RGB, ink_on, likelihood_color, visible, weight_color
 
 NOTHING = "∅"
 """Stands for a token without any text."""
+
+LONGEST = 16
+"""Columns that a token gets in a list."""
+
+
+def quoted(text: str) -> Content:
+    """A token between bars, so that its spaces can be seen."""
+    shown = Content(visible(text) or NOTHING).truncate(LONGEST, ellipsis=True)
+    return Content.assemble(("│", "dim"), shown, ("│", "dim"))
+
+
+def padded(text: str) -> Content:
+    """A token between bars, in a column of its own."""
+    piece = quoted(text)
+    return piece.pad_right(max(0, LONGEST + 2 - piece.cell_length))
 
 
 class Paint(NamedTuple):

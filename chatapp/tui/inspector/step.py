@@ -17,9 +17,10 @@ from textual.widgets import OptionList, Static
 from chatapp.engine.model import Sampling
 from chatapp.foreign import printable
 from chatapp.shading import bar, percent
-from chatapp.tui.inspector_look import ALTERNATIVES, Look
-from chatapp.tui.inspector_tokens import TokenText, surprise
-from chatapp.tui.inspector_views import Branch, Choices, Compute, View, padded
+from chatapp.tui.inspector.look import ALTERNATIVES, Look
+from chatapp.tui.inspector.token_text import TokenText, padded, surprise
+from chatapp.tui.inspector.view import Branch, Compute, View
+from chatapp.tui.options import MarkedOptions
 
 if TYPE_CHECKING:
     from chatapp.engine.inspection import Candidate, Cut, Inspectable, Stepper
@@ -102,7 +103,7 @@ class StepView(View):
     def compose(self) -> ComposeResult:
         yield TokenText(id="step-text")
         yield Static(id="step-parameters", markup=False)
-        yield Choices(id="step-candidates")
+        yield MarkedOptions(id="step-candidates")
 
     def show(self, look: Look) -> None:
         self._look = look
@@ -110,7 +111,7 @@ class StepView(View):
         self._sampling = self._conversation.sampling
         self._step = Step((), None)
         self._generation = None
-        self.query_one(Choices).show([])
+        self.query_one(MarkedOptions).show([])
         self.query_one(TokenText).show((), 0)
         if look.model is None:
             self._failed(look.reason)
@@ -119,7 +120,7 @@ class StepView(View):
         self._order(lambda stepper: None)
 
     def take_focus(self) -> None:
-        self.query_one(Choices).focus()
+        self.query_one(MarkedOptions).focus()
 
     def on_resize(self) -> None:
         self._list()
@@ -176,7 +177,7 @@ class StepView(View):
         self.query_one("#step-parameters", Static).update(Content("\n").join(lines))
 
     def _list(self) -> None:
-        choices = self.query_one(Choices)
+        choices = self.query_one(MarkedOptions)
         lines: list[tuple[str, Content]] = []
         size = max(2, min(20, (self.size.width - 46) // 2))
         if (cut := self._step.cut) is not None:

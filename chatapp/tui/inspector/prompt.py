@@ -1,0 +1,45 @@
+"""The tab of the inspector that shows the exact prompt.
+
+Keep: every character the model reads stands here, and nothing else in its place.
+"""
+
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.widgets import Static
+
+from chatapp.tui.inspector.look import Look
+from chatapp.tui.inspector.view import View
+from chatapp.tui.message import SPEAKERS
+from chatapp.tui.rendered import colored, legend, one_line, shot_lines
+
+_OUTDATED = "The reply was generated from another prompt. This one it would be generated from now."
+
+
+class PromptView(View):
+    """The exact string, coloured by where each part of it comes from."""
+
+    hint = "↑ ↓ scroll"
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(can_focus=True, id="prompt-scroll"):
+            yield Static(_OUTDATED, id="prompt-outdated")
+            yield Static(id="prompt-legend")
+            yield Static(id="prompt-text", markup=False)
+            yield Static(id="prompt-notes", markup=False)
+
+    def show(self, look: Look) -> None:
+        self.query_one("#prompt-legend", Static).update(legend(look.segments))
+        self.query_one("#prompt-text", Static).update(colored(look.segments))
+        notes = list(shot_lines(look.shots, look.dropped_shots))
+        if look.left_out:
+            count = len(look.left_out)
+            words = f"Left out for length: {count} message{'s' * (count > 1)}"
+            notes.append(Content.styled(words, "$text-warning"))
+            for message in look.left_out:
+                line = f"{SPEAKERS[message.role]}: {one_line(message.text)}"
+                notes.append(Content.styled(line, "dim"))
+        self.query_one("#prompt-notes", Static).update(Content("\n").join(notes))
+        outdated = self.query_one("#prompt-outdated", Static)
+        outdated.display = look.outdated
+        self.query_one("#prompt-scroll").scroll_home(animate=False)

@@ -1,0 +1,130 @@
+"""Which model, template and precision the chat goes on with, and how that is shown.
+
+Keep: what the status line names is what replies come from, or what is being loaded.
+"""
+
+import gc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from chatapp.dialogue.store import StoreError
+from chatapp.tui import timings
+from chatapp.tui.keymap import shown_key
+from chatapp.tui.loading import LoadFailed, LoadRequest, ModelLoaded
+from chatapp.tui.parameters import Parameters
+from chatapp.tui.words import in_words
+
+if TYPE_CHECKING:
+    from chatapp.engine.catalogue import Found
+    from chatapp.engine.model import LanguageModel
+    from chatapp.tui.chat_widgets import ChatWidgets
+    from chatapp.tui.conversation import Conversation
+
+
+class ModelSwitch:
+    """Loads the models of a conversation."""
+
+    def __init__(self, conversation: "Conversation", widgets: "ChatWidgets") -> None:
+        self._conversation = conversation
+        self._widgets = widgets
+        self._names: list[str] | None = None
+
+    def load(self) -> None:
+        """Load the model the chat is to be held with, or try it again."""
+        self._widgets.status.state = "loading"
+        self._conversation.load()
+
+    def load_other(self, name: str, precision: str = "") -> None:
+        """Go on with another model, when it is loaded; precision: another than now."""
+        precision = precision or self._conversation.precision
+        device = self._conversation.device
+
+        def load() -> "LanguageModel":
+            from chatapp.engine.load import load_model
+
+            return load_model(name, precision=precision, device=device)
+
+        self._widgets.status.state = "loading"
+        self._widgets.status.model = name
+        self._conversation.load_other(LoadRequest(load, precision))
+
+    def take(self, event: ModelLoaded | LoadFailed) -> str:
+        """Go on with a model that was loaded, or else with the one there was before.
+
+        event: the answer to the newest request. Returns why it cannot be had; "" when it can.
+        """
+        if isinstance(event, ModelLoaded):
+            timings.mark("model_ready")
+            # What has been imported by now stays for good. Python's collector would look through
+            # all of it again and again, and the screen would stand still for that long.
+            gc.freeze()
+            try:
+                self._conversation.attach(event.request, event.model)
+            except (ValueError, StoreError) as error:
+                return self._recover(in_words(error))
+            self.show()
+            if (remote := self._conversation.remote()) is not None and remote.remark:
+                self._widgets.inform(remote.remark)
+            return ""
+        self._conversation.loading = None
+        return self._recover(event.reason)
+
+    def _recover(self, reason: str) -> str:
+        """Go back to the model there was; returns what has happened, in words."""
+        words = f"The model could not be loaded: {reason}"
+        self._widgets.status.state = "no model"
+        if self._conversation.recover():
+            self.show()
+            return words
+        key = shown_key(self._widgets.status.app, "models", "F8")
+        return f"{words}\n{key} chooses another one; the next message tries this one again."
+
+    def show(self) -> None:
+        """Show what the chat is held with."""
+        session, status = self._conversation.session, self._widgets.status
+        if session is None:
+            return
+        status.state = "ready"
+        status.model = session.model.name
+        status.limit = session.model.context
+        status.template = session.layout
+        status.is_estimate = self._conversation.remote() is not None
+        self._conversation.measure()
+
+    def names(self) -> list[str]:
+        """The names of the models there are, as far as they have been found."""
+        if self._names is None:
+            self._names = []
+            self._conversation.find_models()
+        return self._names
+
+    def found(self, models: "Sequence[Found]") -> None:
+        """Take over what models there are."""
+        self._names = [model.name for model in models]
+        self._widgets.prompt.suggest_again()
+
+    def parameters(self) -> Parameters:
+        """What the next reply would be drawn with."""
+        session, sampling = self._conversation.session, self._conversation.sampling
+        template = session.template.name if session is not None else ""
+        return Parameters(sampling, template, self._conversation.precision)
+
+    def use(self, now: Parameters, new: Parameters) -> None:
+        """Draw replies with other parameters than `now`. Raises ValueError in words."""
+        if (new.template, new.precision) != (now.template, now.precision):
+            self._use_other(now, new)
+        self._conversation.set_sampling(new.sampling)
+        self._widgets.inform("The next message uses the new parameters.")
+
+    def _use_other(self, now: Parameters, new: Parameters) -> None:
+        """Go over to another template or precision. Raises ValueError in words."""
+        model = self._conversation.model
+        if model is None or self._conversation.loading is not None:
+            raise ValueError("the model is not loaded yet; its template and precision have to wait")
+        if self._conversation.request is not None:
+            raise ValueError("a reply is being written; Esc stops it")
+        if new.template != now.template:
+            self._conversation.use_template(new.template)
+            self.show()
+        if new.precision != now.precision:
+            self.load_other(model.name, new.precision)

@@ -1,0 +1,109 @@
+"""Which chat is shown, which branch of it, and which message has the focus.
+
+Keep: what is shown is the path to the chat's leaf as the store has it, and a text that waits to
+be sent is not lost when another chat is opened.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store import Store, StoredMessage
+    from chatapp.tui.chat_turns import ChatTurns
+    from chatapp.tui.chat_widgets import ChatWidgets
+    from chatapp.tui.conversation import Conversation
+    from chatapp.tui.inspecting import Inspecting
+    from chatapp.tui.model_switch import ModelSwitch
+    from chatapp.tui.verdicts import Verdicts
+
+
+class Navigation:
+    """Goes from one chat, branch or message of a conversation to another."""
+
+    def __init__(
+        self,
+        conversation: "Conversation",
+        store: "Store",
+        widgets: "ChatWidgets",
+        turns: "ChatTurns",
+        models: "ModelSwitch",
+        verdicts: "Verdicts",
+        inspecting: "Inspecting",
+    ) -> None:
+        self._conversation = conversation
+        self._store = store
+        self._widgets = widgets
+        self._turns = turns
+        self._models = models
+        self._verdicts = verdicts
+        self._inspecting = inspecting
+
+    async def open(self, chat_id: int | None) -> None:
+        """Show a chat, or with None a new one."""
+        await self._turns.take_back_waiting()
+        widgets = self._widgets
+        with widgets.store_errors():
+            path, reasons = self._conversation.open(chat_id)
+            self._turns.leave()
+            self._verdicts.show()
+            markdown = chat_id is not None and self._store.chat(chat_id).markdown
+            widgets.transcript.show_markdown(markdown)
+            await widgets.transcript.show(path, reasons)
+            widgets.show_welcome(not path)
+            widgets.show_problem("")
+            widgets.status.used = widgets.status.dropped = 0
+            widgets.status.speed = 0.0
+            self._models.show()
+            widgets.prompt.focus()
+            widgets.show_title()
+            self._inspecting.look_again()
+
+    async def open_at(self, message_id: int) -> None:
+        """Show the branch of a message, and the message."""
+        with self._widgets.store_errors():
+            message = self._store.message(message_id)
+            if message_id not in [above.id for above in self._store.path(message.chat_id)]:
+                self._store.set_leaf(message.chat_id, self._store.latest_leaf(message_id))
+            await self.open(message.chat_id)
+            await self._widgets.transcript.reveal(message_id)
+
+    async def leave_deleted(self) -> None:
+        """Begin a new chat when the one that is shown has been deleted."""
+        if self._conversation.is_deleted():
+            await self.open(None)
+        self._widgets.show_title()
+
+    async def show_sibling(self, message: "StoredMessage", step: int) -> None:
+        """Show the version of a message `step` places after it."""
+        if self._turns.is_busy():
+            return
+        prompt, transcript = self._widgets.prompt, self._widgets.transcript
+        writing = prompt.screen.focused is prompt
+        with self._widgets.store_errors():
+            sibling = self._conversation.go_to_sibling(message, step)
+            if sibling is not None:
+                await self.open(sibling.chat_id)
+                view = transcript.view(sibling.id)
+                if view is not None and not writing:
+                    view.focus()
+
+    async def show_version(self, step: int) -> None:
+        """Show the version of the last message `step` places after the one that is shown."""
+        path = self._widgets.transcript.path
+        if path and path[-1].siblings > 1:
+            await self.show_sibling(path[-1], step)
+
+    async def focus_step(self, message: "StoredMessage", step: int) -> None:
+        """Focus the message `step` places on; below the last one is the prompt."""
+        if not await self._widgets.transcript.focus_step(message, step) and step > 0:
+            self._widgets.prompt.focus()
+
+    def focus_last_message(self) -> None:
+        """Go from the prompt to the messages."""
+        if views := self._widgets.transcript.views:
+            views[-1].focus()
+
+    def scroll_page(self, step: int) -> None:
+        """Scroll the messages a page up or down."""
+        transcript = self._widgets.transcript
+        scroll = transcript.scroll_page_up if step < 0 else transcript.scroll_page_down
+        scroll(animate=False)

@@ -1,0 +1,229 @@
+"""What the slash commands do, and the values that their arguments can take.
+
+Keep: an action either does all of what was asked, or says why not and does nothing.
+"""
+
+import asyncio
+import shlex
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from chatapp.dialogue.store import Store
+from chatapp.engine.model import Sampling
+from chatapp.paths import presets_path
+from chatapp.presets import PresetsError, no_preset, read_presets
+from chatapp.settings import parameter
+from chatapp.tui.conversation import Conversation
+from chatapp.tui.library import Choice, chosen, names
+from chatapp.tui.model_switch import ModelSwitch
+from chatapp.userfiles import UserError
+
+if TYPE_CHECKING:
+    from textual.app import App
+
+    from chatapp.tui.chat_widgets import ChatWidgets
+
+TEMPLATES_OWN = "default"
+
+
+class SlashError(UserError):
+    """Why a command cannot be carried out, in one sentence."""
+
+
+class ChatControls(Protocol):
+    """What the commands act on: the chat screen."""
+
+    conversation: Conversation
+    store: Store
+    widgets: "ChatWidgets"
+    models: ModelSwitch
+
+    @property
+    def app(self) -> "App[object]": ...
+
+    async def action_new_chat(self) -> None: ...
+    def action_help(self) -> None: ...
+    def action_history(self) -> object: ...
+    def action_branches(self) -> object: ...
+    def action_compare(self, change: str = "") -> object: ...
+    def action_models(self) -> object: ...
+    def action_prompts(self) -> object: ...
+    def hold_with(self, choice: Choice) -> None: ...
+
+
+async def show_help(chat: ChatControls, argument: str) -> None:
+    chat.action_help()
+
+
+async def new_chat(chat: ChatControls, argument: str) -> None:
+    await chat.action_new_chat()
+
+
+async def list_chats(chat: ChatControls, argument: str) -> None:
+    chat.action_history()
+
+
+async def show_branches(chat: ChatControls, argument: str) -> None:
+    chat.action_branches()
+
+
+async def compare(chat: ChatControls, argument: str) -> None:
+    _refuse_while_busy(chat)
+    chat.action_compare(argument)
+
+
+def differences(chat: ChatControls) -> list[str]:
+    """In what the right one of two replies can differ."""
+    settings = ("template", "precision", *parameter_names(chat))
+    models = [f"model={shlex.quote(model)}" for model in chat.models.names()]
+    return [*models, *(f"{setting}=" for setting in settings)]
+
+
+async def leave(chat: ChatControls, argument: str) -> None:
+    chat.app.call_later(chat.app.action_quit)
+
+
+async def set_title(chat: ChatControls, argument: str) -> None:
+    chat_id = chat.conversation.chat_id
+    if chat_id is None:
+        raise SlashError("a chat is stored, and can have a title, from its first message on")
+    chat.store.rename_chat(chat_id, " ".join(argument.split()))
+    chat.widgets.show_title()
+
+
+async def set_instructions(chat: ChatControls, argument: str) -> None:
+    conversation = chat.conversation
+    if not argument:
+        current = conversation.system() or TEMPLATES_OWN
+        chat.widgets.prompt.give_back(f"/system {current}")
+        return
+    _refuse_while_busy(chat)
+    conversation.set_system(None if argument == TEMPLATES_OWN else argument)
+    conversation.measure()
+    chat.widgets.inform("The next message is answered under these instructions.")
+
+
+async def set_parameter(chat: ChatControls, argument: str) -> None:
+    # As in /compare, where a value stands after an equals sign.
+    name, _, text = argument.replace("=", " ").partition(" ")
+    try:
+        value = parameter(name, text.strip())
+    except ValueError as error:
+        raise SlashError(str(error)) from None
+    conversation = chat.conversation
+    conversation.set_sampling(replace(conversation.sampling, **{name: value}))  # type: ignore[arg-type]
+    shown = "drawn anew each time" if value is None else value
+    chat.widgets.inform(f"{name} is {shown} from the next message on.")
+
+
+def parameter_names(chat: ChatControls) -> list[str]:
+    return [field.name for field in fields(Sampling)]
+
+
+async def use_preset(chat: ChatControls, argument: str) -> None:
+    try:
+        presets = read_presets(presets_path())
+    except PresetsError as error:
+        raise SlashError(str(error)) from None
+    if argument not in presets:
+        raise SlashError(no_preset(argument, list(presets)))
+    chat.conversation.set_sampling(presets[argument])
+    chat.widgets.inform(f"The next message is answered with the values of {argument!r}.")
+
+
+def preset_names(chat: ChatControls) -> Iterable[str]:
+    with suppress(PresetsError):
+        return list(read_presets(presets_path()))
+    return []
+
+
+async def load_model(chat: ChatControls, argument: str) -> None:
+    _refuse_while_busy(chat)
+    if argument:
+        chat.models.load_other(argument)
+    else:
+        chat.action_models()
+
+
+async def use_template(chat: ChatControls, argument: str) -> None:
+    _refuse_while_busy(chat)
+    try:
+        chat.conversation.use_template(argument)
+    except ValueError as error:
+        raise SlashError(str(error)) from None
+    chat.models.show()
+
+
+def template_names(chat: ChatControls) -> list[str]:
+    from chatapp.prompting.template import TEMPLATES
+
+    return list(TEMPLATES)
+
+
+async def use_prompt(chat: ChatControls, argument: str) -> None:
+    from chatapp.prompting.examples import PromptError
+
+    _refuse_while_busy(chat)
+    if not argument:
+        chat.action_prompts()
+        return
+    try:
+        choice = await asyncio.to_thread(chosen, argument)
+    except PromptError as error:
+        raise SlashError(str(error)) from None
+    chat.hold_with(choice)
+
+
+def prompt_names(chat: ChatControls) -> Iterable[str]:
+    from chatapp.prompting.examples import PromptError
+
+    with suppress(PromptError):
+        return names()
+    return []
+
+
+async def set_markdown(chat: ChatControls, argument: str) -> None:
+    if argument not in ("on", "off"):
+        raise SlashError(f"/markdown is followed by {argument!r}; expected on or off")
+    chat.widgets.show_markdown(argument == "on")
+
+
+async def use_theme(chat: ChatControls, argument: str) -> None:
+    if argument not in chat.app.available_themes:
+        raise SlashError(f"there is no theme {argument!r}; Tab lists them")
+    chat.app.theme = argument
+
+
+def theme_names(chat: ChatControls) -> list[str]:
+    return sorted(chat.app.available_themes)
+
+
+async def export(chat: ChatControls, argument: str) -> None:
+    chat_id = chat.conversation.chat_id
+    if chat_id is None:
+        raise SlashError("there is nothing to export yet")
+    path = Path(argument).expanduser()
+    try:
+        await asyncio.to_thread(_write, chat.store, chat_id, path)
+    except FileExistsError:
+        raise SlashError(f"{path}: this file exists; expected a new name") from None
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SlashError(f"{path}: cannot be written: {reason}") from None
+    chat.widgets.inform(f"The chat is in {path}.")
+
+
+def _write(store: Store, chat_id: int, path: Path) -> None:
+    from chatapp.dialogue.export import as_text
+
+    text = as_text(store.chat(chat_id), store.path(chat_id), path.suffix)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _refuse_while_busy(chat: ChatControls) -> None:
+    if chat.conversation.request is not None:
+        raise SlashError("a reply is being written; Esc stops it")

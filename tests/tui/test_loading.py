@@ -1,0 +1,127 @@
+"""Models that are asked for one after the other, and answer in whatever order they like."""
+
+import threading
+
+import pytest
+from conftest import Driver, OpenApp
+from fakes import ScriptedModel
+
+from chatapp.dialogue.store import Store
+from chatapp.engine import load
+
+
+class Loader:
+    """In place of `load_model`: each model comes, or fails, when the test lets it."""
+
+    def __init__(self, models: dict[str, ScriptedModel | Exception]) -> None:
+        self._models = models
+        self._gates = {name: threading.Event() for name in models}
+        self._threads: dict[str, threading.Thread] = {}
+        self.precisions: dict[str, str] = {}
+
+    def __call__(self, name: str, *, precision: str, device: str) -> ScriptedModel:
+        self._threads[name] = threading.current_thread()
+        self.precisions[name] = precision
+        self._gates[name].wait(20)
+        model = self._models[name]
+        if isinstance(model, Exception):
+            raise model
+        return model
+
+    def let(self, name: str) -> None:
+        """Let a model's load come to its end."""
+        self._gates[name].set()
+
+    def has_told(self, name: str) -> bool:
+        """Whether the screen has been told of the model."""
+        return not self._threads[name].is_alive()
+
+
+async def command(driver: Driver, text: str) -> None:
+    driver.prompt.text = text
+    await driver.press("enter")
+
+
+def named(name: str, *replies: str) -> ScriptedModel:
+    return ScriptedModel(replies, name=name)
+
+
+async def test_of_two_models_the_one_asked_for_last_stays(
+    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big, small = named("big", "From big."), named("small", "From small.")
+    loader = Loader({"big": big, "small": small})
+    monkeypatch.setattr(load, "load_model", loader)
+    async with open_app() as driver:
+        await command(driver, "/model big")
+        await command(driver, "/model small")
+        loader.let("small")
+        await driver.until(lambda: driver.status.state == "ready")
+        loader.let("big")
+        await driver.until(lambda: loader.has_told("big"))
+        assert driver.status.model == "small"
+        await driver.say("Hello")
+        assert driver.texts == ["Hello", "From small."]
+        assert [turn.model for turn in store.turns(1)] == ["small"]
+        assert big.prompts == []
+
+
+async def test_the_precision_is_that_of_the_model_there_is(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = Loader({"scripted": named("scripted"), "small": named("small")})
+    monkeypatch.setattr(load, "load_model", loader)
+    async with open_app() as driver:
+        conversation = driver.chat.conversation
+        before = conversation.precision
+        await driver.press("f2")
+        driver.app.screen.query_one("#precision").value = "int8"
+        await driver.press("enter")
+        await driver.until(lambda: "scripted" in loader.precisions)
+        await command(driver, "/model small")
+        loader.let("small")
+        await driver.until(lambda: driver.status.state == "ready")
+        loader.let("scripted")
+        await driver.until(lambda: loader.has_told("scripted"))
+        assert loader.precisions == {"scripted": "int8", "small": before}
+        assert (driver.status.model, conversation.precision) == ("small", before)
+
+
+async def test_a_late_model_does_not_send_the_message_again(
+    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = named("small", "From small.")
+    small.gate = threading.Event()
+    loader = Loader({"big": named("big", "From big."), "small": small})
+    monkeypatch.setattr(load, "load_model", loader)
+    async with open_app() as driver:
+        await command(driver, "/model big")
+        await command(driver, "/model small")
+        await command(driver, "Hello")
+        loader.let("small")
+        await driver.until(lambda: driver.texts)
+        loader.let("big")
+        await driver.until(lambda: loader.has_told("big"))
+        small.gate.set()
+        await driver.idle()
+        assert driver.texts == ["Hello", "From small."]
+        assert [message.text for message in store.tree(1)] == ["Hello", "From small."]
+
+
+async def test_a_late_failure_changes_nothing(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = Loader({"gone": RuntimeError("there is no such folder"), "small": named("small", "I")})
+    monkeypatch.setattr(load, "load_model", loader)
+    async with open_app() as driver:
+        await command(driver, "/model gone")
+        await command(driver, "/model small")
+        await command(driver, "Hello")
+        loader.let("gone")
+        await driver.until(lambda: loader.has_told("gone"))
+        assert driver.status.state == "loading"
+        assert driver.problem == ""
+        loader.let("small")
+        await driver.until(lambda: driver.texts == ["Hello", "I"])
+        await driver.idle()
+        assert driver.problem == ""
