@@ -1,7 +1,7 @@
 """The program in the terminal: its store, its look, and how it ends.
 
-The one invariant: nothing imported here, directly or not, is heavy. The model and its
-library are imported by the thread that loads them, after the first frame.
+Keep: nothing imported here, directly or not, is heavy. The model and its library are imported by
+the thread that loads them, after the first frame.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.app import App, InvalidThemeError
+from textual.app import InvalidThemeError
 from textual.binding import Binding, BindingType
 from textual.events import Event, Key, Paste
 from textual.theme import Theme
@@ -27,6 +27,7 @@ from chatapp.tui.chat import ChatScreen
 from chatapp.tui.keymap import read_keymap
 from chatapp.tui.message import MessageView
 from chatapp.tui.prompt import Prompt
+from chatapp.tui.textual_internals import FailingApp
 from chatapp.tui.theme import CALM, FEW_COLORS
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _actions() -> "type[Provider]":
     return Actions
 
 
-class ChatApp(App[int]):
+class ChatApp(FailingApp[int]):
     """The chat.
 
     load: gives the model; by default the one of the settings. store: where the chats are;
@@ -145,15 +146,6 @@ class ChatApp(App[int]):
         # Who uses it in a browser may sit at another machine, whose clipboard this one is not.
         if not self.is_web and (commands := clipboard.programs()):
             threading.Thread(target=clipboard.fill, args=(text, commands), daemon=True).start()
-
-    @property
-    def failure(self) -> Exception | None:
-        """What brought the program down, if anything did."""
-        return self._exception
-
-    def _fatal_error(self) -> None:
-        # Textual would print a traceback. `run` hands the error on to the command line.
-        self._close_messages_no_wait()
 
     def _leave(self) -> None:
         self.chat.conversation.close(0)

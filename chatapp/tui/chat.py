@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 from textual.events import Paste
 from textual.screen import Screen
-from textual.widgets import OptionList, TextArea
+from textual.widgets import OptionList
 
 from chatapp.dialogue.store import Basis, StoreError
 from chatapp.paths import presets_path
@@ -25,13 +25,9 @@ from chatapp.tui.chat_widgets import ChatWidgets
 from chatapp.tui.comparing import CompareScreen
 from chatapp.tui.conversation import Conversation, TurnRequest
 from chatapp.tui.help import HelpScreen
-from chatapp.tui.history import ChatList, HistoryScreen
+from chatapp.tui.history import HistoryScreen
 from chatapp.tui.inspecting import Inspecting
-from chatapp.tui.inspector.attention import AttentionView
-from chatapp.tui.inspector.heatmap import HeatMap
 from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.inspector.step import StepView
-from chatapp.tui.inspector.token_text import TokenText
 from chatapp.tui.inspector.view import Branch
 from chatapp.tui.library import Choice, LibraryScreen
 from chatapp.tui.loading import LoadFailed, ModelLoaded
@@ -41,7 +37,6 @@ from chatapp.tui.models import ModelScreen
 from chatapp.tui.navigation import Navigation
 from chatapp.tui.parameters import ParametersScreen
 from chatapp.tui.prompt import Prompt
-from chatapp.tui.ranking import RankScreen
 from chatapp.tui.slash_actions import SlashError
 from chatapp.tui.turn import TurnEvent
 from chatapp.tui.verdicts import Verdicts
@@ -51,24 +46,6 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store import Store, StoredMessage
     from chatapp.engine.model import LanguageModel
     from chatapp.settings import Settings
-
-_HELPED_SCREENS: tuple[type[DOMNode], ...] = (
-    HistoryScreen,
-    ChatList,
-    ModelScreen,
-    ParametersScreen,
-    RankScreen,
-    BranchScreen,
-    CompareScreen,
-    LibraryScreen,
-    Inspector,
-    TokenText,
-    AttentionView,
-    HeatMap,
-    StepView,
-    HelpScreen,
-)
-"""The screens and parts, beside the chat itself, whose keys the help lists, in its order."""
 
 
 class ChatScreen(Screen[None]):
@@ -398,12 +375,7 @@ class ChatScreen(Screen[None]):
             self.widgets.inform("The prompt is taken off." if choice.basis == Basis() else words)
 
     def action_help(self) -> None:
-        chat: tuple[type[DOMNode], ...] = (type(self.app), ChatScreen, Prompt, MessageView)
-        places: list[tuple[str, type[DOMNode]]] = [
-            (place.BINDING_GROUP_TITLE or "", place) for place in (*chat, *_HELPED_SCREENS)
-        ]
-        places += [("Moving and copying", Screen), ("Editing text", TextArea)]
-        self.app.push_screen(HelpScreen(places))
+        self.app.push_screen(HelpScreen((type(self.app), ChatScreen, Prompt, MessageView)))
 
     def for_palette(self) -> "list[DOMNode]":
         """Those parts that the palette can act upon though they have no focus."""

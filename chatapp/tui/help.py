@@ -11,11 +11,40 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.dom import DOMNode
-from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Static, TextArea
 
+from chatapp.tui.branches import BranchScreen
+from chatapp.tui.comparing import CompareScreen
+from chatapp.tui.history import ChatList, HistoryScreen
+from chatapp.tui.inspector.attention import AttentionView
+from chatapp.tui.inspector.heatmap import HeatMap
+from chatapp.tui.inspector.panel import Inspector
+from chatapp.tui.inspector.step import StepView
+from chatapp.tui.inspector.token_text import TokenText
 from chatapp.tui.keymap import bindings_of, words_of
+from chatapp.tui.library import LibraryScreen
+from chatapp.tui.models import ModelScreen
+from chatapp.tui.parameters import ParametersScreen
+from chatapp.tui.ranking import RankScreen
 from chatapp.tui.slash import COMMANDS
+from chatapp.tui.textual_internals import keymap_of
+
+_SCREENS: tuple[type[DOMNode], ...] = (
+    HistoryScreen,
+    ChatList,
+    ModelScreen,
+    ParametersScreen,
+    RankScreen,
+    BranchScreen,
+    CompareScreen,
+    LibraryScreen,
+    Inspector,
+    TokenText,
+    AttentionView,
+    HeatMap,
+    StepView,
+)
 
 
 def _table() -> Table:
@@ -26,20 +55,22 @@ def _table() -> Table:
 
 
 class HelpScreen(ModalScreen[None]):
-    """Lists the bindings of `places`, a section for each, in the given order."""
+    """Lists the bindings of `places`, then those of all other screens, a section for each."""
 
     BINDING_GROUP_TITLE = "This help"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Close")]
 
-    def __init__(self, places: Sequence[tuple[str, type[DOMNode]]]) -> None:
+    def __init__(self, places: Sequence[type[DOMNode]]) -> None:
         super().__init__()
-        self._places = places
+        sections = (*places, *_SCREENS, HelpScreen)
+        self._sections = [(place.BINDING_GROUP_TITLE or "", place) for place in sections]
+        self._sections += [("Moving and copying", Screen), ("Editing text", TextArea)]
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Keys", classes="title")
             with VerticalScroll(can_focus=True):
-                for title, place in self._places:
+                for title, place in self._sections:
                     yield Static(title, classes="heading", markup=False)
                     yield Static(self._rows(place), classes="keys")
                 yield Static("Commands, written in place of a message", classes="heading")
@@ -54,7 +85,7 @@ class HelpScreen(ModalScreen[None]):
 
     def _rows(self, place: type[DOMNode]) -> Table:
         keys: dict[str, list[str]] = {}
-        for binding in bindings_of(place, self.app._keymap):
+        for binding in bindings_of(place, keymap_of(self.app)):
             keys.setdefault(words_of(binding), []).append(self.app.get_key_display(binding))
         table = _table()
         for words, names in keys.items():

@@ -13,9 +13,10 @@ from typing import Any
 from textual.app import App
 from textual.binding import Binding
 from textual.dom import DOMNode
-from textual.keys import Keys, _character_to_key
+from textual.keys import Keys
 
 from chatapp.settings import KeyChoice, SettingsError
+from chatapp.tui.textual_internals import key_of, keymap_of
 
 Keymap = Mapping[str, str]
 Place = type[DOMNode]
@@ -42,7 +43,7 @@ def bindings_of(place: Place, keymap: Keymap) -> Iterator[Binding]:
 
 def shown_key(app: App[Any], action: str, default: str) -> str:
     """How the key of an action is written: `default`, unless the settings have another."""
-    mapped = app._keymap.get(action)
+    mapped = keymap_of(app).get(action)
     return default if mapped is None else app.get_key_display(Binding(mapped.split(",")[0], ""))
 
 
@@ -85,7 +86,7 @@ def _normal(key: str, choice: KeyChoice) -> str:
     match = _KEY.fullmatch(key)
     name = match[2] if match else ""
     if len(name) == 1 and name.isprintable():
-        name = _character_to_key(name)
+        name = key_of(name)
     elif name not in _NAMED:
         raise SettingsError(
             f"{choice.origin}: {choice.action} is {choice.keys!r}; there is no key {key!r}; "

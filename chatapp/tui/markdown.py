@@ -1,21 +1,16 @@
 """A reply shown as the Markdown it is written in.
 
-The one invariant: it is foreign text. Nothing in it is opened, obeyed or left out: a link is
+Keep: it is foreign text. Nothing in it is opened, obeyed or left out: a link is
 shown and never followed, HTML and entities are plain characters, and what is too long to be
 laid out at once stays as it was written.
 """
 
 from markdown_it import MarkdownIt
 from textual import on
-from textual.app import ComposeResult
 from textual.widgets import Markdown
-from textual.widgets._markdown import (
-    MarkdownTable,
-    MarkdownTableCellContents,
-    MarkdownTableContent,
-)
 
 from chatapp.foreign import printable
+from chatapp.tui.textual_internals import plain_table
 
 LONGEST = 20_000
 """Characters of a reply that is still laid out. A widget is made of each of its blocks."""
@@ -26,29 +21,10 @@ def _parser() -> MarkdownIt:
     return MarkdownIt("gfm-like", {"html": False}).disable("entity")
 
 
-class PlainTableContent(MarkdownTableContent):
-    """The cells of a table without tooltips, whose text Textual would read as markup."""
-
-    def compose(self) -> ComposeResult:
-        for header in self.headers:
-            yield MarkdownTableCellContents(header, classes="header")
-        for number, row in enumerate(self.rows, 1):
-            for cell in row:
-                yield MarkdownTableCellContents(cell, classes=f"row{number} cell")
-
-
-class PlainTable(MarkdownTable):
-    """A table of those cells."""
-
-    def compose(self) -> ComposeResult:
-        headers, rows = self._get_headers_and_rows()
-        yield PlainTableContent(headers, rows)
-
-
 class RenderedBody(Markdown):
     """Text laid out as Markdown. Empty until it is given one with `update`."""
 
-    BLOCKS = {**Markdown.BLOCKS, "table_open": PlainTable}  # noqa: RUF012
+    BLOCKS = {**Markdown.BLOCKS, "table_open": plain_table()}  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__(parser_factory=_parser, open_links=False)

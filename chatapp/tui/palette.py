@@ -1,7 +1,7 @@
 """The command palette: every action of the program by name, with its key.
 
-The one invariant: no key and no command is listed twice, and nothing that the screen it was
-opened from cannot do. Names come from where the actions are defined, so that none is forgotten.
+Keep: no key and no command is listed twice, and nothing that the screen it was opened from
+cannot do. Names come from where the actions are defined, so that none is forgotten.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from chatapp.foreign import printable
 from chatapp.tui.chat import ChatScreen
 from chatapp.tui.keymap import bindings_of, words_of
 from chatapp.tui.slash import COMMANDS, Command
+from chatapp.tui.textual_internals import keymap_of
 
 
 class Entry(NamedTuple):
@@ -56,8 +57,9 @@ class Actions(Provider):
             for kind in type(node).__mro__:
                 if not kind.__module__.startswith("chatapp.") or "BINDINGS" not in vars(kind):
                     continue
+                keymap = keymap_of(self.app)
                 bindings = [
-                    each for each in bindings_of(kind, self.app._keymap) if _can(node, each.action)
+                    binding for binding in bindings_of(kind, keymap) if _can(node, binding.action)
                 ]
                 keys: dict[str, list[str]] = {}
                 for binding in bindings:

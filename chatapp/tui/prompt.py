@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual.binding import Binding, BindingType
-from textual.document._document import Location
-from textual.document._wrapped_document import WrappedDocument
 from textual.events import Key, Paste, Resize
-from textual.widgets import TextArea
+from textual.widgets.text_area import Location
 
 from chatapp.foreign import printable
 from chatapp.tui.editor import EditorError, edited
 from chatapp.tui.events import ShowVersion, Submitted, SubmittedNothing, Suggested
 from chatapp.tui.keymap import shown_key
+from chatapp.tui.textual_internals import LongTextArea, bindings_for
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import StoredMessage
@@ -30,15 +29,7 @@ _TASKS = {
 }
 
 
-class CountedDocument(WrappedDocument):
-    """A document that need not look at each of its lines to know how high it is."""
-
-    @property
-    def height(self) -> int:
-        return len(self._offset_to_line_info)
-
-
-class Prompt(TextArea):
+class Prompt(LongTextArea):
     """The input.
 
     earlier: gives the texts sent before, oldest first, when they are needed. complete: gives
@@ -110,9 +101,7 @@ class Prompt(TextArea):
     async def on_key(self, event: Key) -> None:
         # Textual runs bindings only once a key has gone up to the app, when the keys typed
         # after it have already been written. Here every key takes effect in its turn.
-        bindings = self._bindings.copy()
-        bindings.apply_keymap(self.app._keymap)
-        for binding in bindings.key_to_bindings.get(event.key, ()):
+        for binding in bindings_for(self, event.key):
             if await self.app.run_action(binding.action, self):
                 event.stop()
                 event.prevent_default()
@@ -126,11 +115,6 @@ class Prompt(TextArea):
         if self.wrap_width == self._wrapped_width:
             event.prevent_default()
         self._wrapped_width = self.wrap_width
-
-    def _set_document(self, text: str, language: str | None) -> None:
-        super()._set_document(text, language)
-        # TextArea makes its own; another would have to wrap the whole text once more.
-        self.wrapped_document.__class__ = CountedDocument
 
     def find_matching_bracket(self, bracket: str, search_from: Location) -> Location | None:
         # In prose it is of no use, and it walks through the whole of a long paste.

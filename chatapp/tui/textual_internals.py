@@ -1,0 +1,88 @@
+"""What the screens use of Textual beyond its public interface, checked on Textual 8.2.8.
+
+Keep: no other module of the screens uses a name of Textual's that begins with an underscore
+(`browser` uses one of textual-serve's, 1.1.3). A test names those that another version has not.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from textual.app import App, ReturnType
+from textual.binding import Binding
+from textual.document._wrapped_document import WrappedDocument
+from textual.keys import _character_to_key
+from textual.widget import Widget
+from textual.widgets import TextArea
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.widgets.markdown import MarkdownBlock
+
+
+def keymap_of(app: App[Any]) -> Mapping[str, str]:
+    """The keys that the settings give to bindings, by the binding's id."""
+    return app._keymap
+
+
+def bindings_for(widget: Widget, key: str) -> Sequence[Binding]:
+    """What a widget does at a key, as the settings have it."""
+    bindings = widget._bindings.copy()
+    bindings.apply_keymap(widget.app._keymap)
+    return bindings.key_to_bindings.get(key, [])
+
+
+def key_of(character: str) -> str:
+    """What Textual calls the key that writes a character."""
+    return _character_to_key(character)
+
+
+class FailingApp(App[ReturnType]):
+    """An App that does not print the traceback of what brings it down, but keeps it."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """What brought the program down, if anything did."""
+        return self._exception
+
+    def _fatal_error(self) -> None:
+        self._close_messages_no_wait()
+
+
+class CountedDocument(WrappedDocument):
+    """A document that need not look at each of its lines to know how high it is."""
+
+    @property
+    def height(self) -> int:
+        return len(self._offset_to_line_info)
+
+
+class LongTextArea(TextArea):
+    """A TextArea that a long text does not slow down."""
+
+    def _set_document(self, text: str, language: str | None) -> None:
+        super()._set_document(text, language)
+        # TextArea makes its own; another would have to wrap the whole text once more.
+        self.wrapped_document.__class__ = CountedDocument
+
+
+def plain_table() -> "type[MarkdownBlock]":
+    """A table in Markdown whose cells have no tooltips: Textual reads theirs as markup."""
+    from textual.widgets._markdown import (  # few chats need it
+        MarkdownTable,
+        MarkdownTableCellContents,
+        MarkdownTableContent,
+    )
+
+    class PlainTableContent(MarkdownTableContent):
+        def compose(self) -> "ComposeResult":
+            for header in self.headers:
+                yield MarkdownTableCellContents(header, classes="header")
+            for number, row in enumerate(self.rows, 1):
+                for cell in row:
+                    yield MarkdownTableCellContents(cell, classes=f"row{number} cell")
+
+    class PlainTable(MarkdownTable):
+        def compose(self) -> "ComposeResult":
+            yield PlainTableContent(*self._get_headers_and_rows())
+
+    return PlainTable
