@@ -2,8 +2,9 @@
 
 A reply arrives a word at a time, and a Static would wrap all of it anew at each. This widget
 wraps only what can still change, the last row, so that the cost of a reply grows with its
-length and not with its square. The one invariant: the rows are the same as if the whole text
-had been wrapped at once.
+length and not with its square.
+
+Keep: the rows are the same as if the whole text had been wrapped at once.
 """
 
 from collections.abc import Iterator

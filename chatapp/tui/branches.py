@@ -1,7 +1,7 @@
 """All branches of a chat at one glance, to go to any of them.
 
-The one invariant: a row is one message; rows are indented below a message that was answered
-or written in more than one way, and only there, so that a long chat stays narrow.
+Keep: a row is one message; rows are indented below a message that was answered or written in
+more than one way, and only there, so that a long chat stays narrow.
 """
 
 import asyncio
@@ -82,22 +82,22 @@ class BranchScreen(ModalScreen[int | None]):
             nothing.update(printable(str(error)))
             nothing.display = True
             return
-        seen = {message.id for message in path}
+        shown = {message.id for message in path}
         rows = list(in_order(messages))
         options = self.query_one(OptionList)
         options.add_options(
-            Option(self._row(message, forks, message.id in seen), id=str(message.id))
+            Option(self._row(message, forks, message.id in shown), id=str(message.id))
             for message, forks in rows
         )
-        places = [place for place, (message, _) in enumerate(rows) if message.id in seen]
+        places = [index for index, (message, _) in enumerate(rows) if message.id in shown]
         options.highlighted = places[-1] if places else None
 
-    def _row(self, message: "StoredMessage", forks: int, seen: bool) -> Content:
+    def _row(self, message: "StoredMessage", forks: int, shown: bool) -> Content:
         version = f"‹ {message.sibling}/{message.siblings} › " if message.siblings > 1 else ""
         text = " ".join(printable(message.text[:_LINE]).split()) or "(empty)"
         return Content.assemble(
             "  " * min(forks, _DEEPEST),
-            ("● " if seen else "○ ", "$text-accent" if seen else "dim"),
+            ("● " if shown else "○ ", "$text-accent" if shown else "dim"),
             (f"{SPEAKERS[message.role]}  {version}", "bold"),
             text,
         )

@@ -1,8 +1,9 @@
 """The chat in a browser: textual-serve, with a page and rules of our own.
 
-Each tab gets a program of its own, run as the user who serves, so the one invariant: nobody
-gets one whom the user has not let in. Pages of other sites that are open in the same browser
-are turned away, whatever name they call this machine by, and the page asks nothing of any
+Each tab gets a program of its own, run as the user who serves.
+
+Keep: nobody gets one whom the user has not let in. Pages of other sites that are open in the same
+browser are turned away, whatever name they call this machine by, and the page asks nothing of any
 other machine.
 """
 

@@ -29,7 +29,7 @@ from chatapp.tui.history import HistoryScreen
 from chatapp.tui.inspecting import Inspecting
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Branch
-from chatapp.tui.library import Choice, LibraryScreen
+from chatapp.tui.library import LibraryScreen, PromptChoice
 from chatapp.tui.loading import LoadFailed, ModelLoaded
 from chatapp.tui.message import MessageView
 from chatapp.tui.model_switch import ModelSwitch
@@ -248,8 +248,8 @@ class ChatScreen(Screen[None]):
             return self.store.message(message.parent_id)
         return message
 
-    @on(events.Judge)
-    def _rate_message(self, event: events.Judge) -> None:
+    @on(events.Rate)
+    def _rate_message(self, event: events.Rate) -> None:
         self._verdicts.rate(event.message, event.thumb)
 
     @on(events.Correct)
@@ -361,7 +361,7 @@ class ChatScreen(Screen[None]):
         if choice is not None:
             self.hold_with(choice)
 
-    def hold_with(self, choice: Choice) -> None:
+    def hold_with(self, choice: PromptChoice) -> None:
         """Hold the chat with a persona or a prompt file, or with neither."""
         if self.turns.is_busy():
             return

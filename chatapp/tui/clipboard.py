@@ -1,7 +1,7 @@
 """The system's own clipboard, for terminals that do not fill it when they are told to.
 
-The one invariant: nothing is ever read from it, and a program that is missing, fails or hangs
-costs the user nothing.
+Keep: nothing is ever read from it, and a program that is missing, fails or hangs costs the user
+nothing.
 """
 
 import os
@@ -23,7 +23,7 @@ def programs() -> list[list[str]]:
         ("DISPLAY" in os.environ, ["xsel", "--clipboard", "--input"]),
         (sys.platform == "win32" or "WSL_DISTRO_NAME" in os.environ, ["clip.exe"]),
     ]
-    return [command for here, command in known if here and shutil.which(command[0])]
+    return [command for is_present, command in known if is_present and shutil.which(command[0])]
 
 
 def fill(text: str, commands: Sequence[Sequence[str]]) -> bool:
@@ -34,7 +34,7 @@ def fill(text: str, commands: Sequence[Sequence[str]]) -> bool:
     for command in commands:
         encoding = "utf-16-le" if command[0] == "clip.exe" else "utf-8"
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 command,
                 input=text.encode(encoding, "replace"),
                 stdout=subprocess.DEVNULL,
@@ -44,6 +44,6 @@ def fill(text: str, commands: Sequence[Sequence[str]]) -> bool:
             )
         except (OSError, subprocess.SubprocessError):
             continue
-        if done.returncode == 0:
+        if completed.returncode == 0:
             return True
     return False

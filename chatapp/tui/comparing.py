@@ -23,7 +23,7 @@ from chatapp.tui.body import TextBody
 from chatapp.tui.conversation import Conversation, TurnRequest
 from chatapp.tui.field import Field
 from chatapp.tui.keybar import KeyBar
-from chatapp.tui.message import SPEAKERS, fate
+from chatapp.tui.message import SPEAKERS, status_words
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.turn import RunningTurn, TurnEvent
 from chatapp.tui.turn_controller import TurnController
@@ -59,6 +59,8 @@ class Side(Vertical):
         super().__init__(id=id)
         self._title = title
         self._change = change
+        self.note = ""
+        """The line below the reply."""
         self.reply: StoredMessage | None = None
 
     def compose(self) -> ComposeResult:
@@ -97,13 +99,13 @@ class Side(Vertical):
     def ask(self) -> None:
         """Its reply is about to be generated: there is no more to write, but to scroll."""
         self.add_class("-asked")
-        self.note = "waiting for its turn"
+        self.show_note("waiting for its turn")
         self.query_one(VerticalScroll).can_focus = True
 
     def begin(self, message: "StoredMessage") -> None:
         """The reply has a row in the store."""
         self.reply = message
-        self.note = ""
+        self.show_note("")
 
     def append(self, text: str) -> None:
         """Add what has arrived of the reply."""
@@ -117,15 +119,11 @@ class Side(Vertical):
         """Show what the store has kept of the reply."""
         self.reply = message
         self.query_one(TextBody).replace(message.text)
-        self.note = fate(message, reason).split(" · ")[0]
+        self.show_note(status_words(message, reason).split(" · ")[0])
 
-    @property
-    def note(self) -> str:
-        """The line below the reply."""
-        return str(self.query_one(".note", Static).content)
-
-    @note.setter
-    def note(self, words: str) -> None:
+    def show_note(self, words: str) -> None:
+        """Say below the reply what becomes of it."""
+        self.note = words
         self.query_one(".note", Static).update(printable(words))
 
 
@@ -184,7 +182,7 @@ class CompareScreen(Screen[Compared]):
         self._show_problem("")
         self._describe()
         for side in self._sides:
-            side.note = "Enter asks both"
+            side.show_note("Enter asks both")
         if isinstance(self._message, str):
             prompt = self.query_one(Prompt)
             prompt.give_back(self._message)
@@ -266,7 +264,7 @@ class CompareScreen(Screen[Compared]):
             self._current = None
         else:
             self._current, variant = self._waiting.pop(0)
-            self._current.note = "thinking · Esc stops it"
+            self._current.show_note("thinking · Esc stops it")
             pair = self._pair
             assert pair is not None
             self.turns.begin(TurnRequest(lambda session, cancel: pair.answer(variant, cancel)))
@@ -295,7 +293,7 @@ class CompareScreen(Screen[Compared]):
         self._show_stored("error")
         self._show_problem(reason)
         if side is not None and side.reply is None:
-            side.note = ""
+            side.show_note("")
             self._ask_again()
         else:
             self._next()

@@ -214,10 +214,10 @@ class Conversation:
     def go_to_sibling(self, message: "StoredMessage", step: int) -> "StoredMessage | None":
         """Let the chat go through the version `step` places after a message, if there is one."""
         siblings = self._store.siblings(message.id)
-        place = message.sibling - 1 + step
-        if not 0 <= place < len(siblings):
+        index = message.sibling - 1 + step
+        if not 0 <= index < len(siblings):
             return None
-        sibling = siblings[place]
+        sibling = siblings[index]
         self._store.set_leaf(sibling.chat_id, self._store.latest_leaf(sibling.id))
         return sibling
 

@@ -1,6 +1,6 @@
 """A text written in the user's own editor.
 
-The one invariant: the text that was there is only replaced by what the editor has saved.
+Keep: the text that was there is only replaced by what the editor has saved.
 """
 
 import os

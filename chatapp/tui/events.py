@@ -101,7 +101,7 @@ class Copy(Message):
 
 
 @dataclass
-class Judge(Message):
+class Rate(Message):
     """The user calls this reply good (1) or bad (-1); said twice, it is taken back."""
 
     message: "StoredMessage"

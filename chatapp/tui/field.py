@@ -1,4 +1,7 @@
-"""A one-line input for foreign text."""
+"""A one-line input for foreign text.
+
+Keep: its value holds nothing that a terminal would obey, however it came there.
+"""
 
 from textual.widgets import Input
 

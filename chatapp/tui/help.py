@@ -62,7 +62,7 @@ class HelpScreen(ModalScreen[None]):
 
     def __init__(self, places: Sequence[type[DOMNode]]) -> None:
         super().__init__()
-        sections = (*places, *_SCREENS, HelpScreen)
+        sections: list[type[DOMNode]] = [*places, *_SCREENS, HelpScreen]
         self._sections = [(place.BINDING_GROUP_TITLE or "", place) for place in sections]
         self._sections += [("Moving and copying", Screen), ("Editing text", TextArea)]
 

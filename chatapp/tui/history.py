@@ -1,7 +1,7 @@
 """The list of earlier chats, filtered while one types, and what can be done with a chat.
 
-The one invariant: only the newest filter's answer is shown, and the store is asked on a
-thread, so that typing never waits for a search.
+Keep: only the newest filter's answer is shown, and the store is asked on a thread, so that
+typing never waits for a search.
 """
 
 import asyncio
@@ -43,18 +43,18 @@ def ago(then: float, now: float) -> str:
     return "just now"
 
 
-def marked(snippet: str) -> Content:
+def highlighted_words(snippet: str) -> Content:
     """A snippet of the store, the words that were found standing out."""
     pieces = _FOUND.split(" ".join(snippet.split()))
     return Content.assemble(
         *(
-            (printable(piece), "bold $text-accent" if place % 2 else "")
-            for place, piece in enumerate(pieces)
+            (printable(piece), "bold $text-accent" if index % 2 else "")
+            for index, piece in enumerate(pieces)
         )
     )
 
 
-class Choice(NamedTuple):
+class ChatChoice(NamedTuple):
     """The chat to open, at the message that was found in it, if any."""
 
     chat_id: int
@@ -80,7 +80,7 @@ class ChatList(Options):
             self.screen.query_one(Field).focus()
 
 
-class HistoryScreen(ModalScreen[Choice | None]):
+class HistoryScreen(ModalScreen[ChatChoice | None]):
     """Gives the chat to open, or None."""
 
     BINDING_GROUP_TITLE = "List of chats"
@@ -125,7 +125,7 @@ class HistoryScreen(ModalScreen[Choice | None]):
         self._find(event.value)
 
     @work(exclusive=True)
-    async def _find(self, query: str, place: int = 0) -> None:
+    async def _find(self, query: str, index: int = 0) -> None:
         """Show the chats that match; a search looks into the archive too."""
         archived = self._archive or (None if query.strip() else False)
         try:
@@ -145,7 +145,7 @@ class HistoryScreen(ModalScreen[Choice | None]):
             Option(self._entry(chat, self._hits.get(chat.id), now), id=str(chat.id))
             for chat in chats
         )
-        self._list.highlighted = min(place, len(chats) - 1) if chats else None
+        self._list.highlighted = min(index, len(chats) - 1) if chats else None
         nothing = "The archive is empty." if self._archive else "No chats yet."
         self._show_nothing("" if chats else "No chat has these words." if query else nothing)
         self.query_one(".title", Static).update("Archived chats" if self._archive else "Chats")
@@ -161,7 +161,7 @@ class HistoryScreen(ModalScreen[Choice | None]):
         facts += " · archived" if chat.archived else ""
         lines = [Content(title), Content.styled(facts, "dim")]
         if hit is not None:
-            lines.insert(1, marked(hit.snippet))
+            lines.insert(1, highlighted_words(hit.snippet))
         return Content("\n").join(line for line in lines)
 
     @on(Input.Submitted, "#filter")
@@ -169,7 +169,7 @@ class HistoryScreen(ModalScreen[Choice | None]):
     def action_open(self) -> None:
         if (chat_id := self._chosen()) is not None:
             hit = self._hits.get(chat_id)
-            self.dismiss(Choice(chat_id, hit.message_id if hit is not None else None))
+            self.dismiss(ChatChoice(chat_id, hit.message_id if hit is not None else None))
 
     def _chosen(self) -> int | None:
         """The chat that the cursor is on."""
@@ -193,10 +193,10 @@ class HistoryScreen(ModalScreen[Choice | None]):
         self._archive = not self._archive
         self._find_again(0)
 
-    def _find_again(self, place: int | None = None) -> None:
-        if place is None:
-            place = self._list.highlighted or 0
-        self._find(self.query_one("#filter", Field).value, place)
+    def _find_again(self, index: int | None = None) -> None:
+        if index is None:
+            index = self._list.highlighted or 0
+        self._find(self.query_one("#filter", Field).value, index)
 
     # What can be done with the chosen chat
 

@@ -1,4 +1,7 @@
-"""The main keys, in the last row."""
+"""The main keys, in the last row.
+
+Keep: it is built anew only when it would show something else.
+"""
 
 from textual.screen import Screen
 from textual.widgets import Footer

@@ -1,7 +1,7 @@
 """Personas and prompt files to hold a chat with, filtered while one types, with a preview.
 
-The one invariant: the field keeps the keys, and what it shows is always what Enter would
-choose; a file that cannot be used is named, and cannot be chosen.
+Keep: the field keeps the keys, and what it shows is always what Enter would choose; a file that
+cannot be used is named, and cannot be chosen.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _HINT = "↑ ↓ choose · PgUp PgDn preview · Enter uses it · Esc"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PromptChoice:
     """What to hold the chat with. name: what it was chosen by; `none` is nothing."""
 
     name: str
@@ -44,7 +44,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _Item:
     """A file of the library. problem: why it cannot be used; "" when it can."""
 
     name: str
@@ -53,18 +53,18 @@ class _Row:
     in_use: bool = False
 
 
-def chosen(name: str) -> Choice:
+def choice_of(name: str) -> PromptChoice:
     """What the chat would be held with. Raises PromptError when the file cannot be used."""
     from chatapp.dialogue.preview import basis_of
     from chatapp.prompting.library import name_of
 
     if name == NONE:
-        return Choice(name, Basis())
+        return PromptChoice(name, Basis())
     whole = name_of(name)
-    return Choice(name, basis_of(whole, _load(whole)))
+    return PromptChoice(name, basis_of(whole, _load(whole)))
 
 
-def names() -> list[str]:
+def choosable_names() -> list[str]:
     """What can be chosen by name. Raises PromptError."""
     from chatapp.prompting.library import for_chats
 
@@ -78,30 +78,30 @@ def _load(name: str) -> "PromptFile | Persona | None":
     return None if name == NONE else load_for_chat(find(name))
 
 
-def _rows(basis: Basis) -> list[_Row]:
+def _rows(basis: Basis) -> list[_Item]:
     """Everything there is to choose. Raises PromptError when a folder cannot be read."""
     from chatapp.prompting.examples import PromptError
     from chatapp.prompting.library import for_chats, personas
     from chatapp.prompting.promptfile import Persona, describe, load_for_chat
 
-    rows = [_Row(NONE, "No prompt file, no persona", in_use=basis == Basis())]
+    rows = [_Item(NONE, "No prompt file, no persona", in_use=basis == Basis())]
     own = personas()
     for name, path in for_chats().items():
         try:
             if own.get(name) == path:
                 persona = load_for_chat(path)
                 in_use = isinstance(persona, Persona) and basis.system == persona.system
-                rows.append(_Row(name, persona.description, in_use=in_use and not basis.prompt))
+                rows.append(_Item(name, persona.description, in_use=in_use and not basis.prompt))
             else:
-                rows.append(_Row(name, describe(path), in_use=name == basis.prompt))
+                rows.append(_Item(name, describe(path), in_use=name == basis.prompt))
         except PromptError as error:
-            rows.append(_Row(name, "cannot be used", str(error)))
+            rows.append(_Item(name, "cannot be used", str(error)))
     if basis.prompt and basis.prompt not in {row.name for row in rows}:
-        rows.insert(1, _Row(basis.prompt, "", in_use=True))
+        rows.insert(1, _Item(basis.prompt, "", in_use=True))
     return rows
 
 
-class LibraryScreen(ModalScreen[Choice | None]):
+class LibraryScreen(ModalScreen[PromptChoice | None]):
     """Gives what to hold the chat with, or None.
 
     draft: the message that previews are shown for; "" is one of the file's own inputs.
@@ -129,8 +129,8 @@ class LibraryScreen(ModalScreen[Choice | None]):
         super().__init__()
         self._conversation = conversation
         self._draft = draft
-        self._all: list[_Row] = []
-        self._shown: list[_Row] = []
+        self._all: list[_Item] = []
+        self._shown: list[_Item] = []
         self._number = 0
 
     def compose(self) -> ComposeResult:
@@ -159,7 +159,7 @@ class LibraryScreen(ModalScreen[Choice | None]):
         except (PromptError, StoreError) as error:
             self._show_preview(None, str(error))
             return
-        used = [place for place, row in enumerate(self._all) if row.in_use]
+        used = [index for index, row in enumerate(self._all) if row.in_use]
         self._show_rows(used[0] if used else 0)
 
     @on(Input.Changed)
@@ -177,13 +177,13 @@ class LibraryScreen(ModalScreen[Choice | None]):
             if all(word in printable(f"{row.name} {row.words}").casefold() for word in words)
         ]
         if typed and not self._shown and _is_file(typed):
-            self._shown = [_Row(typed, "")]
+            self._shown = [_Item(typed, "")]
         self._list.show([(row.name, self._entry(row)) for row in self._shown], highlighted)
         if not self._shown:
             self._number += 1
             self._show_preview(None, "Nothing has these words, and there is no such file.")
 
-    def _entry(self, row: _Row) -> Content:
+    def _entry(self, row: _Item) -> Content:
         return Content.assemble(
             ("● " if row.in_use else "  ", "$text-accent"),
             (one_line(row.name), "bold"),
@@ -194,10 +194,10 @@ class LibraryScreen(ModalScreen[Choice | None]):
 
     @on(OptionList.OptionHighlighted)
     def _preview_highlighted(self) -> None:
-        place = self._list.highlighted  # which may be another one by now
-        if place is None:
+        index = self._list.highlighted  # which may be another one by now
+        if index is None:
             return
-        row = self._shown[place]
+        row = self._shown[index]
         self._number += 1
         number, draft = self._number, self._draft
         self._show_preview(None, row.problem)
@@ -210,12 +210,12 @@ class LibraryScreen(ModalScreen[Choice | None]):
             if number != self._number:
                 return
             try:
-                found = preview(session, row.name, _load(row.name), draft)
+                shown = preview(session, row.name, _load(row.name), draft)
             except Exception as error:
                 # What a file, an encoder or a model is wrong with is for the user to read.
                 self.post_message(self._Previewed(number, None, in_words(error)))
             else:
-                self.post_message(self._Previewed(number, found))
+                self.post_message(self._Previewed(number, shown))
 
         if self._conversation.in_background(compute):
             # It takes a while when examples have to be embedded.
@@ -229,19 +229,19 @@ class LibraryScreen(ModalScreen[Choice | None]):
         if event.number == self._number:
             self._show_preview(event.preview, event.problem)
 
-    def _show_preview(self, found: "Preview | None", problem: str = "") -> None:
+    def _show_preview(self, shown: "Preview | None", problem: str = "") -> None:
         about, text = self.query_one("#preview-about", Static), self.query_one("#preview-text")
         assert isinstance(text, Static)
-        text.display = found is not None
-        if found is None:
+        text.display = shown is not None
+        if shown is None:
             about.update(Content.styled(printable(problem), "$text-error"))
         else:
-            prompt = found.prompt
-            lines = [Content(found.about)]
-            if found.generate:
-                values = ", ".join(f"{name} {value}" for name, value in found.generate.items())
+            prompt = shown.prompt
+            lines = [Content(shown.about)]
+            if shown.generate:
+                values = ", ".join(f"{name} {value}" for name, value in shown.generate.items())
                 lines.append(Content.styled(f"Replies are drawn with {values}.", "dim"))
-            message = f"{len(prompt.ids):,} tokens for the message: {one_line(found.message)}"
+            message = f"{len(prompt.ids):,} tokens for the message: {one_line(shown.message)}"
             lines += [Content.styled(message, "dim"), Content("")]
             if shots := list(shot_lines(prompt.shots, prompt.dropped_shots)):
                 lines += [*shots, Content("")]
@@ -266,9 +266,9 @@ class LibraryScreen(ModalScreen[Choice | None]):
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
     def action_choose(self) -> None:
-        place = self._list.highlighted
-        if place is not None and not self._shown[place].problem:
-            self._choose(self._shown[place].name)
+        index = self._list.highlighted
+        if index is not None and not self._shown[index].problem:
+            self._choose(self._shown[index].name)
 
     @work(exclusive=True)
     async def _choose(self, name: str) -> None:
@@ -276,7 +276,7 @@ class LibraryScreen(ModalScreen[Choice | None]):
 
         number = self._number
         try:
-            choice = await asyncio.to_thread(chosen, name)
+            choice = await asyncio.to_thread(choice_of, name)
         except PromptError as error:
             if number == self._number:
                 self._show_preview(None, str(error))

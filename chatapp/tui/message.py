@@ -1,7 +1,7 @@
 """One message of the chat: who speaks, the text, and what became of it.
 
-The one invariant: the widget shows exactly one row of the store; text that has not reached
-the store yet is appended, and `show` puts the row's own text in its place.
+Keep: the widget shows exactly one row of the store; text that has not reached the store yet is
+appended, and `show` puts the row's own text in its place.
 """
 
 from typing import TYPE_CHECKING, ClassVar
@@ -27,7 +27,7 @@ _VERDICT = Binding.Group("Good or bad", compact=True)
 SPEAKERS = {"user": "You", "assistant": "Assistant", "system": "Instructions"}
 
 
-def fate(message: "StoredMessage", reason: str) -> str:
+def status_words(message: "StoredMessage", reason: str) -> str:
     """In words, what became of a message; empty when there is nothing to say.
 
     reason: why its generation finished, as far as it is known.
@@ -45,7 +45,7 @@ def fate(message: "StoredMessage", reason: str) -> str:
     return ""
 
 
-def verdict(feedback: "Feedback | None") -> str:
+def verdict_words(feedback: "Feedback | None") -> str:
     """In words, what the user has said of a reply."""
     if feedback is None:
         return ""
@@ -96,7 +96,7 @@ class MessageView(Vertical, can_focus=True):
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),
         Binding(
             "plus",
-            "judge(1)",
+            "rate(1)",
             "Good",
             tooltip="Good reply; again: no verdict",
             group=_VERDICT,
@@ -104,7 +104,7 @@ class MessageView(Vertical, can_focus=True):
         ),
         Binding(
             "minus",
-            "judge(-1)",
+            "rate(-1)",
             "Bad",
             tooltip="Bad reply; again: no verdict",
             group=_VERDICT,
@@ -117,24 +117,26 @@ class MessageView(Vertical, can_focus=True):
     ]
 
     def __init__(
-        self, message: "StoredMessage", note: str = "", said: str = "", *, markdown: bool = False
+        self, message: "StoredMessage", note: str = "", verdict: str = "", *, markdown: bool = False
     ) -> None:
         super().__init__(classes=f"-{message.role}")
         self.message = message
+        self.note = ""
+        """The line below the text."""
         self._markdown = markdown
         self._rendered: RenderedBody | None = None
-        self._laid_out = ""
+        self._rendered_text = ""
         self._header = Static(markup=False, classes="header")
         self._body = TextBody(message.text)
         self._note = Static(markup=False, classes="note")
-        self.show(message, note, said)
+        self.show(message, note, verdict)
 
     def compose(self) -> ComposeResult:
         yield self._header
         yield self._body
         yield self._note
 
-    def show(self, message: "StoredMessage", note: str, said: str) -> None:
+    def show(self, message: "StoredMessage", note: str, verdict: str) -> None:
         """Show a newer state of the message, or another message of the same role.
 
         said: the user's verdict in words.
@@ -146,10 +148,10 @@ class MessageView(Vertical, can_focus=True):
         if message.siblings > 1:
             place = f"  ‹ {message.sibling}/{message.siblings} ›"
             title += Content.styled(place, "not bold")
-        if said:
-            title += Content.styled(f"  {said}", "not bold")
+        if verdict:
+            title += Content.styled(f"  {verdict}", "not bold")
         self._header.update(title)
-        self.note = note
+        self._show_note(note)
         self._show_body()
 
     def on_mount(self) -> None:
@@ -166,9 +168,9 @@ class MessageView(Vertical, can_focus=True):
         # A reply that grows would be laid out again at every word.
         whole = message.role == "assistant" and message.status != "partial"
         wanted = message.text if self._markdown and whole else ""
-        if wanted and wanted == self._laid_out:
+        if wanted and wanted == self._rendered_text:
             return
-        self._laid_out = ""
+        self._rendered_text = ""
         self._body.display = bool(message.text or not self.note)
         if self._rendered is not None:
             self._rendered.display = False
@@ -187,16 +189,11 @@ class MessageView(Vertical, can_focus=True):
             await self.mount(self._rendered, after=self._body)
         await self._rendered.show(text)
         if self._markdown and (self.message.text, self.message.status != "partial") == (text, True):
-            self._laid_out = text
+            self._rendered_text = text
             self._body.display, self._rendered.display = False, True
 
-    @property
-    def note(self) -> str:
-        """The line below the text."""
-        return str(self._note.content)
-
-    @note.setter
-    def note(self, note: str) -> None:
+    def _show_note(self, note: str) -> None:
+        self.note = note
         self._note.update(printable(note))
         self._note.display = bool(note)
 
@@ -207,7 +204,7 @@ class MessageView(Vertical, can_focus=True):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "sibling":
             return self.message.siblings > 1
-        if action in ("continue", "judge", "correct"):
+        if action in ("continue", "rate", "correct"):
             return self.message.role == "assistant"
         if action == "rank":
             return self.message.role == "assistant" and self.message.siblings > 1
@@ -228,8 +225,8 @@ class MessageView(Vertical, can_focus=True):
     def action_copy(self) -> None:
         self.post_message(events.Copy(self.message))
 
-    def action_judge(self, thumb: int) -> None:
-        self.post_message(events.Judge(self.message, thumb))
+    def action_rate(self, thumb: int) -> None:
+        self.post_message(events.Rate(self.message, thumb))
 
     def action_correct(self) -> None:
         self.post_message(events.Correct(self.message))

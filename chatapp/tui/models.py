@@ -1,7 +1,7 @@
 """The models one can go on with, filtered while one types.
 
-The one invariant: whatever is typed can be chosen too, so that a folder, a hub id or a
-server's address needs no list.
+Keep: whatever is typed can be chosen too, so that a folder, a hub id or a server's address needs
+no list.
 """
 
 from typing import TYPE_CHECKING, ClassVar
@@ -42,7 +42,7 @@ class ModelScreen(ModalScreen[str | None]):
         super().__init__()
         self._conversation = conversation
         self._current = self._chosen = current
-        self._found: list[Found] = []
+        self._models: list[Found] = []
         self._names: list[str] = []
 
     def compose(self) -> ComposeResult:
@@ -63,7 +63,7 @@ class ModelScreen(ModalScreen[str | None]):
     @on(ModelsFound)
     def _models_found(self, event: ModelsFound) -> None:
         event.stop()
-        self._found = event.models
+        self._models = event.models
         self.query_one("#nothing", Static).display = not event.is_all
         self._show()
 
@@ -73,22 +73,22 @@ class ModelScreen(ModalScreen[str | None]):
         typed = self.query_one(Field).value.strip()
         words = typed.casefold().split()
         rows = [
-            (found.name, self._entry(found))
-            for found in self._found
-            if all(word in f"{found.name} {found.about}".casefold() for word in words)
+            (model.name, self._entry(model))
+            for model in self._models
+            if all(word in f"{model.name} {model.about}".casefold() for word in words)
         ]
         if typed and typed not in [name for name, _ in rows]:
             rows.append((typed, Content.assemble("↵ Load ", (printable(typed), "bold"))))
         self._names = [name for name, _ in rows]
         self._list.clear_options()
         self._list.add_options(Option(entry) for _, entry in rows)
-        place = self._names.index(self._chosen) if self._chosen in self._names else 0
-        self._list.highlighted = place if rows else None
+        index = self._names.index(self._chosen) if self._chosen in self._names else 0
+        self._list.highlighted = index if rows else None
 
-    def _entry(self, found: "Found") -> Content:
-        name = printable(found.name).replace("\n", " ")
-        about = " ".join(printable(found.about).split())
-        mark = ("● ", "$text-accent") if found.name == self._current else "  "
+    def _entry(self, model: "Found") -> Content:
+        name = printable(model.name).replace("\n", " ")
+        about = " ".join(printable(model.about).split())
+        mark = ("● ", "$text-accent") if model.name == self._current else "  "
         return Content.assemble(mark, (name, "bold"), "\n  ", (about, "dim"))
 
     def action_cursor(self, step: int) -> None:
@@ -102,6 +102,6 @@ class ModelScreen(ModalScreen[str | None]):
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
     def action_choose(self) -> None:
-        place = self._list.highlighted
-        if place is not None:
-            self.dismiss(self._names[place])
+        index = self._list.highlighted
+        if index is not None:
+            self.dismiss(self._names[index])

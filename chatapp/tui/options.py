@@ -48,6 +48,6 @@ class MarkedOptions(Options):
         self._mark_chosen()
 
     def _mark_chosen(self) -> None:
-        for place, line in enumerate(self._contents):
-            mark = Content("› " if place == self.highlighted else "  ")
-            self.replace_option_prompt_at_index(place, mark + line)
+        for index, line in enumerate(self._contents):
+            mark = Content("› " if index == self.highlighted else "  ")
+            self.replace_option_prompt_at_index(index, mark + line)

@@ -1,4 +1,7 @@
-"""The replies to one message, put in order by the user."""
+"""The replies to one message, put in order by the user.
+
+Keep: an order counts only when the user keeps it.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -51,14 +54,14 @@ class RankScreen(ModalScreen[list[int] | None]):
     def on_mount(self) -> None:
         self._show(0)
 
-    def _show(self, place: int) -> None:
+    def _show(self, index: int) -> None:
         options = self.query_one(OptionList)
         options.clear_options()
         options.add_options(
             Option(Content(f"{number}  {self._line(reply)}"))
             for number, reply in enumerate(self._replies, 1)
         )
-        options.highlighted = place
+        options.highlighted = index
 
     def _line(self, reply: "StoredMessage") -> str:
         return " ".join(printable(reply.text[:_LINE]).split()) or "(empty)"
@@ -68,10 +71,10 @@ class RankScreen(ModalScreen[list[int] | None]):
         self.query_one(TextBody).replace(self._replies[event.option_index].text)
 
     def action_move(self, step: int) -> None:
-        place = self.query_one(OptionList).highlighted or 0
-        target = place + step
+        index = self.query_one(OptionList).highlighted or 0
+        target = index + step
         if 0 <= target < len(self._replies):
-            self._replies.insert(target, self._replies.pop(place))
+            self._replies.insert(target, self._replies.pop(index))
             self._show(target)
 
     @on(OptionList.OptionSelected)

@@ -1,7 +1,7 @@
 """A prompt as it is shown: its text coloured by where each part comes from, its examples.
 
-The one invariant: it is the text itself that is shown, every character of it, with stand-ins
-for those that a terminal would obey.
+Keep: it is the text itself that is shown, every character of it, with stand-ins for those that a
+terminal would obey.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -17,7 +17,7 @@ from chatapp.paths import presets_path
 from chatapp.presets import PresetsError, no_preset, read_presets
 from chatapp.settings import parameter
 from chatapp.tui.conversation import Conversation
-from chatapp.tui.library import Choice, chosen, names
+from chatapp.tui.library import PromptChoice, choice_of, choosable_names
 from chatapp.tui.model_switch import ModelSwitch
 from chatapp.userfiles import UserError
 
@@ -51,7 +51,7 @@ class ChatControls(Protocol):
     def action_compare(self, change: str = "") -> object: ...
     def action_models(self) -> object: ...
     def action_prompts(self) -> object: ...
-    def hold_with(self, choice: Choice) -> None: ...
+    def hold_with(self, choice: PromptChoice) -> None: ...
 
 
 async def show_help(chat: ChatControls, argument: str) -> None:
@@ -171,7 +171,7 @@ async def use_prompt(chat: ChatControls, argument: str) -> None:
         chat.action_prompts()
         return
     try:
-        choice = await asyncio.to_thread(chosen, argument)
+        choice = await asyncio.to_thread(choice_of, argument)
     except PromptError as error:
         raise SlashError(str(error)) from None
     chat.hold_with(choice)
@@ -181,7 +181,7 @@ def prompt_names(chat: ChatControls) -> Iterable[str]:
     from chatapp.prompting.examples import PromptError
 
     with suppress(PromptError):
-        return names()
+        return choosable_names()
     return []
 
 

@@ -1,6 +1,6 @@
 """The line that says what is going on: state, model, template, context, speed.
 
-The one invariant: it always fits; what matters least is left out first.
+Keep: it always fits; what matters least is left out first.
 """
 
 from textual.content import Content

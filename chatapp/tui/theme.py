@@ -1,4 +1,7 @@
-"""The look: one theme of our own, and the right one for terminals of few colours."""
+"""The look: one theme of our own, and the right one for terminals of few colours.
+
+Keep: a colour stands here and nowhere else; widgets name what the theme calls it.
+"""
 
 from textual.theme import Theme
 

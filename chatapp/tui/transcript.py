@@ -1,8 +1,8 @@
 """The messages of a chat from root to leaf, of which only some are widgets.
 
-The one invariant: the mounted messages are `path[first:last]` in this order, followed by the
-message that waits to be sent, if any. Scrolling to either end mounts more there and removes
-what is far away at the other end, so that a long chat costs no more than a short one.
+Keep: the mounted messages are `path[first:last]` in this order, followed by the message that
+waits to be sent, if any. Scrolling to either end mounts more there and removes what is far away
+at the other end, so that a long chat costs no more than a short one.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from textual.containers import VerticalScroll
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
-from chatapp.tui.message import MessageView, Waiting, fate, verdict
+from chatapp.tui.message import MessageView, Waiting, status_words, verdict_words
 
 if TYPE_CHECKING:
     from textual.geometry import Size
@@ -33,7 +33,7 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__()
         self.path: list[StoredMessage] = []
         self._reasons: dict[int, str] = {}
-        self._judged: Mapping[int, Feedback] = {}
+        self._feedback: Mapping[int, Feedback] = {}
         self._first = self._last = 0
         self.markdown = False
         self.live: int | None = None
@@ -98,11 +98,11 @@ class Transcript(VerticalScroll, can_focus=False):
             if old.id == message.id:
                 self.path[index] = message
         if (view := self.view(message.id)) is not None:
-            view.show(message, self._fate(message), verdict(self._judged.get(message.id)))
+            view.show(message, self._note(message), verdict_words(self._feedback.get(message.id)))
 
-    def show_feedback(self, judged: "Mapping[int, Feedback]") -> None:
+    def show_feedback(self, feedback: "Mapping[int, Feedback]") -> None:
         """Take over what the user has said of the chat's replies, by message id."""
-        self._judged = judged
+        self._feedback = feedback
         for view in self.views:
             self.refresh_message(view.message)
 
@@ -126,14 +126,14 @@ class Transcript(VerticalScroll, can_focus=False):
     async def focus_step(self, message: "StoredMessage", step: int) -> bool:
         """Focus the message `step` places on; False when there is none."""
         ids = [shown.id for shown in self.path]
-        place = ids.index(message.id) + step if message.id in ids else -1
-        if not 0 <= place < len(self.path):
+        index = ids.index(message.id) + step if message.id in ids else -1
+        if not 0 <= index < len(self.path):
             return False
-        if place < self._first:
+        if index < self._first:
             await self._extend_up()
-        elif place >= self._last:
+        elif index >= self._last:
             await self._extend_down()
-        if (view := self.view(ids[place])) is not None:
+        if (view := self.view(ids[index])) is not None:
             view.focus()
         return True
 
@@ -142,13 +142,13 @@ class Transcript(VerticalScroll, can_focus=False):
         ids = [shown.id for shown in self.path]
         if message_id not in ids:
             return
-        place = ids.index(message_id)
+        index = ids.index(message_id)
         self.anchor(False)  # it may stand far above the end
-        if not self._first <= place < self._last:
+        if not self._first <= index < self._last:
             async with self._changing:
                 with self.app.batch_update():
                     await self._remove(self.views)
-                    self._first = self._last = max(0, place - AT_FIRST // 2)
+                    self._first = self._last = max(0, index - AT_FIRST // 2)
                     await self._mount_later(min(len(ids), self._first + AT_FIRST))
         if (view := self.view(message_id)) is not None:
             view.focus()
@@ -219,13 +219,13 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.remove_children(views)
 
     def _make(self, message: "StoredMessage") -> MessageView:
-        said = verdict(self._judged.get(message.id))
-        return MessageView(message, self._fate(message), said, markdown=self.markdown)
+        verdict = verdict_words(self._feedback.get(message.id))
+        return MessageView(message, self._note(message), verdict, markdown=self.markdown)
 
-    def _fate(self, message: "StoredMessage") -> str:
+    def _note(self, message: "StoredMessage") -> str:
         if message.id == self.live:
             return ""
-        return fate(message, self._reasons.get(message.id, ""))
+        return status_words(message, self._reasons.get(message.id, ""))
 
     def _hold(self, widget: Widget) -> None:
         """Keep a widget where it is on the screen through the next layout."""

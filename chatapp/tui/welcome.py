@@ -1,4 +1,7 @@
-"""What an empty chat shows: what this is, three things to try, and the main keys."""
+"""What an empty chat shows: what this is, three things to try, and the main keys.
+
+Keep: what it suggests can be done at once, with the keys as the settings have them.
+"""
 
 from typing import NamedTuple
 
@@ -50,7 +53,10 @@ class Welcome(VerticalScroll, can_focus=False):
         yield Static("A GPT you can open. It runs on your own machine.")
         yield Static("Three things to try", classes="heading")
         yield Options(
-            *(Option(self._row(*each[:2], each.id), id=each.action) for each in SUGGESTIONS)
+            *(
+                Option(self._row(*suggestion[:2], suggestion.id), id=suggestion.action)
+                for suggestion in SUGGESTIONS
+            )
         )
         yield Static("Keys", classes="heading")
         editor = shown_key(self.app, "editor", "Ctrl+G")

@@ -1,4 +1,7 @@
-"""What the program says of errors."""
+"""Errors in words.
+
+Keep: the words are never empty; they are the only reason the user gets.
+"""
 
 
 def in_words(error: Exception) -> str:

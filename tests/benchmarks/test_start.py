@@ -50,6 +50,7 @@ def milestones(home: Path, model: str) -> dict[str, float]:
     noted.unlink(missing_ok=True)
     ours, theirs = pty.openpty()
     environment = {**os.environ, **_SIZE, "CHATAPP_HOME": str(home), "_CHATAPP_TIMINGS": str(noted)}
+    begun = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "chatapp", "--model", model],
         stdin=theirs,
@@ -73,9 +74,9 @@ def milestones(home: Path, model: str) -> dict[str, float]:
         patience = time.monotonic() + PATIENCE
         while time.monotonic() < patience:
             lines = noted.read_text().splitlines() if noted.exists() else []
-            found = {each["event"]: each["seconds"] for each in map(json.loads, lines)}
-            if event in found:
-                return found
+            reached = {line["event"]: line["seconds"] - begun for line in map(json.loads, lines)}
+            if event in reached:
+                return reached
             time.sleep(0.01)
         raise TimeoutError(f"no {event} within {PATIENCE:.0f} s")
 

@@ -43,7 +43,7 @@ class AttentionView(View):
     def show(self, look: Look) -> None:
         self._look = look
         self._held: int | None = None
-        self._known: tuple[int, NDArray[float32]] | None = None
+        self._attention: tuple[int, NDArray[float32]] | None = None
         text = self.query_one(TokenText)
         text.show(look.texts, self._first_choice(look))
         self.query_one(HeatMap).display = True
@@ -77,7 +77,7 @@ class AttentionView(View):
         trace, source = self._look.trace, self._source
         if trace is None:
             self._failed(self._look.reason)
-        elif self._known is not None and self._known[0] == source:
+        elif self._attention is not None and self._attention[0] == source:
             self._draw()
         else:
             work = partial(_with_source, trace, source)
@@ -88,34 +88,34 @@ class AttentionView(View):
         self.query_one("#attention-detail", Static).update(words)
         self.query_one(HeatMap).display = False
 
-    def _computed(self, found: "tuple[int, NDArray[float32]]") -> None:
-        self._known = found
+    def _computed(self, attention: "tuple[int, NDArray[float32]]") -> None:
+        self._attention = attention
         self._draw()
 
     def _draw(self) -> None:
-        if self._known is None or self._known[0] != self._source:
+        if self._attention is None or self._attention[0] != self._source:
             return
-        source, found = self._known
+        source, attention = self._attention
         heat, text = self.query_one(HeatMap), self.query_one(TokenText)
         cell = heat.cell
         weights: list[float] = (
-            found.mean(axis=(0, 1)) if cell is None else found[cell[0], cell[1]]
+            attention.mean(axis=(0, 1)) if cell is None else attention[cell[0], cell[1]]
         ).tolist()
-        order = sorted(range(len(weights)), key=lambda place: -weights[place])
+        order = sorted(range(len(weights)), key=lambda position: -weights[position])
         # The first token takes what a head has no use for, and would outshine the others.
         brightest = max(weights[1:], default=0.0) or 1.0
         text.paint([attended(weight, brightest) for weight in weights], self._held)
-        target = next((place for place in order if place not in (0, source)), order[0])
+        target = next((position for position in order if position not in (0, source)), order[0])
         if self._held is not None and text.cursor <= source:
             target = text.cursor
-        heat.show(found[:, :, target].tolist())
+        heat.show(attention[:, :, target].tolist())
         texts = self._look.texts
         heads = (
             "average of all heads" if cell is None else f"layer {cell[0] + 1}, head {cell[1] + 1}"
         )
         most = Content(" ").join(
-            Content.assemble(quoted(texts[place]), f" {percent(weights[place]).strip()} ")
-            for place in order[:4]
+            Content.assemble(quoted(texts[position]), f" {percent(weights[position]).strip()} ")
+            for position in order[:4]
         )
         detail = Content.assemble(
             quoted(texts[source]), " held" if self._held is not None else "",

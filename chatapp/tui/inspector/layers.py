@@ -54,10 +54,10 @@ class LayersView(View):
             self.post_message(Compute(work, self._computed, self._failed, "layers"))
 
     def _failed(self, reason: str) -> None:
-        self._tell(Content.styled(printable(reason), "dim"))
+        self._show_detail(Content.styled(printable(reason), "dim"))
         self.query_one("#layers-table", Static).update("")
 
-    def _tell(self, words: Content) -> None:
+    def _show_detail(self, words: Content) -> None:
         self.query_one("#layers-detail", Static).update(words)
 
     def on_resize(self) -> None:
@@ -67,13 +67,13 @@ class LayersView(View):
     def _computed(self, guesses: "list[Prediction]") -> None:
         self._guesses = guesses
         look, position = self._look, self.query_one(TokenText).cursor
-        came = guesses[0].actual
+        actual = guesses[0].actual
         words = Content.assemble(("each layer's guess after ", "dim"), quoted(look.texts[position]))
-        if came is not None:
-            words += Content.assemble((", where ", "dim"), quoted(came.text), (" came", "dim"))
-        self._tell(words)
+        if actual is not None:
+            words += Content.assemble((", where ", "dim"), quoted(actual.text), (" came", "dim"))
+        self._show_detail(words)
         width = self.size.width - 2
-        header = " layer  bits" + ("    rank" if came else "") + "  would predict"
+        header = " layer  bits" + ("    rank" if actual else "") + "  would predict"
         rows = [Content.styled(header, "dim")]
         for layer in reversed(range(len(guesses))):
             guess = guesses[layer]
@@ -81,11 +81,11 @@ class LayersView(View):
             if guess.actual is not None:
                 line += Content(f" {guess.actual.rank:>7,}")
             line += Content(" ")
-            for each in guess.candidates:
-                right = came is not None and each.id == came.id
-                piece = quoted(each.text).stylize("bold $text-success" if right else "")
+            for candidate in guess.candidates:
+                right = actual is not None and candidate.id == actual.id
+                piece = quoted(candidate.text).stylize("bold $text-success" if right else "")
                 more = Content.assemble(
-                    " ", piece, (f" {percent(each.probability).strip()}", "dim")
+                    " ", piece, (f" {percent(candidate.probability).strip()}", "dim")
                 )
                 if line.cell_length + more.cell_length > width:
                     break

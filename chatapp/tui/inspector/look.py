@@ -1,7 +1,7 @@
 """What the inspector looks at, gathered on a thread.
 
-The one invariant: everything here is plain data but for the trace, which is only asked on a
-thread too; the screen computes nothing.
+Keep: everything here is plain data but for the trace, which is only asked on a thread too; the
+screen computes nothing.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Look:
     trace: "Trace | None" = None
     predictions: "tuple[Prediction, ...]" = ()
 
-    def before(self, position: int) -> "Prediction | None":
+    def prediction_of(self, position: int) -> "Prediction | None":
         """What was expected in the place of a token; nothing is known of the first."""
         return self.predictions[position - 1] if 0 < position <= len(self.predictions) else None
 
@@ -73,15 +73,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
     """
     from chatapp.engine.inspection import Inspectable
 
-    messages = session.messages
-    message_id = target.message_id
-    reading: Reading | None = None
-    if message_id is None and messages and not target.draft:
-        message_id = messages[-1].id
-    if not example and message_id is not None:
-        reading = session.read(message_id)
-    elif not example and target.draft:
-        reading = session.draft(target.draft, target.instead_of)
+    reading = None if example else _reading(session, target)
     if reading is None:
         segments: tuple[Segment, ...] = (Segment("user", EXAMPLE),)
         ids = tuple(session.model.tokenizer.encode(EXAMPLE))
@@ -112,13 +104,28 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         template=_layout(session) if reading else "",
         shots=reading.prompt.shots if reading else (),
         dropped_shots=reading.prompt.dropped_shots if reading else (),
-        is_draft=reading is not None and message_id is None,
+        is_draft=reading is not None and _message_id(session, target) is None,
         outdated=reading is not None and reading.outdated,
         reason=reason,
         model=model if isinstance(model, Inspectable) else None,
         trace=trace,
         predictions=predictions,
     )
+
+
+def _message_id(session: "Session", target: Target) -> int | None:
+    """The message to look at; None for a draft, and in a chat without messages."""
+    if target.message_id is None and session.messages and not target.draft:
+        return session.messages[-1].id
+    return target.message_id
+
+
+def _reading(session: "Session", target: Target) -> "Reading | None":
+    """What the model reads for a target; None when there is neither message nor draft."""
+    message_id = _message_id(session, target)
+    if message_id is not None:
+        return session.read(message_id)
+    return session.draft(target.draft, target.instead_of) if target.draft else None
 
 
 def _layout(session: "Session") -> str:

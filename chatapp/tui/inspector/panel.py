@@ -1,7 +1,7 @@
 """The inspector: what the model reads, expects and attends to, beside the chat or over it.
 
-The one invariant: nothing is computed on the event loop. Views ask with a `Compute`, which is
-done on a thread as soon as no reply is being written, and only the newest answer is shown.
+Keep: nothing is computed on the event loop. Views ask with a `Compute`, which is done on a
+thread as soon as no reply is being written, and only the newest answer is shown.
 """
 
 from dataclasses import dataclass
@@ -104,7 +104,7 @@ class Inspector(Vertical, can_focus=True):
         self._conversation = conversation
         self._target = target
         self._is_example = False
-        self._found: Look | None = None
+        self._shown: Look | None = None
         self._up_to_date: set[View] = set()
         self._numbers = count(1)
         self._newest: dict[str, int] = {}
@@ -167,35 +167,35 @@ class Inspector(Vertical, can_focus=True):
     @property
     def _view(self) -> View:
         """The open tab."""
-        (view,) = (each for each in self.query(View) if each.id == self._tab)
+        (view,) = (view for view in self.query(View) if view.id == self._tab)
         return view
 
     @property
     def _tab(self) -> str:
         return self.query_one(ContentSwitcher).current or ""
 
-    def _show(self, found: Look) -> None:
+    def _show(self, shown: Look) -> None:
         self.query_one(ContentSwitcher).display = True
         self.remove_class("-failed")
-        reply = len(found.ids) - found.start
-        words = f"{found.start:,} tokens of prompt" if found.template else "An example sentence"
+        reply = len(shown.ids) - shown.start
+        words = f"{shown.start:,} tokens of prompt" if shown.template else "An example sentence"
         if reply:
             words += f", {reply:,} of reply"
-        if found.is_draft:
+        if shown.is_draft:
             words += " · not sent"
-        if found.template:
-            words += f" · {found.template}"
-        if found.message is not None and found.message.siblings > 1:
-            words += f" · version {found.message.sibling} of {found.message.siblings}"
+        if shown.template:
+            words += f" · {shown.template}"
+        if shown.message is not None and shown.message.siblings > 1:
+            words += f" · version {shown.message.sibling} of {shown.message.siblings}"
         self._about(words)
-        self._found = found
+        self._shown = shown
         self._up_to_date.clear()
         self._show_view()
         if self.has_focus:
             self.focus_view()
 
     def _failed(self, reason: str) -> None:
-        self._found = None
+        self._shown = None
         if self.has_focus_within:
             self.focus()
         self.query_one(ContentSwitcher).display = False
@@ -205,9 +205,9 @@ class Inspector(Vertical, can_focus=True):
     def _show_view(self) -> None:
         """Bring the open tab up to date. The others may never be looked at."""
         view = self._view
-        if self._found is not None and view not in self._up_to_date:
+        if self._shown is not None and view not in self._up_to_date:
             self._up_to_date.add(view)
-            view.show(self._found)
+            view.show(self._shown)
 
     def _about(self, words: str) -> None:
         self.query_one("#inspector-about", Static).update(printable(words))
@@ -224,7 +224,7 @@ class Inspector(Vertical, can_focus=True):
 
     def focus_view(self) -> None:
         """Give the keys to what is open."""
-        if self._found is None:
+        if self._shown is None:
             self.focus()
         else:
             self._view.take_focus()
@@ -232,7 +232,7 @@ class Inspector(Vertical, can_focus=True):
     # Computing
 
     @on(Compute)
-    def _asked(self, event: Compute) -> None:
+    def _compute_asked(self, event: Compute) -> None:
         event.stop()
         self._compute(event)
 

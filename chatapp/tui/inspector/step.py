@@ -1,7 +1,7 @@
 """The tab of the inspector that generates a reply one token at a time.
 
-The one invariant: the stepper is only touched on a thread, by one order after the other, and
-the screen shows the answers in that order.
+Keep: the stepper is only touched on a thread, by one change after the other, and the screen
+shows the answers in that order.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def stepped(value: float, steps: tuple[float, ...], direction: int) -> float:
     return next((step for step in reversed(steps) if step < value), value)
 
 
-class Generation:
+class LazyStepper:
     """A stepper that is made when it is first used. For threads."""
 
     def __init__(self, model: "Inspectable", prompt: tuple[int, ...], sampling: Sampling) -> None:
@@ -94,7 +94,7 @@ class StepView(View):
     def __init__(self, conversation: "Conversation", *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._conversation = conversation
-        self._generation: Generation | None = None
+        self._stepper: LazyStepper | None = None
         self._step = Step((), None)
         self._parameter = "temperature"
         self._sampling = Sampling()
@@ -110,14 +110,14 @@ class StepView(View):
         self._is_playing = False
         self._sampling = self._conversation.sampling
         self._step = Step((), None)
-        self._generation = None
+        self._stepper = None
         self.query_one(MarkedOptions).show([])
         self.query_one(TokenText).show((), 0)
         if look.model is None:
             self._failed(look.reason)
             return
-        self._generation = Generation(look.model, look.ids[: look.start], self._sampling)
-        self._order(lambda stepper: None)
+        self._stepper = LazyStepper(look.model, look.ids[: look.start], self._sampling)
+        self._change(lambda stepper: None)
 
     def take_focus(self) -> None:
         self.query_one(MarkedOptions).focus()
@@ -128,16 +128,16 @@ class StepView(View):
     def on_hide(self) -> None:
         self._is_playing = False
 
-    def _order(self, change: "Callable[[Stepper], object]") -> None:
-        generation = self._generation
-        if generation is None:
+    def _change(self, change: "Callable[[Stepper], object]") -> None:
+        stepper = self._stepper
+        if stepper is None:
             return
 
         def arrived(step: Step) -> None:
-            if generation is self._generation:
+            if stepper is self._stepper:
                 self._arrived(step)
 
-        self.post_message(Compute(lambda: generation.after(change), arrived, self._failed))
+        self.post_message(Compute(lambda: stepper.after(change), arrived, self._failed))
 
     def _failed(self, reason: str) -> None:
         self._is_playing = False
@@ -146,18 +146,20 @@ class StepView(View):
 
     def _arrived(self, step: Step) -> None:
         self._step = step
-        before = self._look.texts[max(0, self._look.start - _CONTEXT) : self._look.start]
+        context = self._look.texts[max(0, self._look.start - _CONTEXT) : self._look.start]
+        texts = [*context, *(candidate.text for candidate in step.taken)]
+        paints = [surprise(candidate.probability) for candidate in step.taken]
         text = self.query_one(TokenText)
-        text.show([*before, *(each.text for each in step.taken)], len(before) + len(step.taken) - 1)
-        text.paint([*[None] * len(before), *(surprise(each.probability) for each in step.taken)])
-        self._tell()
+        text.show(texts, len(texts) - 1)
+        text.paint([*[None] * len(context), *paints])
+        self._show_parameters()
         self._list()
         if step.cut is None:
             self._is_playing = False
         if self._is_playing:
             self.set_timer(_PAUSE, self._play_on)
 
-    def _tell(self) -> None:
+    def _show_parameters(self) -> None:
         """The parameters, and what they do to the distribution."""
         parts = []
         for name in _STEPS:
@@ -181,13 +183,14 @@ class StepView(View):
         lines: list[tuple[str, Content]] = []
         size = max(2, min(20, (self.size.width - 46) // 2))
         if (cut := self._step.cut) is not None:
-            for each, drawn in zip(cut.before.candidates, cut.drawn, strict=True):
+            for candidate, drawn in zip(cut.before.candidates, cut.drawn, strict=True):
+                probability = candidate.probability
                 left = percent(drawn) if drawn else "  cut"
                 line = Content.assemble(
-                    f"{each.rank:>2} ", padded(each.text), f" {percent(each.probability)} ",
-                    (bar(each.probability, size), "dim"), f" → {left} {bar(drawn, size)}",
+                    f"{candidate.rank:>2} ", padded(candidate.text), f" {percent(probability)} ",
+                    (bar(probability, size), "dim"), f" → {left} {bar(drawn, size)}",
                 )  # fmt: skip
-                lines.append((str(each.id), line if drawn else line.stylize("dim")))
+                lines.append((str(candidate.id), line if drawn else line.stylize("dim")))
         choices.show(lines, choices.highlighted or 0)
 
     def action_draw(self) -> None:
@@ -196,7 +199,7 @@ class StepView(View):
 
     def _draw(self) -> None:
         if self._step.cut is not None:
-            self._order(lambda stepper: None if stepper.is_over else stepper.draw())
+            self._change(lambda stepper: None if stepper.is_over else stepper.draw())
 
     def _play_on(self) -> None:
         if self._is_playing:
@@ -204,31 +207,31 @@ class StepView(View):
 
     def action_play(self) -> None:
         self._is_playing = not self._is_playing and self._step.cut is not None
-        self._tell()
+        self._show_parameters()
         self._play_on()
 
     def action_back(self) -> None:
         self._is_playing = False
-        self._order(lambda stepper: stepper.back())
+        self._change(lambda stepper: stepper.back())
 
     def action_parameter(self, step: int) -> None:
         names = list(_STEPS)
         self._parameter = names[(names.index(self._parameter) + step) % len(names)]
-        self._tell()
+        self._show_parameters()
 
     def action_change(self, direction: int) -> None:
         name = self._parameter
         value = stepped(getattr(self._sampling, name), _STEPS[name], direction)
         sampling = replace(self._sampling, **{name: value})  # type: ignore[arg-type]
         self._sampling = sampling
-        self._order(lambda stepper: setattr(stepper, "sampling", sampling))
+        self._change(lambda stepper: setattr(stepper, "sampling", sampling))
 
     @on(OptionList.OptionSelected)
     def _chosen(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         self._is_playing = False
         id = int(str(event.option_id))
-        self._order(lambda stepper: None if stepper.is_over else stepper.choose(id))
+        self._change(lambda stepper: None if stepper.is_over else stepper.choose(id))
 
     def action_keep(self) -> None:
         if self._look.message is None:
@@ -236,5 +239,5 @@ class StepView(View):
         elif not self._step.taken:
             self.notify("No token has been drawn yet.", markup=False)
         else:
-            begin = tuple(each.id for each in self._step.taken)
+            begin = tuple(candidate.id for candidate in self._step.taken)
             self.post_message(Branch(self._look.message.id, begin))

@@ -42,13 +42,13 @@ class TokensView(View):
         text.show(look.texts, min(look.start, len(look.texts) - 1))
         # What a user wrote was not generated; it is shaded only where there is nothing else.
         first = look.start if look.start < len(look.ids) else 1
-        expected = [look.before(position) for position in range(len(look.ids))]
+        predictions = [look.prediction_of(position) for position in range(len(look.ids))]
         text.paint(
             [
-                surprise(each.actual.probability)
-                if each is not None and each.actual is not None and position >= first
+                surprise(prediction.actual.probability)
+                if prediction is not None and prediction.actual is not None and position >= first
                 else None
-                for position, each in enumerate(expected)
+                for position, prediction in enumerate(predictions)
             ]
         )
         self._choose()
@@ -62,24 +62,25 @@ class TokensView(View):
         look, position = self._look, self.query_one(TokenText).cursor
         if look is None:
             return
-        before = look.before(position)
+        prediction = look.prediction_of(position)
         line = Content.assemble(
             ("token ", "dim"), f"{position} ", quoted(look.texts[position]),
             (" id ", "dim"), f"{look.ids[position]}",
         )  # fmt: skip
         lines: list[tuple[str, Content]] = []
-        if before is None or before.actual is None:
+        if prediction is None or prediction.actual is None:
             words = look.reason or "Nothing comes before the first token, so nothing predicts it."
             line += Content.styled(f"\n{printable(words)}", "dim")
         else:
             line += Content.assemble(
-                ("  p ", "dim"), percent(before.actual.probability).strip(),
-                ("  rank ", "dim"), f"{before.actual.rank:,}",
-                ("  entropy ", "dim"), f"{before.entropy:.2f} bits",
+                ("  p ", "dim"), percent(prediction.actual.probability).strip(),
+                ("  rank ", "dim"), f"{prediction.actual.rank:,}",
+                ("  entropy ", "dim"), f"{prediction.entropy:.2f} bits",
             )  # fmt: skip
-            for each in before.candidates:
-                came = each.id == before.actual.id
-                lines.append((f"{position} {each.id}", candidate_line(each, came, self.size.width)))
+            for candidate in prediction.candidates:
+                came = candidate.id == prediction.actual.id
+                line_id = f"{position} {candidate.id}"
+                lines.append((line_id, candidate_line(candidate, came, self.size.width)))
         self.query_one(MarkedOptions).show(lines)
         self.query_one("#tokens-detail", Static).update(line)
 
