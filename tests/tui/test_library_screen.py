@@ -15,7 +15,7 @@ from chatapp.dialogue.store import Basis, Store
 from chatapp.engine.model import Sampling
 from chatapp.foreign import printable
 from chatapp.prompting.template import CHAT, save_template
-from chatapp.tui.chat import ChatScreen
+from chatapp.tui.chat_widgets import ChatWidgets
 from chatapp.tui.field import Field
 from chatapp.tui.help import HelpScreen
 from chatapp.tui.library import LibraryScreen
@@ -85,7 +85,7 @@ async def choose(driver: Driver, name: str) -> None:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the user was told in passing."""
     words: list[str] = []
-    monkeypatch.setattr(ChatScreen, "inform", lambda screen, said: words.append(said))
+    monkeypatch.setattr(ChatWidgets, "inform", lambda widgets, said: words.append(said))
     return words
 
 
@@ -343,7 +343,7 @@ async def test_other_chats_are_not_touched(open_app: OpenApp, store: Store, own:
     async with open_app(model) as driver:
         await choose(driver, "feel")
         await driver.say("red wine")
-        driver.chat.conversation.sampling = Sampling(max_tokens=50)
+        driver.chat.conversation.set_sampling(Sampling(max_tokens=50))
         await driver.press("ctrl+n")
         await rest(driver)
         assert driver.status.template == "plain"

@@ -104,7 +104,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         template=_layout(session) if reading else "",
         shots=reading.prompt.shots if reading else (),
         dropped_shots=reading.prompt.dropped_shots if reading else (),
-        is_draft=reading is not None and _message_id(session, target) is None,
+        is_draft=reading is not None and target.message_id is None and bool(target.draft),
         outdated=reading is not None and reading.outdated,
         reason=reason,
         model=model if isinstance(model, Inspectable) else None,
@@ -113,19 +113,14 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
     )
 
 
-def _message_id(session: "Session", target: Target) -> int | None:
-    """The message to look at; None for a draft, and in a chat without messages."""
-    if target.message_id is None and session.messages and not target.draft:
-        return session.messages[-1].id
-    return target.message_id
-
-
 def _reading(session: "Session", target: Target) -> "Reading | None":
     """What the model reads for a target; None when there is neither message nor draft."""
-    message_id = _message_id(session, target)
-    if message_id is not None:
-        return session.read(message_id)
-    return session.draft(target.draft, target.instead_of) if target.draft else None
+    if target.message_id is not None:
+        return session.read(target.message_id)
+    if target.draft:
+        return session.draft(target.draft, target.instead_of)
+    messages = session.messages
+    return session.read(messages[-1].id) if messages else None
 
 
 def _layout(session: "Session") -> str:
