@@ -123,7 +123,7 @@ async def test_a_long_reply_costs_the_same_at_its_end(
 
     monkeypatch.setattr(MessageView, "append", counted)
     async with long_chat(tmp_path, 0, model) as (app, pilot):
-        app.chat.conversation.sampling = Sampling(max_tokens=10_000)
+        app.chat.conversation.set_sampling(Sampling(max_tokens=10_000))
         await pilot.press(*"Go on")
         app.simulate_key("enter")
         # Pilot's own press of Enter would return only when much of the reply has come.
