@@ -62,7 +62,7 @@ async def test_of_two_models_the_one_asked_for_last_stays(
         assert driver.status.model == "small"
         await driver.say("Hello")
         assert driver.texts == ["Hello", "From small."]
-        assert [turn.model for turn in store.turns(1)] == ["small"]
+        assert [row.model for row in store.generations(1)] == ["small"]
         assert big.prompts == []
 
 
