@@ -1,6 +1,6 @@
 """`finetune check`: what would be trained on what, at which cost, without training.
 
-The one invariant: every number is of the very rows, masks and steps that `finetune train`
+Keep: every number is of the very rows, masks and steps that `finetune train`
 would use; nothing is estimated from a sample but the time, which is measured on real steps.
 """
 
@@ -25,8 +25,9 @@ from finetune.data.packing import Rows
 from finetune.data.preparation import dropped_lines
 from finetune.display import duration, memory
 from finetune.material import Material, gather
-from finetune.objectives.heads import HeadRows
-from finetune.run import steps_per_epoch, timed_steps
+from finetune.objectives.head_rows import HeadRows
+from finetune.objectives.heads import HeadObjective
+from finetune.steps import steps_per_epoch, timed_steps
 
 STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}
 BAR = 14
@@ -35,7 +36,7 @@ SHOWN = 400
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What `finetune check` found. steps: of the whole run."""
+    """What would be trained, and what it costs. steps: of the whole run."""
 
     material: Material
     steps: int
@@ -79,26 +80,26 @@ def examine(config: FinetuneConfig) -> Examination:
     return Examination(material, steps, *timed_steps(material))
 
 
-def show(found: Examination, console: Console) -> None:
+def show(examination: Examination, console: Console) -> None:
     """Print an examination; foreign text stays plain characters."""
-    train = found.material.data.train
-    parts: dict[str, list[RenderableType]] = {"Rows": list(_rows(found))}
+    train = examination.material.data.train
+    parts: dict[str, list[RenderableType]] = {"Rows": list(_rows(examination))}
     if isinstance(train, Rows):
-        parts["Tokens"] = list(_tokens(found, train.examples))
+        parts["Tokens"] = list(_tokens(examination, train.examples))
         marked = console.color_system is None
-        parts["Masks"] = list(_masks(train.examples, found.material, marked))
+        parts["Masks"] = list(_masks(train.examples, examination.material, marked))
     elif isinstance(train, HeadRows):
-        parts["Labels"] = list(_labels(train, found.material))
-    parts["Cost"] = [Text(_cost(found))]
+        parts["Labels"] = list(_labels(train, examination.material))
+    parts["Cost"] = [Text(_cost(examination))]
     for title, lines in parts.items():
         console.print(Text(title, "bold"))
         for line in lines:
             console.print(Padding(line, (0, 0, 0, 2), expand=False))
 
 
-def _rows(found: Examination) -> Iterator[RenderableType]:
+def _rows(examination: Examination) -> Iterator[RenderableType]:
     """What was read, and what became of it."""
-    data = found.material.data
+    data = examination.material.data
     lines = data.report.lines() if data.report else dropped_lines(data.dropped)
     yield from (Text(printable(line)) for line in lines)
     measured = ", ".join(f"{printable(name)} {len(rows):,}" for name, rows in data.held_out.items())
@@ -108,7 +109,7 @@ def _rows(found: Examination) -> Iterator[RenderableType]:
     )
 
 
-def _tokens(found: Examination, examples: Sequence[Encoded]) -> Iterator[RenderableType]:
+def _tokens(examination: Examination, examples: Sequence[Encoded]) -> Iterator[RenderableType]:
     """How long prompts and responses are, and what the objective makes of them."""
     lengths = np.array([np.bincount(each.spans, minlength=len(Span)) for each in examples])
     shown = {
@@ -130,7 +131,7 @@ def _tokens(found: Examination, examples: Sequence[Encoded]) -> Iterator[Rendera
     )
     yield table
     template = int(lengths[:, Span.TEMPLATE].sum())
-    config, data = found.material.config, found.material.data
+    config, data = examination.material.config, examination.material.data
     yield Text(f"an epoch: {int(lengths.sum()):,} tokens, of them {template:,} of the template")
     yield Text(
         f"labels: {data.response_labels:,} of L2 (responses), {data.aux_labels:,} of L1 "
@@ -139,7 +140,7 @@ def _tokens(found: Examination, examples: Sequence[Encoded]) -> Iterator[Rendera
     )
     yield Text(
         f"λ = {config.objective.aux_weight:g}: a token of L1 counts "
-        f"{found.material.prompt_weight:.3g} times as much as one of L2"
+        f"{examination.material.prompt_weight:.3g} times as much as one of L2"
     )
 
 
@@ -176,11 +177,11 @@ def _masks(
 def masked(example: Encoded, tokenizer: PieceTokenizer, marked: bool = False) -> Text:
     """An example as text, each span in its style; a long span is shown by its ends."""
     text = Text()
-    place = 0
+    start = 0
     for span, run in groupby(example.spans.tolist()):
         length = len(list(run))
-        shown = printable(_decoded(example.ids[place : place + length].tolist(), tokenizer))
-        place += length
+        shown = printable(_decoded(example.ids[start : start + length].tolist(), tokenizer))
+        start += length
         if len(shown) > SHOWN:
             shown = f"{shown[: SHOWN // 2]} […] {shown[-SHOWN // 2 :]}"
         if marked and span == Span.RESPONSE:
@@ -201,7 +202,8 @@ def _decoded(ids: list[int], tokenizer: PieceTokenizer) -> str:
 
 def _labels(rows: HeadRows, material: Material) -> Iterator[RenderableType]:
     """How often each class occurs, and how long the rows are."""
-    names = material.head.labels if material.head else ()
+    objective = material.objective
+    names = objective.spec.labels if isinstance(objective, HeadObjective) else ()
     counts = Counter(example.label for example in rows.examples)
     for label, count in sorted(counts.items()):
         name = names[label] if names else f"choice {label}"
@@ -211,10 +213,11 @@ def _labels(rows: HeadRows, material: Material) -> Iterator[RenderableType]:
     )
 
 
-def _cost(found: Examination) -> str:
+def _cost(examination: Examination) -> str:
+    seconds, method = examination.seconds_per_step, examination.material.config.train.method
     return (
-        f"{found.trainable_parameters:,} parameters learn ({found.material.config.train.method}); "
-        f"{found.steps:,} steps of {found.seconds_per_step:.2f} s, about "
-        f"{duration(found.steps * found.seconds_per_step)}; the longest step took "
-        f"{memory(found.peak_memory_bytes)} of memory, and measuring and saving take more"
+        f"{examination.trainable_parameters:,} parameters learn ({method}); "
+        f"{examination.steps:,} steps of {seconds:.2f} s, about "
+        f"{duration(examination.steps * seconds)}; the longest step took "
+        f"{memory(examination.peak_memory_bytes)} of memory, and measuring and saving take more"
     )

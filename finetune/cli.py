@@ -40,7 +40,7 @@ def _root() -> None:
 @app.command()
 def check(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Say what would be trained on what: rows kept and dropped and why, lengths, masks, cost."""
-    with _told():
+    with _errors_in_words():
         from rich.console import Console
 
         from finetune.config import FinetuneConfig, load_config
@@ -48,17 +48,17 @@ def check(config: Config, overrides: Overrides = None, as_json: AsJson = False) 
         settings = load_config(FinetuneConfig, config, overrides or [])
         from finetune.check import examine, show
 
-        found = examine(settings)
+        examination = examine(settings)
         if as_json:
-            _answer(json.dumps(found.document()))
+            _answer(json.dumps(examination.document()))
         else:
-            show(found, Console(highlight=False))
+            show(examination, Console(highlight=False))
 
 
 @app.command()
 def train(config: Config, overrides: Overrides = None) -> None:
     """Fine-tune a model on the rows of CONFIG; `chatapp --model RUN` then chats with it."""
-    with _told() as console:
+    with _errors_in_words() as console:
         from finetune.config import FinetuneConfig, load_config
 
         settings = load_config(FinetuneConfig, config, overrides or [])
@@ -71,7 +71,7 @@ def train(config: Config, overrides: Overrides = None) -> None:
 @app.command()
 def resume(run: Run, overrides: Overrides = None) -> None:
     """Go on with a run that was stopped, from its last checkpoint, as if it had not been."""
-    with _told() as console:
+    with _errors_in_words() as console:
         from finetune.run import resume
 
         folder = resume(run, overrides or [], console)
@@ -89,7 +89,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Held-out loss, perplexity, accuracy, and greedy replies against those of the rows."""
-    with _told() as console:
+    with _errors_in_words() as console:
         from rich.console import Console
         from rich.text import Text
 
@@ -97,18 +97,18 @@ def evaluate(
         from finetune.evaluate import evaluate, show
 
         device = load_settings().device
-        found = []
+        evaluations = []
         with console.status("reading") as status:
 
             def progress(what: str, done: int, total: int) -> None:
                 status.update(Text(f"{name}: {what}, {done:,} of {total:,}"))
 
             for name in filter(None, (run, other)):
-                found.append(evaluate(name, run, data, replies, max_tokens, progress, device))
+                evaluations.append(evaluate(name, run, data, replies, max_tokens, progress, device))
         if as_json:
-            _answer(json.dumps({"runs": [each.document() for each in found]}))
+            _answer(json.dumps({"runs": [each.document() for each in evaluations]}))
         else:
-            Console(highlight=False).print(show(found, shown))
+            Console(highlight=False).print(show(evaluations, shown))
 
 
 @app.command()
@@ -117,7 +117,7 @@ def merge(
     out: Annotated[Path, typer.Argument(help="a new folder")],
 ) -> None:
     """Write an adapter and its base model as one whole model."""
-    with _told():
+    with _errors_in_words():
         from finetune.adapters import merge
 
         merge(run, out)
@@ -127,7 +127,9 @@ def merge(
 @app.command()
 def pretrain(config: Config, overrides: Overrides = None) -> None:
     """Train a GPT-2 from random weights on text; a second start goes on where the first ended."""
-    with _told("interrupted; the same command goes on from the last checkpoint") as console:
+    with _errors_in_words(
+        "interrupted; the same command goes on from the last checkpoint"
+    ) as console:
         from finetune.config import PretrainConfig, load_config
 
         settings = load_config(PretrainConfig, config, overrides or [])
@@ -138,7 +140,7 @@ def pretrain(config: Config, overrides: Overrides = None) -> None:
 
 
 @contextmanager
-def _told(interrupted: str = "interrupted") -> Iterator["Console"]:
+def _errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
     """A console on standard error, and every error as one sentence there."""
     import os
 

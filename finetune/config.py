@@ -1,10 +1,9 @@
 """Configurations: typed models which are the TOML file, the `key=value` flags and the help.
 
-The one invariant: a key that is not in the model is an error that names it, so a
-misspelt option never trains something else in silence.
+Keep: a key that is not in the model is an error that names it, so a misspelt option never
+trains something else in silence.
 """
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -21,7 +20,7 @@ from pydantic import (
     ValidationError,
 )
 
-from chatapp.userfiles import UserError
+from chatapp.userfiles import UserError, did_you_mean, read_toml
 
 
 class ConfigError(UserError, ValueError):
@@ -149,7 +148,7 @@ class Data(Section):
     bad_rows: BadRows = Field("raise", description="what becomes of a row that cannot be used")
 
 
-class Objective(Section):
+class ObjectiveSettings(Section):
     """L3 = L2 + λ·L1: the response loss and the auxiliary language-model loss."""
 
     aux_weight: float = Field(0.25, ge=0, le=100, description="λ; 0 learns the responses alone")
@@ -226,7 +225,7 @@ class FinetuneConfig(Section):
     output: str = Field(min_length=1, pattern=r"^[^\x00]*$", description="the run folder")
     seed: int = Field(0, ge=0, lt=2**32)
     data: Data
-    objective: Objective = Objective.model_validate({})
+    objective: ObjectiveSettings = ObjectiveSettings.model_validate({})
     train: Train = Train.model_validate({})
     adapter: Adapter = Adapter.model_validate({})
     samples: Samples = Samples.model_validate({})
@@ -243,14 +242,9 @@ def load_config(model: type[ConfigModel], path: Path, overrides: Sequence[str]) 
     taken as a string. Raises ConfigError.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: cannot be read: it is not UTF-8") from None
-    except (OSError, ValueError) as error:  # a NUL character in the path
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+        data = read_toml(path, ConfigError)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     return _laid_over(model, data, overrides, str(path))
 
 
@@ -301,9 +295,7 @@ def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
     )
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(location[-1]), _keys(model, location), 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return f"unknown key {key!r}{hint}"
+        return f"unknown key {key!r}{did_you_mean(str(location[-1]), _keys(model, location))}"
     if problem["type"] == "missing":
         return f"key {key!r} is missing"
     message = problem["msg"]

@@ -1,6 +1,6 @@
 """`finetune eval`: what a model makes of rows it was not trained on, one model or two.
 
-The one invariant: a model is measured in its own template with its own tokenizer, and replies
+Keep: a model is measured in its own template with its own tokenizer, and replies
 are made by the code that chats.
 """
 
@@ -24,16 +24,18 @@ from chatapp.evaluation.metrics import exact_match, macro_f1, rouge_l
 from chatapp.prompting.template import load_template
 from finetune.adapters import load_causal
 from finetune.config import ConfigError, Data, FinetuneConfig, validated
+from finetune.data.batches import ByLength, TrainingRows, collate, loader
 from finetune.data.encoding import Encoded
-from finetune.data.packing import Rows, collate
+from finetune.data.packing import Rows
 from finetune.data.preparation import HELD_OUT, choose_template, prepare
 from finetune.display import one_line
-from finetune.material import open_chat_tokenizer, with_start
-from finetune.objectives.heads import HEAD_FILE, Classifier, HeadRows, load_head, prepare_head
-from finetune.objectives.l3 import count_labels, perplexity
-from finetune.replies import greedy_reply, questions
-from finetune.run import RECORD_FILE, read_record
-from finetune.trainer import ByLength, loader, model_losses
+from finetune.material import open_chat_tokenizer
+from finetune.objectives.chat_rows import with_start
+from finetune.objectives.head_module import Classifier, load_head
+from finetune.objectives.head_rows import HEAD_FILE, HeadRows, prepare_labelled
+from finetune.objectives.l3 import L3
+from finetune.record import RECORD_FILE, read_record
+from finetune.replies import Reply, greedy_reply, questions
 
 BATCH = 8
 Progress = Callable[[str, int, int], None]
@@ -41,12 +43,17 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Answer:
     """A greedy reply beside what the row has."""
 
     prompt: str
     reference: str
-    reply: str
+    reply: Reply
+
+    def document(self) -> dict[str, str]:
+        """Plain data for --json; an error only where the reply failed."""
+        plain = {"prompt": self.prompt, "reference": self.reference, "reply": self.reply.text}
+        return plain | ({"error": self.reply.error} if self.reply.error else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,21 @@ class Measured:
 
     examples: int
     figures: dict[str, float]
-    replies: list[Reply] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[Answer]:
+        """The answers whose generation broke off, which no figure counts."""
+        return [answer for answer in self.answers if answer.reply.error]
+
+    def document(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        return {
+            "examples": self.examples,
+            **self.figures,
+            **({"failed_replies": len(self.failed)} if self.failed else {}),
+            "replies": [answer.document() for answer in self.answers],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +92,7 @@ class Evaluation:
         return {
             "model": self.model,
             "template": self.template,
-            "sets": {
-                name: {
-                    "examples": each.examples,
-                    **each.figures,
-                    "replies": [
-                        {"prompt": r.prompt, "reference": r.reference, "reply": r.reply}
-                        for r in each.replies
-                    ],
-                }
-                for name, each in self.sets.items()
-            },
+            "sets": {name: measured.document() for name, measured in self.sets.items()},
         }
 
 
@@ -121,24 +132,27 @@ def evaluate(
     speaker = load_model(model, device=device) if replies else None
     on_gpu = device != "cpu" and torch.cuda.is_available()
     network.to("cuda" if on_gpu else "cpu").eval()
-    found = {}
+    measured = {}
     for name, examples in sets.items():
         figures = _losses(network, with_start(examples, start), tokenizer.end_id, name, progress)
-        said: list[Reply] = []
-        asked = questions(examples, tokenizer, window) if speaker else iter(())
-        for each in islice(asked, replies):
-            progress(f"replies, {name}", len(said), min(replies, len(examples)))
+        asked = islice(questions(examples, tokenizer, window), replies)
+        answers: list[Answer] = []
+        for question in asked:
             assert speaker is not None
-            reply = greedy_reply(speaker, template, each.ids, max_tokens)
-            said.append(Reply(each.text, each.reference, reply))
-        if said:
-            answers, golds = [r.reply for r in said], [r.reference for r in said]
-            figures |= {
-                "exact_match": exact_match(answers, golds),
-                "rouge_l": rouge_l(answers, golds),
-            }
-        found[name] = Measured(len(examples), figures, said)
-    return Evaluation(model, template.name, found)
+            progress(f"replies, {name}", len(answers), min(replies, len(examples)))
+            reply = greedy_reply(speaker, template, question.ids, max_tokens)
+            answers.append(Answer(question.text, question.reference, reply))
+        measured[name] = Measured(len(examples), figures | _scores(answers), answers)
+    return Evaluation(model, template.name, measured)
+
+
+def _scores(answers: Sequence[Answer]) -> dict[str, float]:
+    """Exact match and ROUGE-L of the replies that came to an end."""
+    whole = [answer for answer in answers if not answer.reply.error]
+    if not whole:
+        return {}
+    texts, references = [a.reply.text for a in whole], [a.reference for a in whole]
+    return {"exact_match": exact_match(texts, references), "rouge_l": rouge_l(texts, references)}
 
 
 def _configuration(source: str, data_file: str) -> FinetuneConfig:
@@ -162,17 +176,16 @@ def _losses(
     model: Any, examples: list[Encoded], pad_id: int, name: str, progress: Progress
 ) -> dict[str, float]:
     """Loss, perplexity and accuracy over all response tokens."""
-    rows = Rows(examples, "prompt")
+    rows, objective = Rows(examples, "prompt"), L3(aux_weight=0.0)
     batches = loader(rows, ByLength(rows.lengths), BATCH, partial(collate, pad_id=pad_id))
-    counts = count_labels(batches, "token")
-    total = torch.zeros(4, dtype=torch.float64)
+    counts = objective.count(batches)
+    total = torch.zeros(len(objective.names), dtype=torch.float64)
     for number, batch in enumerate(batches):
         progress(f"loss, {name}", number * BATCH, len(rows))
         here = {key: value.to(model.device) for key, value in batch.items()}
-        losses = model_losses(model, model.get_output_embeddings(), here, counts, aux_weight=0.0)
-        total += torch.stack(losses).double().cpu()
-    loss, accuracy = float(total[1]), float(total[3])
-    return {"loss": loss, "perplexity": perplexity(loss), "token_accuracy": accuracy}
+        total += objective.losses(model, model, here, counts, 0.0).cpu()
+    metrics = objective.metrics(dict(zip(objective.names, total.tolist(), strict=True)), 0.0)
+    return {"token_accuracy" if key == "accuracy" else key: metrics[key] for key in metrics}
 
 
 def _evaluate_head(
@@ -186,7 +199,9 @@ def _evaluate_head(
     spec = load_head(network, folder)
     window = context_of(network.config) - len(start)
     head = config.head.model_copy(update={"labels": list(spec.labels)})
-    _, prepared = prepare_head(config.model_copy(update={"head": head}), tokenizer, window, start)
+    _, prepared = prepare_labelled(
+        config.model_copy(update={"head": head}), tokenizer, window, start
+    )
     sets = {HELD_OUT: prepared.train} if all_rows else prepared.held_out
     if not sets:
         raise ConfigError(f"{model}: the run held no rows out; name rows with --data")
@@ -199,8 +214,9 @@ def _evaluate_head(
 
 
 def _measure_head(
-    classifier: Classifier, rows: HeadRows, name: str, progress: Progress
+    classifier: Classifier, rows: TrainingRows, name: str, progress: Progress
 ) -> Measured:
+    assert isinstance(rows, HeadRows)
     losses, answers, golds = [], [], []
     for number, example in enumerate(rows.examples):
         progress(f"labels, {name}", number, len(rows))
@@ -222,26 +238,47 @@ def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
     """Tables of one model, or of two side by side, with some of their replies."""
     parts: list[RenderableType] = []
     for name in evaluations[0].sets:
-        measured = [each.sets[name] for each in evaluations if name in each.sets]
-        table = Table(title=Text(one_line(f"{name}: {measured[0].examples:,} rows")))
-        table.add_column("")
-        for each in evaluations:
-            label = Text(one_line(f"{each.model} ({each.template})"))
-            table.add_column(label, justify="right")
-        for figure in measured[0].figures:
-            cells = [f"{each.figures[figure]:.4f}" for each in measured if figure in each.figures]
-            table.add_row(figure.replace("_", " "), *cells)
-        parts.append(table)
-        shown = min(replies, *(len(each.replies) for each in measured))
-        for number in range(shown):
-            first = measured[0].replies[number]
-            block = Table.grid(padding=(0, 1))
-            block.add_column()
-            block.add_column(overflow="fold")
-            block.add_row(Text("prompt", "dim"), Text(one_line(first.prompt), "bold"))
-            block.add_row(Text("row", "dim"), Text(one_line(first.reference), "green"))
-            for each, one in zip(evaluations, measured, strict=False):
-                reply = Text(one_line(one.replies[number].reply))
-                block.add_row(Text(one_line(each.model), "dim"), reply)
-            parts += [block, Text("")]
+        columns = [(each, each.sets[name]) for each in evaluations if name in each.sets]
+        parts.append(_figures(name, columns))
+        for evaluation, measured in columns:
+            if measured.failed:
+                reason = f"not scored, failed: {measured.failed[0].reply.error}"
+                parts.append(
+                    Text(one_line(f"{evaluation.model}: {len(measured.failed):,} replies {reason}"))
+                )
+        for number in range(min(replies, *(len(each.answers) for _, each in columns))):
+            parts += [_replies(number, columns), Text("")]
     return Group(*parts)
+
+
+Columns = Sequence[tuple[Evaluation, Measured]]
+"""The models that have a set of rows, and what was measured of each."""
+
+
+def _figures(name: str, columns: Columns) -> Table:
+    first = columns[0][1]
+    table = Table(title=Text(one_line(f"{name}: {first.examples:,} rows")))
+    table.add_column("")
+    for evaluation, _ in columns:
+        label = Text(one_line(f"{evaluation.model} ({evaluation.template})"))
+        table.add_column(label, justify="right")
+    for figure in first.figures:
+        cells = (each.figures.get(figure) for _, each in columns)
+        table.add_row(
+            figure.replace("_", " "), *("" if cell is None else f"{cell:.4f}" for cell in cells)
+        )
+    return table
+
+
+def _replies(number: int, columns: Columns) -> Table:
+    """One prompt, the row's answer, and each model's."""
+    first = columns[0][1].answers[number]
+    block = Table.grid(padding=(0, 1))
+    block.add_column()
+    block.add_column(overflow="fold")
+    block.add_row(Text("prompt", "dim"), Text(one_line(first.prompt), "bold"))
+    block.add_row(Text("row", "dim"), Text(one_line(first.reference), "green"))
+    for evaluation, measured in columns:
+        reply = Text(one_line(str(measured.answers[number].reply)))
+        block.add_row(Text(one_line(evaluation.model), "dim"), reply)
+    return block

@@ -13,8 +13,9 @@ from chatapp.engine.checkpoint import ADAPTER_CONFIG, CONFIG
 from chatapp.engine.load import BUNDLED, base_folder
 from chatapp.prompting.template import save_template
 from finetune.adapters import copy_companions, is_adapter
+from finetune.checkpoints import flush
 from finetune.material import Material
-from finetune.trainer import ObjectiveTrainer, flush
+from finetune.trainer import ObjectiveTrainer
 
 
 def publish(material: Material, trainer: ObjectiveTrainer, output: Path) -> None:

@@ -1,20 +1,17 @@
 """A configuration to what a run is made of: model, rows, and the record that identifies it.
 
-The one invariant: two runs with equal records learn from the same tokens, in the same
+Keep: two runs with equal records learn from the same tokens, in the same
 template, on the same objective, from the same weights.
 """
 
 import hashlib
 import os
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 from transformers import set_seed
@@ -28,36 +25,13 @@ from chatapp.engine.transformers_model import TOKENIZER_CONFIG, context_of, open
 from chatapp.prompting.template import DialogueTemplate
 from finetune.adapters import choose_trained, fuse_activations, is_adapter, load_causal
 from finetune.config import ConfigError, FinetuneConfig
-from finetune.data.encoding import Encoded, Span
-from finetune.data.packing import Rows, aux_labels, collate, response_labels
-from finetune.data.preparation import Report, choose_template, prepare
-from finetune.objectives.heads import HeadSpec, add_head, prepare_head
-from finetune.objectives.heads import collate as collate_head
-from finetune.trainer import Collate, Row, TrainingRows, model_inputs
-
-# Rows of several examples are made this long when no example is longer: attention costs more
-# the longer a row, and at this length hardly any of it stays empty.
-PACKED_LENGTH = 512
-
-
-@dataclass(frozen=True, slots=True)
-class RowSets:
-    """What is trained on and measured.
-
-    examples: of training, several of which may share a row. dropped: rows by reason.
-    hashes: name -> digest of what was made of each source. response_labels, aux_labels: over
-    the training rows. report: what became of every row; None for a head.
-    """
-
-    train: TrainingRows
-    held_out: Mapping[str, TrainingRows]
-    collate: Collate
-    examples: int
-    dropped: Mapping[str, int]
-    hashes: dict[str, str]
-    response_labels: int
-    aux_labels: int
-    report: Report | None = None
+from finetune.data.batches import Tensors
+from finetune.data.preparation import choose_template
+from finetune.objectives.chat_rows import prepare_chats
+from finetune.objectives.head_rows import prepare_labelled
+from finetune.objectives.heads import HeadObjective
+from finetune.objectives.l3 import L3
+from finetune.objectives.objective import Objective, RowSets, model_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +39,8 @@ class Material:
     """Everything that a run needs before its first step.
 
     folder: of the model as named, an adapter's included. start: special tokens before every
-    sequence. template: None for a head. record: plain data that tells this run from another.
+    sequence. template: None for a head. record: plain data that tells this run from another,
+    see `finetune.record`.
     """
 
     config: FinetuneConfig
@@ -74,7 +49,7 @@ class Material:
     tokenizer: PieceTokenizer
     start: list[int]
     template: DialogueTemplate | None
-    head: HeadSpec | None
+    objective: Objective
     data: RowSets
     record: dict[str, Any]
 
@@ -95,27 +70,18 @@ def gather(config: FinetuneConfig) -> Material:
     check_head(model)
     fuse_activations(model)
     window = context_of(model.config) - len(start)
-    head = None
+    objective: Objective
     if template is None:
-        head, prepared = prepare_head(config, tokenizer, window, start)
-        data = RowSets(
-            train=prepared.train,
-            held_out=prepared.held_out,
-            collate=partial(collate_head, pad_id=tokenizer.end_id),
-            examples=len(prepared.train),
-            dropped=prepared.dropped,
-            hashes=prepared.hashes,
-            response_labels=len(prepared.train),
-            aux_labels=prepared.train.aux_labels,
-        )
+        spec, data = prepare_labelled(config, tokenizer, window, start)
+        objective = HeadObjective.of(config.objective, spec=spec)
     else:
         if config.data.packing:
             check_packing(model)
-        data = _chat_rows(config, template, tokenizer, window, start)
+        data = prepare_chats(config, template, tokenizer, window, start)
+        objective = L3.of(config.objective)
     set_seed(config.seed)  # an adapter's first weights are drawn
     model = choose_trained(model, config.train, config.adapter, base=config.model)
-    if head:
-        add_head(model, head, config.seed)
+    objective.extend(model, config.seed)
     record = {
         "config": config.model_dump(mode="json"),
         "template": template.to_dict() if template else None,
@@ -125,38 +91,7 @@ def gather(config: FinetuneConfig) -> Material:
         "processes": processes(),
         "versions": _versions(),
     }
-    return Material(config, folder, model, tokenizer, start, template, head, data, record)
-
-
-def _chat_rows(
-    config: FinetuneConfig,
-    template: DialogueTemplate,
-    tokenizer: PieceTokenizer,
-    window: int,
-    start: list[int],
-) -> RowSets:
-    prepared = prepare(config.data, template, tokenizer, window, config.seed)
-    span = config.objective.aux_span
-    examples = with_start(prepared.train, start)
-    if config.data.packing:
-        longest = max(len(each.ids) for each in examples)
-        limit = min(PACKED_LENGTH, config.data.max_length or window)
-        train = Rows.packed(examples, span, max(longest, limit), config.seed)
-    else:
-        train = Rows(examples, span)
-    return RowSets(
-        train=train,
-        held_out={
-            name: Rows(with_start(kept, start), span) for name, kept in prepared.held_out.items()
-        },
-        collate=partial(collate, pad_id=tokenizer.end_id),
-        examples=len(examples),
-        dropped=prepared.report.dropped,
-        hashes=prepared.report.hashes,
-        response_labels=sum(int(response_labels(each).sum()) for each in examples),
-        aux_labels=sum(int(aux_labels(each, span).sum()) for each in examples),
-        report=prepared.report,
-    )
+    return Material(config, folder, model, tokenizer, start, template, objective, data, record)
 
 
 def precision(config: FinetuneConfig) -> str:
@@ -172,18 +107,6 @@ def precision(config: FinetuneConfig) -> str:
 def processes() -> int:
     """How many processes torchrun or accelerate started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def with_start(examples: list[Encoded], start: list[int]) -> list[Encoded]:
-    """The examples behind the special tokens that the model is prompted with in a chat."""
-    if not start:
-        return examples
-    ids = np.array(start, dtype=np.int32)
-    spans = np.full(len(start), Span.TEMPLATE, dtype=np.uint8)
-    return [
-        Encoded(np.concatenate([ids, e.ids]), np.concatenate([spans, e.spans]), e.key)
-        for e in examples
-    ]
 
 
 def open_chat_tokenizer(folder: Path) -> tuple[PieceTokenizer, list[int]]:
@@ -236,7 +159,7 @@ def check_packing(model: Any) -> None:
     """See that two examples in one row do not see each other. Raises ConfigError."""
     entries = model.get_input_embeddings().weight.shape[0]
     first, second = torch.arange(3) % entries, torch.arange(3, 8) % entries
-    batch: Row = {
+    batch: Tensors = {
         "input_ids": torch.cat([first, second])[None],
         "position_ids": torch.cat([torch.arange(3), torch.arange(5)])[None],
         "example_ids": torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2]]),

@@ -3,10 +3,16 @@
 The objective is L1 of Radford et al. (2018): the mean negative log-likelihood of every
 token given those before it, over windows packed from all documents. The run folder is a
 complete model in Hugging Face layout, with the template its dialogues were rendered in.
+pretrain.json in it tells the run from others: the configuration without what changes no step,
+and under `digests` the digest (SHA-256) of each source's documents.
+
+Keep: a run is gone on with only as the run it was, with the same configuration on the same
+documents.
 """
 
-import json
+import hashlib
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +27,32 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.utils import logging as transformers_logging
 
 from chatapp.prompting.segments import END_OF_TEXT
 from chatapp.prompting.template import named, save_template
-from finetune.callbacks import LogCallback, ProgressCallback, StopOnNaN
-from finetune.config import ConfigError, PretrainConfig
+from chatapp.userfiles import read_json_object
+from finetune.callbacks import RunCallback
+from finetune.checkpoints import last_checkpoint
+from finetune.config import ConfigError, PretrainConfig, Source
 from finetune.data.corpus import (
+    Document,
     Ids,
-    draw,
+    cut_windows,
+    document_key,
     encode_documents,
     end_id,
-    is_held_out,
-    pack,
     read_documents,
     train_tokenizer,
 )
+from finetune.data.split import draw, is_held_out
 from finetune.initial import begin
-from finetune.trainer import CheckpointingTrainer, last_checkpoint
+from finetune.log import RunLog
+from finetune.record import RESULT_FILE, check_same_data, write_json
+from finetune.steps import quiet_transformers
+from finetune.trainer import FiniteTrainer
 
 CONFIG_FILE = "pretrain.json"
+LOSSES_FILE = "losses.jsonl"
 
 
 class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -60,11 +72,53 @@ class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 def pretrain(config: PretrainConfig, console: Console) -> Path:
     """Run or go on with a run; returns its folder.
 
-    A folder that holds checkpoints of the same configuration is resumed from the last
-    one; of another configuration it is refused. Raises ConfigError for wrong input.
+    A folder that holds checkpoints of the same configuration and documents is resumed from the
+    last one; of another it is refused. Raises ConfigError for wrong input, NotFinite.
     """
     output = Path(config.output)
     template = named(config.data.template)
+    _check_shape(config)
+    sources = [
+        (source, list(read_documents(Path(source.path), template))) for source in config.data.train
+    ]
+    _claim(output, config, {source.path: _digest(documents) for source, documents in sources})
+    tokenizer = _tokenizer(output / "tokenizer.json", config, sources, console)
+    windows, held_out = _windows(config, tokenizer, sources, console)
+
+    quiet_transformers()
+    set_seed(config.seed)
+    model = GPT2LMHeadModel(_gpt2_config(config, tokenizer))
+    begin(model)
+    console.print(
+        f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
+        f"{windows.shape[1]} tokens an epoch"
+    )
+    trainer = _trainer(config, model, windows, held_out)
+    checkpoint = last_checkpoint(output)
+    if checkpoint:
+        console.print(f"going on from {checkpoint.name}", style="dim")
+    display = RunCallback(
+        console,
+        RunLog(output / LOSSES_FILE, ("loss",)),
+        f"pretraining → {output}",
+        trainer,
+        {"loss": "loss"},
+        ("loss",),
+    )
+    trainer.add_callback(display)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        display.stop()
+    _finish(output, config, trainer, tokenizer)
+    save_template(template, output)
+    return output
+
+
+Sources = Sequence[tuple[Source, list[Document]]]
+
+
+def _check_shape(config: PretrainConfig) -> None:
     if config.shape.hidden % config.shape.heads:
         raise ConfigError(
             f"shape.hidden is {config.shape.hidden}; expected a multiple of shape.heads "
@@ -75,28 +129,57 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
             f"train.window is {config.train.window}; expected 2 to shape.positions "
             f"({config.shape.positions}), or 0 for as many"
         )
-    _claim(output, config)
 
-    tokenizer_file = output / "tokenizer.json"
-    sources = [
-        (source, list(read_documents(Path(source.path), template))) for source in config.data.train
-    ]
-    if tokenizer_file.exists():
-        tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    else:
-        console.print("training the tokenizer", style="dim")
-        everything = (document for _, documents in sources for document in documents)
-        tokenizer = train_tokenizer(everything, config.shape.vocabulary)
-        tokenizer.save(str(tokenizer_file))
 
+def _digest(documents: Sequence[Document]) -> str:
+    """A digest of what documents are made of, segment by segment."""
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(f"{len(document)}\n".encode())
+        for segment in document:
+            text = segment.text.encode("utf-8", "replace")
+            digest.update(f"{segment.kind} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
+
+
+def _claim(output: Path, config: PretrainConfig, digests: Mapping[str, str]) -> None:
+    """Make the run folder, or see that the run in it is this one."""
+    wanted = config.model_dump(exclude={"train": {"save_every", "log_every"}})
+    record = output / CONFIG_FILE
+    if record.exists():
+        saved = read_json_object(record, ConfigError)
+        for key in wanted:
+            if saved.get(key) != wanted[key]:
+                raise ConfigError(
+                    f"{output} holds a run with another [{key}]: {saved.get(key)!r}; "
+                    "choose another output folder or remove it"
+                )
+        check_same_data(output, saved.get("digests", {}), dict(digests))
+    output.mkdir(parents=True, exist_ok=True)
+    write_json(record, {**wanted, "digests": digests})
+
+
+def _tokenizer(path: Path, config: PretrainConfig, sources: Sources, console: Console) -> Tokenizer:
+    """The tokenizer of the run, trained on its documents the first time."""
+    if path.exists():
+        return Tokenizer.from_file(str(path))
+    console.print("training the tokenizer", style="dim")
+    everything = (document for _, documents in sources for document in documents)
+    tokenizer = train_tokenizer(everything, config.shape.vocabulary)
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def _windows(
+    config: PretrainConfig, tokenizer: Tokenizer, sources: Sources, console: Console
+) -> tuple[Ids, Ids]:
+    """Windows to train on and to measure. Raises ConfigError when there is none to train on."""
     train: list[Ids] = []
     held_out: list[Ids] = []
     for source, documents in sources:
-        kept = [d for d in documents if not is_held_out(d, config.data.held_out)]
-        encoded = encode_documents(kept, tokenizer)
-        aside = [d for d in documents if is_held_out(d, config.data.held_out)]
+        kept, aside = _split(documents, config.data.held_out)
         held_out += encode_documents(aside, tokenizer)
-        drawn = draw(encoded, source.weight, config.seed)
+        drawn = draw(encode_documents(kept, tokenizer), source.weight, config.seed)
         train += drawn
         console.print(
             f"{source.path}: {len(documents):,} documents, {sum(map(len, drawn)):,} tokens an "
@@ -104,47 +187,20 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
             markup=False,
         )
     length = config.train.window or config.shape.positions
-    windows = pack(train, length, config.seed)
-    held_out_windows = pack(held_out, length, config.seed)
+    windows = cut_windows(train, length, config.seed)
     if not len(windows):
         raise ConfigError(
             f"data.train: {sum(map(len, train)):,} tokens do not fill one window of {length}"
         )
-
-    # The run has its own progress bar and its own words.
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    set_seed(config.seed)
-    model = GPT2LMHeadModel(_gpt2_config(config, tokenizer))
-    begin(model)
-    console.print(
-        f"{model.num_parameters():,} parameters, {len(windows):,} windows of "
-        f"{length} tokens an epoch"
-    )
-    trainer = _trainer(config, model, windows, held_out_windows)
-    checkpoint = last_checkpoint(output)
-    if checkpoint:
-        console.print(f"going on from {checkpoint.name}", style="dim")
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    _finish(output, config, trainer, tokenizer)
-    save_template(template, output)
-    return output
+    return windows, cut_windows(held_out, length, config.seed)
 
 
-def _claim(output: Path, config: PretrainConfig) -> None:
-    """Make the run folder, or see that the run in it is this one."""
-    wanted = config.model_dump(exclude={"train": {"save_every", "log_every"}})
-    record = output / CONFIG_FILE
-    if record.exists():
-        saved = json.loads(record.read_text())
-        for key in wanted:
-            if saved.get(key) != wanted[key]:
-                raise ConfigError(
-                    f"{output} holds a run with another [{key}]: {saved.get(key)!r}; "
-                    "choose another output folder or remove it"
-                )
-    output.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps(wanted, indent=2) + "\n")
+def _split(documents: Sequence[Document], share: float) -> tuple[list[Document], list[Document]]:
+    """Documents to train on, and those kept for measuring."""
+    sides: tuple[list[Document], list[Document]] = ([], [])
+    for document in documents:
+        sides[is_held_out(document_key(document), share)].append(document)
+    return sides
 
 
 def _gpt2_config(config: PretrainConfig, tokenizer: Tokenizer) -> GPT2Config:
@@ -171,7 +227,7 @@ def _trainer(
     model: GPT2LMHeadModel,
     windows: Ids,
     held_out: Ids,
-) -> CheckpointingTrainer:
+) -> FiniteTrainer:
     settings = config.train
     on_gpu = torch.cuda.is_available()
     arguments = TrainingArguments(
@@ -199,27 +255,18 @@ def _trainer(
         seed=config.seed,
         dataloader_pin_memory=on_gpu,
     )
-    length = settings.window or config.shape.positions
-    tokens = settings.batch_size * settings.accumulate * length
-    trainer = CheckpointingTrainer(
+    trainer = FiniteTrainer(
         model=model,
         args=arguments,
         train_dataset=Windows(windows),
         eval_dataset=Windows(held_out) if len(held_out) else None,
-        callbacks=[
-            ProgressCallback(tokens),
-            LogCallback(
-                Path(config.output) / "losses.jsonl", ("loss", "learning_rate", "grad_norm")
-            ),
-            StopOnNaN(),
-        ],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
 def _finish(
-    output: Path, config: PretrainConfig, trainer: CheckpointingTrainer, tokenizer: Tokenizer
+    output: Path, config: PretrainConfig, trainer: FiniteTrainer, tokenizer: Tokenizer
 ) -> None:
     """Write the complete model: weights in float16, tokenizer, and what was measured."""
     loss = trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
@@ -236,10 +283,10 @@ def _finish(
         "model_max_length": config.shape.positions,
         "clean_up_tokenization_spaces": False,
     }
-    (output / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
+    write_json(output / "tokenizer_config.json", tokenizer_config)
     measured = {
         "steps": trainer.state.global_step,
         "held_out_loss": loss,
         "held_out_perplexity": math.exp(loss) if loss is not None else None,
     }
-    (output / "result.json").write_text(json.dumps(measured, indent=2) + "\n")
+    write_json(output / RESULT_FILE, measured)

@@ -1,14 +1,15 @@
 """Greedy replies to the prompts of rows: what a run shows while it learns, what eval counts.
 
 Keep: a prompt is the row's own tokens up to its last response, so a reply is asked for exactly
-where the row was trained.
+where the row was trained; and a generation that failed is told as such, never taken for a reply.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import LanguageModel, Sampling, Tokenizer
 from chatapp.prompting.template import DialogueTemplate
 from finetune.data.encoding import Encoded, Span
@@ -21,6 +22,17 @@ class Question:
     ids: list[int]
     text: str
     reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model said. error: why the generation broke off, or nothing."""
+
+    text: str
+    error: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} (the reply failed: {self.error})".strip() if self.error else self.text
 
 
 def questions(
@@ -49,8 +61,17 @@ def questions(
 
 def greedy_reply(
     model: LanguageModel, template: DialogueTemplate, ids: Sequence[int], max_tokens: int
-) -> str:
+) -> Reply:
     """The most probable next token again and again, until the reply ends."""
     greedy = Sampling(temperature=0.0, max_tokens=max_tokens)
-    events = model.generate(ids, greedy, stop=template.stop)
-    return "".join(event.text for event in events).strip()
+    return whole_reply(model.generate(ids, greedy, stop=template.stop))
+
+
+def whole_reply(events: Iterable[Event]) -> Reply:
+    """The reply that a generation makes, without the space around it."""
+    texts, error = [], ""
+    for event in events:
+        texts.append(event.text)
+        if isinstance(event, Finished) and event.reason == "error":
+            error = event.message or "no reason was given"
+    return Reply("".join(texts).strip(), error)

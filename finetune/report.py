@@ -1,4 +1,4 @@
-"""What a finished run leaves to read: report.md, and loss.png where matplotlib is installed.
+"""What a run says of itself: its first lines, and at its end report.md and loss.png.
 
 Keep: every number in it comes from the run's own log and record.
 """
@@ -8,21 +8,69 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.foreign import printable
-from finetune.callbacks import read_log
+from finetune.adapters import trained_parameters
+from finetune.data.preparation import HELD_OUT, dropped_lines
 from finetune.display import duration, memory
+from finetune.log import LOG_FILE, read_log
+from finetune.material import Material, precision, processes
+from finetune.steps import steps_per_epoch
 
 REPORT_FILE = "report.md"
 PLOT_FILE = "loss.png"
 CURVES = (("l2", "L2, response"), ("l1", "L1, auxiliary"), ("eval_loss", "held-out response"))
 
 
+def header(material: Material) -> list[str]:
+    """What is about to be trained on what, in a few lines."""
+    config, data = material.config, material.data
+    settings = config.train
+    trained = trained_parameters(material.model)
+    total = sum(each.numel() for each in material.model.parameters())
+    template = f"template {material.template.name}" if material.template else "a linear head"
+    packed = f" in {len(data.train):,} rows" if len(data.train) < data.examples else ""
+    held_out = ", ".join(
+        f"{len(each):,} {'held out' if name == HELD_OUT else f'of cluster {name}'}"
+        for name, each in data.held_out.items()
+    )
+    per_step = data.examples / max(1, steps_per_epoch(config, data))
+    lines = [
+        f"{config.model}: method {settings.method}, {trained:,} of {total:,} parameters learn, "
+        f"{template}",
+        f"{data.examples:,} examples{packed}, {sum(data.train.lengths):,} tokens; measured on "
+        f"{held_out or 'nothing'}",
+    ]
+    if data.report:
+        lines += data.report.lines()
+    else:
+        lines += dropped_lines(data.dropped)
+    lines.append(_objective_line(material))
+    lines.append(
+        f"about {per_step:.0f} examples a step: train.batch_size {settings.batch_size} rows, "
+        f"train.accumulate {settings.accumulate}, processes {processes()}; products in "
+        f"{precision(config)}"
+    )
+    return lines
+
+
+def _objective_line(material: Material) -> str:
+    """What is minimised, and over how many labels."""
+    weight, data = material.config.objective.aux_weight, material.data
+    if not weight:
+        return f"L3 = L2, over {data.response_labels:,} response tokens; λ is 0"
+    return (
+        f"L3 = L2 + {weight:g} · L1; L1 over {data.aux_labels:,} tokens, L2 over "
+        f"{data.response_labels:,}: a token of L1 counts {material.prompt_weight:.3g} times "
+        "as much as one of L2"
+    )
+
+
 def write_report(
-    folder: Path, header: Sequence[str], record: dict[str, Any], result: dict[str, Any]
+    folder: Path, lines: Sequence[str], record: dict[str, Any], result: dict[str, Any]
 ) -> None:
-    """Write the report of the run in `folder`, from its log."""
-    rows = read_log(folder / "log.jsonl")
+    """Write the report of the run in `folder`, from its log. lines: of `header`."""
+    rows = read_log(folder / LOG_FILE)
     plotted = _plot(rows, folder / PLOT_FILE)
-    parts = [f"# {folder.name}", *(f"- {_plain(text)}" for text in header), ""]
+    parts = [f"# {folder.name}", *(f"- {_plain(text)}" for text in lines), ""]
     parts += ["## Result", ""]
     parts += _table(
         ("", ""),

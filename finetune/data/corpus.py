@@ -1,13 +1,11 @@
 """Documents to tokens: reads training files, trains a byte-level BPE, encodes.
 
-The one invariant: dialogues go through the same template, segment by segment, as a chat
+Keep: dialogues go through the same template, segment by segment, as a chat
 does, so a model sees in training the very tokens it will be prompted with.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +15,10 @@ from chatapp.prompting.segments import END_OF_TEXT, Segment
 from chatapp.prompting.template import DialogueTemplate
 from finetune.config import ConfigError, TrainSource
 from finetune.data.formats import detect
+from finetune.data.split import text_key
 from finetune.data.tables import BadRow, tables
 
 Ids = NDArray[np.int32]
-T = TypeVar("T")
 Document = list[Segment]
 """One text to learn from; the end-of-text token stands after it."""
 
@@ -50,10 +48,9 @@ def read_documents(path: Path, template: DialogueTemplate) -> Iterator[Document]
             yield document
 
 
-def is_held_out(document: Document, share: float) -> bool:
-    """Whether a document is kept for measuring: by its text's hash, so it never changes sides."""
-    digest = hashlib.sha256("\0".join(s.text for s in document).encode("utf-8", "replace"))
-    return int.from_bytes(digest.digest()[:8]) < share * 2**64
+def document_key(document: Document) -> str:
+    """The key of a document's text, for `is_held_out`."""
+    return text_key("\0".join(segment.text for segment in document))
 
 
 def train_tokenizer(documents: Iterable[Document], vocabulary: int) -> Tokenizer:
@@ -79,10 +76,10 @@ def train_tokenizer(documents: Iterable[Document], vocabulary: int) -> Tokenizer
 
 def end_id(tokenizer: Tokenizer) -> int:
     """The id of the end-of-text token. Raises ConfigError when the vocabulary has none."""
-    found = tokenizer.token_to_id(END_OF_TEXT.text)
-    if found is None:
+    end = tokenizer.token_to_id(END_OF_TEXT.text)
+    if end is None:
         raise ConfigError(f"the tokenizer has no token {END_OF_TEXT.text}")
-    return found
+    return end
 
 
 def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> list[Ids]:
@@ -104,16 +101,7 @@ def encode_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> lis
     return encoded
 
 
-def draw(documents: Sequence[T], weight: float, seed: int) -> list[T]:
-    """`weight` passes over the documents; a fraction is a seeded draw without replacement."""
-    whole, fraction = divmod(weight, 1.0)
-    chosen = list(documents) * int(whole)
-    count = round(fraction * len(documents))
-    order = np.random.default_rng(seed).permutation(len(documents))[:count]
-    return chosen + [documents[i] for i in order]
-
-
-def pack(documents: Sequence[Ids], length: int, seed: int) -> Ids:
+def cut_windows(documents: Sequence[Ids], length: int, seed: int) -> Ids:
     """Shuffle, join and cut into windows.
 
     Returns (windows, length) token ids. Documents run across window borders, as in

@@ -1,6 +1,6 @@
 """Examples to token ids with a span a token, through the one renderer of a chat.
 
-The one invariant: a response is never cut. The ids of an example are those a chat would have
+Keep: a response is never cut. The ids of an example are those a chat would have
 at that point, text never becomes a special token, and an example that does not fit is made to
 fit by its prompt or its oldest turns alone, and counted; or not at all.
 """
@@ -20,7 +20,8 @@ from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment
 from chatapp.prompting.template import DialogueTemplate
 from finetune.config import ConfigError, TooLong
-from finetune.data.formats import Example, content_key
+from finetune.data.formats import TrainingExample
+from finetune.data.split import content_key
 
 
 class Span(IntEnum):
@@ -81,7 +82,7 @@ class ExampleEncoder:
         # Markers are the same few texts in every example.
         self._encode_known = lru_cache(maxsize=64)(tokenizer.encode)
 
-    def encode(self, example: Example) -> list[Encoded]:
+    def encode(self, example: TrainingExample) -> list[Encoded]:
         """One example for a chat or few-shot prompt; for a plain text as many windows as it fills.
 
         Raises ExampleTooLong.
@@ -104,7 +105,7 @@ class ExampleEncoder:
         own_instruction = messages[0].role != "system"
         return [(_span(segment, own_instruction), self._encode(segment)) for segment in segments]
 
-    def _parts(self, example: Example) -> list[Piece]:
+    def _parts(self, example: TrainingExample) -> list[Piece]:
         """A few-shot prompt as it stands, without the template; the last answer is closed."""
         spans = (Span.PROMPT, Span.RESPONSE)
         pieces = [
@@ -120,7 +121,7 @@ class ExampleEncoder:
             return self.tokenizer.encode(segment.text)
         return self._encode_known(segment.text)
 
-    def _windows(self, example: Example) -> list[Encoded]:
+    def _windows(self, example: TrainingExample) -> list[Encoded]:
         """A plain text in equal windows, so that none is a single token without a label."""
         ids = np.array([*self.tokenizer.encode(example.text), self.tokenizer.end_id], np.int32)
         windows = np.array_split(ids, -(-len(ids) // self.length))
@@ -132,11 +133,12 @@ class ExampleEncoder:
             for window, key in zip(windows, keys, strict=True)
         ]
 
-    def _shorten(self, example: Example, pieces: list[Piece]) -> list[Piece]:
+    def _shorten(self, example: TrainingExample, pieces: list[Piece]) -> list[Piece]:
         """The example made to fit by the policy. Raises ExampleTooLong."""
         shorter: list[Piece] | None = None
         if self.too_long == "truncate-prompt":
-            shorter = _cut_prompts(pieces, self.length)
+            # A chat begins with its instruction or a marker, which stay whole.
+            shorter = _cut_prompts(pieces, self.length, first=1 if example.messages else 0)
             how = "prompt"
         elif self.too_long == "truncate-history" and example.messages:
             shorter = self._cut_history(example.messages)
@@ -144,7 +146,7 @@ class ExampleEncoder:
         if shorter is None:
             response = [piece for piece in pieces if piece[0] == Span.RESPONSE]
             raise ExampleTooLong(
-                f"{example.place}: {_count(pieces):,} tokens with {_count(response):,} of "
+                f"{example.location}: {_count(pieces):,} tokens with {_count(response):,} of "
                 f"response; a row may have {self.length:,}"
             )
         self.truncated[how] += 1
@@ -159,11 +161,11 @@ class ExampleEncoder:
             return self.pieces([*system, *turns[dropped:]])
 
         starts = range(2, len(turns), 2)
-        found = bisect_left(starts, -self.length, key=lambda dropped: -_count(left(dropped)))
-        if found == len(starts):
+        fitting = bisect_left(starts, -self.length, key=lambda dropped: -_count(left(dropped)))
+        if fitting == len(starts):
             return None
-        self.turns_left_out += starts[found]
-        return left(starts[found])
+        self.turns_left_out += starts[fitting]
+        return left(starts[fitting])
 
 
 def _span(segment: Segment, own_instruction: bool) -> Span:
@@ -182,20 +184,21 @@ def _count(pieces: Sequence[Piece]) -> int:
     return sum(len(ids) for _, ids in pieces)
 
 
-def _cut_prompts(pieces: Sequence[Piece], length: int) -> list[Piece] | None:
-    """The longest user texts cut to one length, in the middle: a request often stands at the
+def _cut_prompts(pieces: Sequence[Piece], length: int, first: int) -> list[Piece] | None:
+    """The longest prompts cut to one length, in the middle: a request often stands at the
     beginning of a long text or at its end. None when hardly anything would be left of them.
+
+    first: the piece before which nothing is cut.
     """
-    # The first piece of a chat is an instruction or a marker.
-    users = [index for index, (span, _) in enumerate(pieces) if span == Span.PROMPT and index]
-    lengths = [len(pieces[index][1]) for index in users]
-    room = length - _count(pieces) + sum(lengths)
+    prompts = [i for i, (span, _) in enumerate(pieces) if span == Span.PROMPT and i >= first]
+    lengths = [len(pieces[index][1]) for index in prompts]
+    budget = length - _count(pieces) + sum(lengths)
     caps = range(max(lengths) + 1)
-    cap = bisect_right(caps, room, key=lambda cap: sum(min(each, cap) for each in lengths)) - 1
+    cap = bisect_right(caps, budget, key=lambda cap: sum(min(each, cap) for each in lengths)) - 1
     if cap < _SHORTEST_PROMPT:
         return None
     shorter = list(pieces)
-    for index in users:
+    for index in prompts:
         span, ids = pieces[index]
         if len(ids) > cap:
             shorter[index] = (span, ids[: cap - cap // 2] + ids[len(ids) - cap // 2 :])

@@ -1,12 +1,10 @@
 """Rows of every common layout to chats: the layout is detected, and every field is checked.
 
-The one invariant: a row either becomes an `Example` or a `BadRow` that names its place, what
+Keep: a row either becomes a `TrainingExample` or a `BadRow` that names its location, what
 is missing and what was found. Text is never made of anything but text: a label `yes` stays a
 string, and a number where text belongs is an error.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -14,18 +12,19 @@ from typing import Any, cast
 from chatapp.prompting.messages import Message, Role
 from chatapp.userfiles import shown
 from finetune.config import BadRows, TrainSource
+from finetune.data.split import content_key
 from finetune.data.tables import BadRow, Row, either, names, renamed, tables
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class TrainingExample:
     """What a row teaches: a chat that ends in a reply, a plain text, or a few-shot prompt.
 
     key: sixteen hex digits of the content. parts: texts that follow one another as they stand,
     in turn given and to be answered. One of messages, text and parts is not empty.
     """
 
-    place: str
+    location: str
     key: str
     messages: tuple[Message, ...] = ()
     text: str = ""
@@ -38,34 +37,23 @@ class Layout:
 
     name: str
     fields: tuple[str, ...]
-    read: Callable[[Row], Example] = field(repr=False)
-
-
-def content_key(content: object) -> str:
-    """Sixteen hex digits over plain data: the same content gives the same key everywhere."""
-    canonical = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def is_held_out(key: str, share: float) -> bool:
-    """Whether a row is kept for measuring: by its content alone, so it never changes sides."""
-    return int(key, 16) < share * 2.0**64
+    read: Callable[[Row], TrainingExample] = field(repr=False)
 
 
 def text_field(row: Row, name: str) -> str:
     """The text of a field that must have one. Raises BadRow."""
     if name not in row.fields:
         raise BadRow(
-            f"no {name}", f"{row.place}: {name!r} is missing; there are {names(row.fields)}"
+            f"no {name}", f"{row.location}: {name!r} is missing; there are {names(row.fields)}"
         )
     text = row.fields[name]
     if not isinstance(text, str):
         hint = "; write it in quotes" if isinstance(text, bool | int | float) else ""
         raise BadRow(
-            f"{name} is not text", f"{row.place}: {name!r} is {shown(text)}, expected text{hint}"
+            f"{name} is not text", f"{row.location}: {name!r} is {shown(text)}, expected text{hint}"
         )
     if not text.strip():
-        raise BadRow(f"empty {name}", f"{row.place}: {name!r} is empty")
+        raise BadRow(f"empty {name}", f"{row.location}: {name!r} is empty")
     return text
 
 
@@ -74,10 +62,10 @@ def _optional_text(row: Row, name: str) -> str:
     return text_field(row, name) if row.fields.get(name) not in (None, "") else ""
 
 
-def chat_example(place: str, messages: Sequence[Message]) -> Example:
+def chat_example(location: str, messages: Sequence[Message]) -> TrainingExample:
     """An example of a chat whose turns were checked."""
     key = content_key([(message.role, message.text) for message in messages])
-    return Example(place, key, messages=tuple(messages))
+    return TrainingExample(location, key, messages=tuple(messages))
 
 
 # --- one request and its reply -----------------------------------------------------------
@@ -94,14 +82,14 @@ _PAIRS = (
 
 
 def _pair_layout(name: str, request: str, given: str, reply: str) -> Layout:
-    def read(row: Row) -> Example:
+    def read(row: Row) -> TrainingExample:
         user = text_field(row, request)
         if given and (extra := _optional_text(row, given).strip()):
             user = f"{user.strip()}\n\n{extra}"
         messages = [Message("user", user), Message("assistant", text_field(row, reply))]
         if system := _optional_text(row, "system"):
             messages.insert(0, Message("system", system))
-        return chat_example(row.place, messages)
+        return chat_example(row.location, messages)
 
     fields = (request, given, reply, "system") if given else (request, reply, "system")
     return Layout(name, fields, read)
@@ -143,69 +131,71 @@ _SHAREGPT = _Turns(
 
 
 def _chat_layout(field: str, kind: _Turns) -> Layout:
-    def read(row: Row) -> Example:
-        place = f"{row.place}: {field}"
+    def read(row: Row) -> TrainingExample:
+        location = f"{row.location}: {field}"
         turns = row.fields.get(field)
         if not isinstance(turns, list) or not turns:
-            found = "an empty list" if turns == [] else shown(turns)
-            found = found if field in row.fields else "missing"
-            raise BadRow(f"no {field}", f"{place} is {found}, expected a list of turns")
+            problem = "an empty list" if turns == [] else shown(turns)
+            problem = problem if field in row.fields else "missing"
+            raise BadRow(f"no {field}", f"{location} is {problem}, expected a list of turns")
         messages = [
-            _message(turn, kind, f"{place}, turn {number}") for number, turn in enumerate(turns, 1)
+            _message(turn, kind, f"{location}, turn {number}")
+            for number, turn in enumerate(turns, 1)
         ]
-        _check_order(messages, place)
-        return chat_example(row.place, messages)
+        _check_order(messages, location)
+        return chat_example(row.location, messages)
 
     return Layout(kind.name, (field,), read)
 
 
-def _message(turn: Any, kind: _Turns, place: str) -> Message:
+def _message(turn: Any, kind: _Turns, location: str) -> Message:
     if not isinstance(turn, dict):
-        raise BadRow("bad turn", f"{place} is {shown(turn)}, expected an object")
+        raise BadRow("bad turn", f"{location} is {shown(turn)}, expected an object")
     speaker, text = turn.get(kind.speaker), turn.get(kind.content)
     role = kind.roles.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         raise BadRow(
             f"unknown {kind.speaker}",
-            f"{place}: {kind.speaker!r} is {shown(speaker)}, expected {either(tuple(kind.roles))}",
+            f"{location}: {kind.speaker!r} is {shown(speaker)}, expected "
+            f"{either(tuple(kind.roles))}",
         )
     if not isinstance(text, str):
-        raise BadRow("bad turn", f"{place}: {kind.content!r} is {shown(text)}, expected text")
+        raise BadRow("bad turn", f"{location}: {kind.content!r} is {shown(text)}, expected text")
     if not text.strip():
-        raise BadRow("empty turn", f"{place}: {kind.content!r} is empty")
+        raise BadRow("empty turn", f"{location}: {kind.content!r} is empty")
     if turn.get("weight", 1) not in (1, None):
         raise BadRow(
-            "weighted turn", f"{place}: 'weight' is {shown(turn['weight'])}, expected 1 or none"
+            "weighted turn", f"{location}: 'weight' is {shown(turn['weight'])}, expected 1 or none"
         )
     return Message(role, text)
 
 
-def _check_order(messages: Sequence[Message], place: str) -> None:
+def _check_order(messages: Sequence[Message], location: str) -> None:
     start = 1 if messages[0].role == "system" else 0
     for index, message in enumerate(messages[start:]):
         expected = "assistant" if index % 2 else "user"
         if message.role != expected:
             raise BadRow(
                 "roles do not alternate",
-                f"{place}, turn {start + index + 1} is from {message.role!r}, "
+                f"{location}, turn {start + index + 1} is from {message.role!r}, "
                 f"expected {expected!r}",
             )
     if messages[-1].role != "assistant":
         raise BadRow(
             "no last reply",
-            f"{place} ends with a turn from {messages[-1].role!r}, expected 'assistant'",
+            f"{location} ends with a turn from {messages[-1].role!r}, expected 'assistant'",
         )
 
 
 # --- detection ---------------------------------------------------------------------------
 
 
-def _read_text(row: Row) -> Example:
+def _read_text(row: Row) -> TrainingExample:
     text = text_field(row, "text")
-    return Example(row.place, content_key(text), text=text)
+    return TrainingExample(row.location, content_key(text), text=text)
 
 
-def _read_parts(row: Row) -> Example:
+def _read_parts(row: Row) -> TrainingExample:
     parts = row.fields["parts"]
     if (
         not isinstance(parts, list)
@@ -215,10 +205,10 @@ def _read_parts(row: Row) -> Example:
     ):
         raise BadRow(
             "bad parts",
-            f"{row.place}: 'parts' is {shown(parts)}, expected texts in turn, "
+            f"{row.location}: 'parts' is {shown(parts)}, expected texts in turn, "
             "the prompt first and an answer last",
         )
-    return Example(row.place, content_key(parts), parts=tuple(parts))
+    return TrainingExample(row.location, content_key(parts), parts=tuple(parts))
 
 
 PLAIN_TEXT = Layout("plain text", ("text",), _read_text)
@@ -235,7 +225,7 @@ FIELDS = tuple(
         )
     )
 )
-"""Every field that some layout uses."""
+"""The fields of all layouts."""
 
 
 def detect(row: Row) -> Layout:
@@ -252,7 +242,7 @@ def detect(row: Row) -> Layout:
     if "label" in row.fields:
         raise BadRow(
             "no instruction",
-            f"{row.place}: {names(row.fields)} are data of a classification task; give them "
+            f"{row.location}: {names(row.fields)} are data of a classification task; give them "
             "instruction templates (`template`), or name the columns that are the prompt and "
             "the completion (`columns`)",
         )
@@ -262,7 +252,7 @@ def detect(row: Row) -> Layout:
         return PARTS
     raise BadRow(
         "unknown layout",
-        f"{row.place}: expected instruction and output, instruction and response, prompt and "
+        f"{row.location}: expected instruction and output, instruction and response, prompt and "
         "completion, messages, conversations, text or parts; there are "
         f"{names(row.fields)}; name the right ones with `columns`",
     )
@@ -275,7 +265,7 @@ def detect(row: Row) -> Layout:
 class Labelled:
     """A row of labelled data: each field that was asked for as text, or as a list of texts."""
 
-    place: str
+    location: str
     key: str
     fields: dict[str, str | list[str]]
 
@@ -299,7 +289,7 @@ def read_labelled(
                     raise
                 yield error
             else:
-                yield Labelled(row.place, content_key(fields), fields)
+                yield Labelled(row.location, content_key(fields), fields)
 
 
 def _labelled_field(row: Row, role: str) -> str | list[str]:
@@ -308,7 +298,7 @@ def _labelled_field(row: Row, role: str) -> str | list[str]:
         texts = value if isinstance(value, list) else []
         if len(texts) < 2 or not all(isinstance(each, str) and each.strip() for each in texts):
             raise BadRow(
-                "bad choices", f"{row.place}: 'choices' is {value!r}, expected two or more texts"
+                "bad choices", f"{row.location}: 'choices' is {value!r}, expected two or more texts"
             )
         return cast(list[str], texts)
     if role == "label" and isinstance(value, int | float) and not isinstance(value, bool):

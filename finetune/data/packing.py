@@ -1,24 +1,24 @@
-"""Encoded examples to rows and batches: packing, padding, and the order of an epoch.
+"""Encoded examples to rows of tensors, one or several examples a row.
 
-The one invariant: whatever the arrangement, a batch carries exactly the tokens and labels of
-its examples. Positions restart with each example, a first token is never a label, and
-padding is told by length (example id 0), never by a token's id.
+Keep: whatever the arrangement, rows carry exactly the tokens and labels of their examples.
+Positions restart with each example, a first token is never a label, and padding is told by
+length (example id 0), never by a token's id.
 """
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from finetune.config import AuxSpan
+from finetune.data.batches import Tensors
 from finetune.data.encoding import Encoded, Span
 
-BATCH_KEYS = ("input_ids", "position_ids", "example_ids", "response_mask", "aux_mask")
+ROW_KEYS = ("input_ids", "position_ids", "example_ids", "response_mask", "aux_mask")
 
 
 def response_labels(example: Encoded) -> NDArray[np.bool_]:
@@ -41,10 +41,10 @@ def _labels(chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return labels
 
 
-class Rows(Dataset[dict[str, Tensor]]):
+class Rows(Dataset[Tensors]):
     """Rows of one or more examples each, as tensors without a batch dimension.
 
-    A row is a dict of `BATCH_KEYS`, each (T,): ids and positions int64, example ids 1, 2, …
+    A row is a dict of `ROW_KEYS`, each (T,): ids and positions int64, example ids 1, 2, …
     int64, masks bool. lengths: T of each row.
     """
 
@@ -69,7 +69,7 @@ class Rows(Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return len(self.bins)
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
+    def __getitem__(self, index: int) -> Tensors:
         members = [self.examples[i] for i in self.bins[index]]
         lengths = [len(each.ids) for each in members]
         columns = (
@@ -79,20 +79,7 @@ class Rows(Dataset[dict[str, Tensor]]):
             np.concatenate([response_labels(each) for each in members]),
             np.concatenate([aux_labels(each, self.aux_span) for each in members]),
         )
-        return dict(zip(BATCH_KEYS, map(torch.from_numpy, columns), strict=True))
-
-
-def collate(rows: Sequence[dict[str, Tensor]], pad_id: int) -> dict[str, Tensor]:
-    """Rows padded at the right to the longest and stacked: each key (B, T).
-
-    Padding has example id 0, position 0, the token `pad_id` and no label.
-    """
-    batch = {}
-    for key in BATCH_KEYS:
-        value = pad_id if key == "input_ids" else 0
-        columns = [row[key] for row in rows]
-        batch[key] = torch.nn.utils.rnn.pad_sequence(columns, True, value)
-    return batch
+        return dict(zip(ROW_KEYS, map(torch.from_numpy, columns), strict=True))
 
 
 def pack(lengths: Sequence[int], length: int, seed: int) -> list[list[int]]:
@@ -106,58 +93,22 @@ def pack(lengths: Sequence[int], length: int, seed: int) -> list[list[int]]:
     shuffled = np.random.default_rng(seed).permutation(len(lengths))
     order = shuffled[np.argsort(-np.asarray(lengths)[shuffled], kind="stable")]
     bins: list[list[int]] = []
-    open_bins: defaultdict[int, list[int]] = defaultdict(list)  # by the room left in them
-    rooms: list[int] = []  # those in use, sorted
+    bins_by_space: defaultdict[int, list[int]] = defaultdict(list)  # by the tokens still free
+    spaces: list[int] = []  # the keys of bins_by_space that have a bin, sorted
     for index in order.tolist():
         need = lengths[index]
-        place = bisect_left(rooms, need)
-        if place == len(rooms):
-            room, chosen = length, len(bins)
+        tightest = bisect_left(spaces, need)
+        if tightest == len(spaces):
+            space, chosen = length, len(bins)
             bins.append([])
         else:
-            room = rooms[place]
-            chosen = open_bins[room].pop()
-            if not open_bins[room]:
-                del rooms[place]
+            space = spaces[tightest]
+            chosen = bins_by_space[space].pop()
+            if not bins_by_space[space]:
+                del spaces[tightest]
         bins[chosen].append(index)
-        if room > need:
-            if not open_bins[room - need]:
-                insort(rooms, room - need)
-            open_bins[room - need].append(chosen)
+        if space > need:
+            if not bins_by_space[space - need]:
+                insort(spaces, space - need)
+            bins_by_space[space - need].append(chosen)
     return bins
-
-
-class BucketSampler(Sampler[int]):
-    """The order of rows in an epoch: shuffled, with rows of like length beside each other.
-
-    The order depends on the seed and the epoch alone, so an interrupted epoch can be gone on
-    with. Rows are shuffled, sorted by length within stretches of some fifty batches, and the
-    batches shuffled again, so that little is padded and lengths come in no order.
-    """
-
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
-        self._lengths = np.asarray(lengths)
-        self._batch_size = batch_size
-        self._seed = seed
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Draw the order of another epoch, from 0."""
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        draw = np.random.default_rng([self._seed, self._epoch])
-        order = draw.permutation(len(self._lengths))
-        stretch = 50 * self._batch_size
-        batches: list[NDArray[np.int64]] = []
-        for start in range(0, len(order), stretch):
-            part = order[start : start + stretch]
-            part = part[np.argsort(-self._lengths[part], kind="stable")]
-            batches += np.split(part, range(self._batch_size, len(part), self._batch_size))
-        # Batches are cut again from the order given out: a short one must stay the last.
-        last = [batches.pop()] if batches and len(batches[-1]) < self._batch_size else []
-        shuffled = [batches[i] for i in draw.permutation(len(batches))]
-        return iter(np.concatenate([*shuffled, *last, np.empty(0, np.int64)]).tolist())

@@ -1,6 +1,6 @@
 """Instruction templates of a task (Wei et al. 2021): several phrasings, one drawn per example.
 
-The one invariant: a field's value is put in once and never read again, so braces in data are
+Keep: a field's value is put in once and never read again, so braces in data are
 plain characters. Which phrasing a row gets depends on the seed, the row's content and the
 pass, never on the order of the rows.
 """
@@ -17,7 +17,8 @@ from chatapp.prompting.messages import Message
 from chatapp.prompting.template import TEMPLATES
 from chatapp.userfiles import did_you_mean, quoted, shown
 from finetune.config import ConfigError, Section, load_config
-from finetune.data.formats import Example, content_key
+from finetune.data.formats import TrainingExample
+from finetune.data.split import content_key
 from finetune.data.tables import BadRow, Row, names
 
 
@@ -43,7 +44,7 @@ class _File(Section):
 class Pattern:
     """A text with fields in it: pairs of plain text and the field after it ("" after the last)."""
 
-    place: str
+    location: str
     parts: tuple[tuple[str, str], ...]
 
     @property
@@ -59,22 +60,22 @@ class Pattern:
         return "".join(text + (self._value(row, name) if name else "") for text, name in self.parts)
 
     def _value(self, row: Row, name: str) -> str:
-        value = _field(row, name, self.place)
+        value = _field(row, name, self.location)
         if isinstance(value, str) or _is_number(value):
             return str(value)
         raise BadRow(
             f"{name} is not text",
-            f"{self.place}: at {row.place} the field {quoted(name)} is {shown(value)}, "
+            f"{self.location}: at {row.location} the field {quoted(name)} is {shown(value)}, "
             "expected text or a number",
         )
 
 
-def _field(row: Row, name: str, place: str) -> Any:
-    """A field that a file of templates names, at `place`. Raises BadRow."""
+def _field(row: Row, name: str, location: str) -> Any:
+    """A field that a file of templates names, at `location`. Raises BadRow."""
     if name not in row.fields:
         raise BadRow(
             f"no {name}",
-            f"{place} names the field {quoted(name)}, which is missing at {row.place}"
+            f"{location} names the field {quoted(name)}, which is missing at {row.location}"
             f"{did_you_mean(name, row.fields)}; there are {names(row.fields)}",
         )
     return row.fields[name]
@@ -84,16 +85,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def parse_pattern(text: str, place: str) -> Pattern:
+def parse_pattern(text: str, location: str) -> Pattern:
     """A text with `{name}` for fields and `{{`, `}}` for braces. Raises ConfigError."""
     try:
         parsed = list(string.Formatter().parse(text))
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}; write {{{{ or }}}} for a brace") from None
+        raise ConfigError(f"{location}: {error}; write {{{{ or }}}} for a brace") from None
     for _, name, specification, conversion in parsed:
         if name is not None and (not name.strip() or specification or conversion):
-            raise ConfigError(f"{place}: expected the name of a field alone between braces")
-    return Pattern(place, tuple((text, name or "") for text, name, _, _ in parsed))
+            raise ConfigError(f"{location}: expected the name of a field alone between braces")
+    return Pattern(location, tuple((text, name or "") for text, name, _, _ in parsed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +113,11 @@ class Phrasings:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Every field that some template names, sorted."""
+        """The fields that the templates name, sorted."""
         patterns = (pattern for pair in self.templates for pattern in pair)
         return tuple(sorted({name for pattern in patterns for name in pattern.fields}))
 
-    def phrase(self, row: Row, seed: int, turn: int = 0) -> Example:
+    def phrase(self, row: Row, seed: int, turn: int = 0) -> TrainingExample:
         """The row in one of the phrasings. Raises BadRow.
 
         turn: the pass over the data; as many passes as there are phrasings use each once.
@@ -127,17 +128,19 @@ class Phrasings:
         start = int(content_key([seed, key]), 16)
         prompt, response = self.templates[(start + turn) % len(self.templates)]
         if options:
-            row = Row(row.place, {**row.fields, self.answer: self._answer(row, options)})
+            row = Row(row.location, {**row.fields, self.answer: self._answer(row, options)})
         request = prompt.fill(row).strip()
         reply = response.fill(row)
         for name, text in (("prompt", request), ("response", reply)):
             if not text.strip():
-                raise BadRow(f"empty {name}", f"{prompt.place}: the {name} is empty at {row.place}")
+                raise BadRow(
+                    f"empty {name}", f"{prompt.location}: the {name} is empty at {row.location}"
+                )
         # A template that asks for the text of a given class has no answers to choose from.
         if options and self.answer in response.fields:
             request += "\n\nOPTIONS:" + "".join(f"\n- {option}" for option in options)
         messages = (Message("user", request), Message("assistant", reply))
-        return Example(row.place, key, messages)
+        return TrainingExample(row.location, key, messages)
 
     def _options(self, row: Row) -> tuple[str, ...]:
         if not isinstance(self.options, str):
@@ -151,7 +154,7 @@ class Phrasings:
             return tuple(listed)
         raise BadRow(
             f"no {self.options}",
-            f"{row.place}: {self.options!r} is {shown(listed)}, expected a list of two or more "
+            f"{row.location}: {self.options!r} is {shown(listed)}, expected a list of two or more "
             f"texts, the options of {self.path}",
         )
 
@@ -166,7 +169,7 @@ class Phrasings:
             return options[int(answer)]
         raise BadRow(
             f"{self.answer} is no option",
-            f"{row.place}: {self.answer!r} is {shown(answer)}, expected one of the options of "
+            f"{row.location}: {self.answer!r} is {shown(answer)}, expected one of the options of "
             f"{self.path}: {names(options)}",
         )
 
@@ -188,9 +191,9 @@ def load_phrasings(path: Path) -> Phrasings:
             raise ConfigError(f"{path}: 'options': expected two or more different texts")
     templates = []
     for number, each in enumerate(file.templates, 1):
-        place = f"{path}, template {number}"
+        location = f"{path}, template {number}"
         if not each.response and not file.answer:
-            raise ConfigError(f"{place}: 'response' is missing")
+            raise ConfigError(f"{location}: 'response' is missing")
         response = each.response or f"{{{file.answer}}}"
-        templates.append((parse_pattern(each.prompt, place), parse_pattern(response, place)))
+        templates.append((parse_pattern(each.prompt, location), parse_pattern(response, location)))
     return Phrasings(path, file.cluster, file.answer, options, tuple(templates))

@@ -1,6 +1,6 @@
 """The [data] section to encoded examples: read, phrase, split, encode, mix, and count.
 
-The one invariant: every row read is either kept or counted under the reason it was dropped
+Keep: every row read is either kept or counted under the reason it was dropped
 for, and no row that is measured is ever trained on.
 """
 
@@ -15,10 +15,10 @@ from chatapp.engine.model import Tokenizer
 from chatapp.prompting.template import TEMPLATES, DialogueTemplate, load_template
 from chatapp.userfiles import did_you_mean, quoted
 from finetune.config import BadRows, ConfigError, Data, TrainSource
-from finetune.data.corpus import draw
 from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
-from finetune.data.formats import FIELDS, Layout, detect, is_held_out, text_field
+from finetune.data.formats import FIELDS, Layout, detect, text_field
 from finetune.data.phrasings import Phrasings, load_phrasings
+from finetune.data.split import draw, is_held_out
 from finetune.data.tables import BadRow, Row, Table, renamed, tables
 
 HELD_OUT = "held_out"

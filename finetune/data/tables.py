@@ -1,6 +1,6 @@
 """Files, folders and hub data sets to rows, streamed where the file allows it.
 
-The one invariant: every row knows its place ("data.jsonl, line 3"), and what cannot be read is
+Keep: every row knows its location ("data.jsonl, line 3"), and what cannot be read is
 one sentence that begins with it. What the fields mean is for `formats` to say.
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from chatapp.prompting.examples import (
-    PromptError,
     Record,
     csv_records,
     jsonl_records,
@@ -37,7 +36,7 @@ class BadRow(ConfigError):
 class Row:
     """One row of a file, its fields as the file holds them."""
 
-    place: str
+    location: str
     fields: Mapping[str, Any]
 
 
@@ -104,17 +103,15 @@ def _line_rows(path: Path, suffix: str) -> Iterator[Row | BadRow]:
                 yield Row(str(path), {"text": _text_of(file.read(), str(path))})
                 return
             for line, record in _records(file, suffix, str(path)):
-                place = f"{path}, line {line}"
+                location = f"{path}, line {line}"
                 if isinstance(record, str):
-                    yield BadRow("not readable", f"{place}: {record}")
+                    yield BadRow("not readable", f"{location}: {record}")
                 else:
-                    yield Row(place, cast(Mapping[str, Any], record))
+                    yield Row(location, cast(Mapping[str, Any], record))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: is not a whole gzip file: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except PromptError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -123,31 +120,31 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _text_of(data: bytes, place: str) -> str:
+def _text_of(data: bytes, location: str) -> str:
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{place}, line {line}: {not_utf8(data)}") from None
+        raise ConfigError(f"{location}, line {line}: {not_utf8(data)}") from None
 
 
-def _records(file: IO[bytes], suffix: str, place: str) -> Iterator[Record]:
+def _records(file: IO[bytes], suffix: str, location: str) -> Iterator[Record]:
     if suffix in (".csv", ".tsv"):
         return csv_records(file, tabs=suffix == ".tsv")
     # Whether an array or an object a line, the content says more truly than the name.
     head = file.read(1 << 16).removeprefix(b"\xef\xbb\xbf").lstrip()
     file.seek(0)
     if head.startswith(b"["):
-        return _array_records(_text_of(file.read(), place), place)
+        return _array_records(_text_of(file.read(), location), location)
     if re.match(rb'\{\s*\n\s*"', head):
-        raise ConfigError(f"{place}: is one JSON object, expected a list, or one object a line")
+        raise ConfigError(f"{location}: is one JSON object, expected a list, or one object a line")
     return jsonl_records(file)
 
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
-def _array_records(text: str, place: str) -> Iterator[Record]:
+def _array_records(text: str, location: str) -> Iterator[Record]:
     """The elements of a JSON array one at a time, each with the line it begins on.
 
     Raises ConfigError where the array itself is broken, since nothing after that can be read.
@@ -160,7 +157,7 @@ def _array_records(text: str, place: str) -> Iterator[Record]:
         return space.end() if space else position
 
     def broken(message: str) -> ConfigError:
-        return ConfigError(f"{place}, line {line}: is not valid JSON: {message}")
+        return ConfigError(f"{location}, line {line}: is not valid JSON: {message}")
 
     position = next_token(text.index("[") + 1)
     more = not text.startswith("]", position)
@@ -183,8 +180,8 @@ def _array_records(text: str, place: str) -> Iterator[Record]:
             position = next_token(position + 1)
         elif not text.startswith("]", position):
             line += text.count("\n", counted, position)
-            found = f"found {quoted(text[position])}" if position < len(text) else "the file ends"
-            raise broken(f"expected , or ] after an element, {found}")
+            problem = f"found {quoted(text[position])}" if position < len(text) else "the file ends"
+            raise broken(f"expected , or ] after an element, {problem}")
     if next_token(position + 1) != len(text):
         raise broken("there is text after the end of the list")
 
@@ -241,13 +238,13 @@ def renamed(table: Table, columns: Mapping[str, str]) -> Iterator[Row | BadRow]:
                 for name, column in columns.items():
                     if column not in row.fields:
                         raise ConfigError(
-                            f"{row.place}: there is no column {quoted(column)} to take {name!r} "
+                            f"{row.location}: there is no column {quoted(column)} to take {name!r} "
                             f"from{did_you_mean(column, row.fields)}; there are {names(row.fields)}"
                         )
                 checked = True
             kept = {k: v for k, v in row.fields.items() if k not in columns.values()}
             taken = {n: row.fields[c] for n, c in columns.items() if c in row.fields}
-            row = Row(row.place, kept | taken)
+            row = Row(row.location, kept | taken)
         yield row
 
 

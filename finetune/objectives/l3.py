@@ -1,26 +1,26 @@
 """The training objective of Radford et al. (2018): L3 = L2 + λ·L1.
 
 L2 is the negative log-likelihood of the response tokens, L1 that of the tokens of the chosen
-span, each a mean over its own labels. The one invariant: a label's weight is fixed before
-the first micro-batch of an optimizer step, from counts over the whole step, so the sum over
-micro-batches and processes is the same loss however the step is cut.
+span, each a mean over its own labels.
+
+Keep: a label's weight depends on the counts of its whole optimizer step and on nothing else.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
-Batch = Mapping[str, Tensor]
-"""input_ids, example_ids (0 is padding), response_mask and aux_mask, each (rows, tokens)."""
+from finetune.config import ObjectiveSettings
+from finetune.data.batches import Tensors
+from finetune.objectives.cross_entropy import LinearCrossEntropy
+from finetune.objectives.objective import in_place_of, model_inputs
 
 AuxNorm = Literal["token", "sequence"]
-
-# Logits that exist at one time: 64 MiB in float32.
-CHUNK_LOGITS = 2**24
 
 
 class Losses(NamedTuple):
@@ -35,7 +35,7 @@ class Losses(NamedTuple):
     accuracy: Tensor
 
 
-def count_labels(batches: Iterable[Batch], aux_norm: AuxNorm) -> Tensor:
+def count_labels(batches: Iterable[Tensors], aux_norm: AuxNorm) -> Tensor:
     """What L2 and L1 are divided by: (response tokens, span tokens), float64, shape (2,).
 
     With `aux_norm` "sequence" the second is the number of examples that have a span token.
@@ -55,10 +55,10 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
 
-def objective(
+def l3_losses(
     hidden: Tensor,
     head: Tensor,
-    batch: Batch,
+    batch: Tensors,
     counts: Tensor,
     *,
     aux_weight: float,
@@ -86,7 +86,7 @@ def objective(
     labelled = labelled[:, 1:]
     response_weights = (response / n_response)[:, 1:][labelled]
     aux_weights = aux_weights[:, 1:][labelled]
-    l3, nll, hits = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    l3, nll, hits = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden[:, :-1][labelled],
         head,
         bias,
@@ -103,70 +103,81 @@ def objective(
     )
 
 
-def _labels_of_example(batch: Batch) -> Tensor:
-    """Span tokens of each example: (rows, 1 + most examples of a row); place 0 is padding."""
+def _labels_of_example(batch: Tensors) -> Tensor:
+    """Span tokens of each example: (rows, 1 + most examples of a row); column 0 is padding."""
     ids = batch["example_ids"]
     totals = torch.zeros(len(ids), int(ids.max()) + 1, device=ids.device)
     return totals.scatter_add_(1, ids, batch["aux_mask"].float())
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
-    """Weighted cross-entropy of a linear layer's outputs, which never exist all at once.
+@dataclass(frozen=True)
+class L3:
+    """L2 of the responses plus λ times L1, computed by the language-model head alone.
 
-    A chunk's logits become its gradients while they are there: with p the softmax and y the
-    label, the gradient with respect to the logits is weight · (p - y). That is one product
-    with the head's weights less than computing the logits again in the backward pass.
+    aux_weight: λ. aux_norm: see `l3_losses`. aux_decays: λ falls to 0 in a straight line.
     """
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        head: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        weights: Tensor,
-        learn: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden (n, width), labels and weights (n,) -> Σ weight · nll, nll (n,), hits (n,)."""
-        wanted = [learn and each for each in ctx.needs_input_grad[:3]]
-        d_hidden = torch.empty_like(hidden) if wanted[0] else None
-        d_head = torch.zeros_like(head, dtype=torch.float32) if wanted[1] else None
-        d_bias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
-        nll = torch.empty(len(labels), device=hidden.device)
-        hits = torch.empty(len(labels), dtype=torch.bool, device=hidden.device)
-        rows = max(1, CHUNK_LOGITS // len(head))
-        for start in range(0, len(labels), rows):
-            chunk = slice(start, start + rows)
-            states, label = hidden[chunk], labels[chunk, None]
-            outputs = functional.linear(states, head, bias)
-            logits = outputs.float()
-            hits[chunk] = logits.argmax(1) == label[:, 0]
-            chosen = logits.gather(1, label)
-            normaliser = logits.logsumexp(1, keepdim=True)
-            nll[chunk] = (normaliser - chosen)[:, 0]
-            if not any(wanted):
-                continue
-            d_logits = logits.sub_(normaliser).exp_()
-            d_logits.scatter_add_(1, label, torch.full_like(chosen, -1.0))
-            d_logits *= weights[chunk, None]
-            if d_bias is not None:
-                d_bias += d_logits.sum(0)
-            d_outputs = d_logits.to(outputs.dtype)
-            if d_hidden is not None:
-                d_hidden[chunk] = d_outputs @ head
-            if d_head is not None:
-                if d_outputs.dtype == states.dtype == torch.float32:
-                    d_head.addmm_(d_outputs.T, states)
-                else:
-                    d_head += d_outputs.T @ states
-        ctx.save_for_backward(d_hidden, None if d_head is None else d_head.to(head.dtype), d_bias)
-        ctx.mark_non_differentiable(nll, hits)
-        return (nll * weights).sum(), nll, hits
+    aux_weight: float
+    aux_norm: AuxNorm = "token"
+    aux_decays: bool = False
 
-    @staticmethod
-    def backward(
-        ctx: Any, d_loss: Tensor, _nll: Tensor, _hits: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        found = (None if d is None else d.mul_(d_loss) for d in ctx.saved_tensors)
-        return (*found, None, None, None)
+    names = ("l3", "l2", "l1", "accuracy")
+    curves = ("l2", "l1")
+    added = ""
+
+    @classmethod
+    def of(cls, settings: ObjectiveSettings, **fields: Any) -> Self:
+        """The objective that a configuration asks for."""
+        decays = settings.aux_decay == "linear"
+        return cls(settings.aux_weight, settings.aux_norm, decays, **fields)
+
+    @property
+    def figures(self) -> Mapping[str, str]:
+        """Without λ there is no L1, and L3 is L2."""
+        return {"l3": "L3", "l2": "L2", "l1": "L1"} if self.aux_weight else {"l2": "L2"}
+
+    def extend(self, model: Any, seed: int) -> None: ...
+    def save(self, model: Any, folder: Path) -> None: ...
+    def load(self, model: Any, folder: Path) -> None: ...
+
+    def weight(self, done: float) -> float:
+        """λ after this share of the run."""
+        return self.aux_weight * (1 - done) if self.aux_decays else self.aux_weight
+
+    def settings(self, done: float) -> dict[str, float]:
+        return {"aux_weight": self.weight(done)}
+
+    def count(self, batches: Iterable[Tensors]) -> Tensor:
+        return count_labels(batches, self.aux_norm)
+
+    def losses(
+        self, call: nn.Module, model: Any, batch: Tensors, counts: Tensor, done: float
+    ) -> Tensor:
+        head = model.get_output_embeddings()
+
+        def compute(hidden: Tensor) -> Tensor:
+            return torch.stack(self.of_hidden(hidden, head, batch, counts, done))
+
+        with in_place_of(head, compute):
+            losses: Tensor = call(**model_inputs(batch)).logits
+        return losses
+
+    def of_hidden(
+        self, hidden: Tensor, head: Any, batch: Tensors, counts: Tensor, done: float
+    ) -> Losses:
+        """The losses of what the language-model head reads; see `l3_losses`."""
+        return l3_losses(
+            hidden,
+            head.weight,
+            batch,
+            counts,
+            aux_weight=self.weight(done),
+            aux_norm=self.aux_norm,
+            bias=head.bias,
+        )
+
+    def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
+        """loss and l1 in nats a token, perplexity, accuracy on response tokens."""
+        loss = means["l2"]
+        measured = {"loss": loss, "perplexity": perplexity(loss), "accuracy": means["accuracy"]}
+        return measured | ({"l1": means["l1"]} if self.weight(done) else {})

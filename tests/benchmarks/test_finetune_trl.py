@@ -73,7 +73,7 @@ def clock(tokens: Any, steps: int) -> Any:
 
 def run_ours(folder: Path, packing: bool, aux_weight: float, steps: int) -> Any:
     from finetune.material import gather
-    from finetune.run import build_trainer
+    from finetune.steps import build_trainer
 
     trainer = build_trainer(gather(configuration(folder, packing, aux_weight)), folder / "run")
     trainer.args.save_strategy = "no"
@@ -133,7 +133,7 @@ def run_trl(folder: Path, packing: bool, steps: int) -> Any:
 
 def measure(who: str, folder: str, packing: str, aux_weight: str, steps: str) -> None:
     """In a process of its own: prints tokens per second and peak memory."""
-    from finetune.callbacks import peak_memory
+    from finetune.memory import peak_memory
 
     wide = packing == "packing"
     if who == "trl":

@@ -44,7 +44,7 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
         ("output = \nseed = 1", [], ["not valid TOML", "line 1"]),
         ("output = 'x'\n[data]\ntrain = []", [], ["data.train", "at least 1 item"]),
         (GOOD.replace("path", "paht"), [], ["data.train.0.paht", "did you mean 'path'"]),
-        (b"\xff\xfe", [], ["not UTF-8"]),
+        (b"\xff\xfe", [], ["not valid UTF-8"]),
     ],
 )
 def test_what_is_wrong_is_named(

@@ -24,17 +24,12 @@ from chatapp.dialogue.oneshot import ask
 from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
 from chatapp.prompting.template import ALPACA, CHAT, load_template
+from finetune.checkpoints import SaveError, last_checkpoint
 from finetune.cli import app
 from finetune.config import ConfigError, Interrupted
-from finetune.material import gather
-from finetune.run import check_unchanged, resume, timed_steps, train
-from finetune.trainer import (
-    NotFinite,
-    ObjectiveTrainer,
-    SaveError,
-    check_whole,
-    last_checkpoint,
-)
+from finetune.record import check_unchanged
+from finetune.run import resume, train
+from finetune.trainer import NotFinite, ObjectiveTrainer
 
 QUIET = Console(stderr=True, quiet=True)
 METHODS = [
@@ -301,16 +296,6 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_can_be_gone_on_with(
     assert resume(tmp_path / "run", [], QUIET) == tmp_path / "run"
 
 
-def test_a_changed_byte_of_an_optimizer_is_seen(tmp_path: Path) -> None:
-    torch.save({"moments": torch.ones(1000)}, tmp_path / "optimizer.pt")
-    check_whole(tmp_path)
-    content = bytearray((tmp_path / "optimizer.pt").read_bytes())
-    content[content.index(torch.ones(100).numpy().tobytes()) + 9] ^= 1
-    (tmp_path / "optimizer.pt").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"optimizer\.pt: is damaged: .* checksum"):
-        check_whole(tmp_path)
-
-
 def test_another_run_is_refused_and_what_differs_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,17 +364,6 @@ def test_a_step_that_spoils_the_weights_is_never_a_checkpoint(tmp_path: Path) ->
     checkpoint = last_checkpoint(tmp_path / "run")
     kept = load_file(checkpoint / "model.safetensors") if checkpoint else {}
     assert all(value.abs().max() < 1e6 for value in kept.values())
-
-
-def test_timed_steps(tmp_path: Path) -> None:
-    config = tiny.config(tmp_path, train={"method": "last-blocks", "last_blocks": 1})
-    parameters, seconds, memory = timed_steps(gather(config))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    expected = [*model.transformer.h[1].parameters(), *model.transformer.ln_f.parameters()]
-    assert parameters == sum(each.numel() for each in expected)
-    assert seconds > 0
-    assert memory > 10**7
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_command_under_two_processes(tmp_path: Path) -> None:

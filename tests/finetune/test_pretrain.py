@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from chatapp.prompting.template import CHAT, load_template
+from finetune.checkpoints import CheckpointingTrainer, last_checkpoint
 from finetune.config import ConfigError, PretrainConfig
 from finetune.data.corpus import Ids
 from finetune.pretrain import pretrain
-from finetune.trainer import CheckpointingTrainer, last_checkpoint
 
 QUIET = Console(stderr=True, quiet=True)
 

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import MistralConfig, MistralForCausalLM
 
-from finetune.data.packing import Rows, collate
+from finetune.data.batches import collate
+from finetune.data.packing import Rows
 from finetune.data.preparation import HELD_OUT
-from finetune.trainer import ByLength, MicroBatches, NotFinite, model_inputs
+from finetune.objectives.objective import model_inputs
+from finetune.trainer import NotFinite
 
 LENGTHS = [12, 5, 9, 20, 7, 16, 6, 11]
 
@@ -137,18 +139,6 @@ def test_held_out_losses_are_exact_means_over_all_rows(tmp_path: Path) -> None:
         assert metrics[f"eval_accuracy{ending}"] == pytest.approx(right.item())
         aux = nll[batch["aux_mask"][:, 1:]].mean().item()
         assert metrics[f"eval_l1{ending}"] == pytest.approx(aux, rel=1e-5)
-
-
-def test_every_row_is_dealt_out_once() -> None:
-    order = ByLength([3, 1, 2, 5, 4])
-    alone = [row for batch in MicroBatches(order, 5, 2, 0, 1) for row in batch]
-    assert alone == [3, 4, 0, 2, 1]
-    dealt = [list(MicroBatches(order, 5, 1, process, 2)) for process in range(2)]
-    assert [len(batches) for batches in dealt] == [3, 3]
-    assert dealt[1][-1] == [-1]
-    assert sorted(row for batches in dealt for batch in batches for row in batch) == [
-        -1, 0, 1, 2, 3, 4,
-    ]  # fmt: skip
 
 
 def test_lambda_falls_to_zero(tmp_path: Path) -> None:

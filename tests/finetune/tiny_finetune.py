@@ -22,9 +22,11 @@ from transformers import (
 from chatapp.prompting.segments import END_OF_TEXT, Segment
 from chatapp.prompting.template import CHAT, DialogueTemplate, save_template
 from finetune.config import FinetuneConfig
+from finetune.data.batches import BucketSampler, collate
 from finetune.data.corpus import train_tokenizer
 from finetune.data.encoding import Encoded, Span
-from finetune.data.packing import BucketSampler, Rows, collate
+from finetune.data.packing import Rows
+from finetune.objectives.l3 import L3
 from finetune.trainer import ObjectiveTrainer
 
 VOCABULARY = 40
@@ -82,7 +84,7 @@ def trainer(
     model: Any,
     rows: Any,
     *,
-    kind: type[ObjectiveTrainer] = ObjectiveTrainer,
+    kind: type[L3] = L3,
     held_out: dict[str, Rows] | None = None,
     batch_size: int = 4,
     accumulate: int = 1,
@@ -108,14 +110,14 @@ def trainer(
         "save_total_limit": 2,
         "dataloader_pin_memory": False,
     }
-    made = kind(
+    made = ObjectiveTrainer(
+        objective=kind(**({"aux_weight": 0.5} | (objective or {}))),
         model=model,
         args=TrainingArguments(**(settings | arguments)),
         rows=rows,
         order=BucketSampler(rows.lengths, batch_size * accumulate * processes, 0),
         held_out=held_out or {},
         collate=collate,
-        **({"aux_weight": 0.5} | (objective or {})),
     )
     made.remove_callback(PrinterCallback)
     return made

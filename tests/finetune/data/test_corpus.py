@@ -12,8 +12,9 @@ from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment, text_of
 from chatapp.prompting.template import CHAT, PLAIN
 from finetune.config import ConfigError
-from finetune.data.corpus import draw, encode_documents, is_held_out, pack, read_documents
+from finetune.data.corpus import cut_windows, document_key, encode_documents, read_documents
 from finetune.data.corpus import train_tokenizer as train
+from finetune.data.split import is_held_out
 
 TALK = {
     "messages": [
@@ -99,7 +100,7 @@ def test_every_text_survives(texts: list[str]) -> None:
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 5))
 def test_packing_keeps_every_token_but_the_rest(count: int, length: int, seed: int) -> None:
     documents = [np.arange(n % 5 + 1, dtype=np.int32) + 100 * n for n in range(count)]
-    windows = pack(documents, length, seed)
+    windows = cut_windows(documents, length, seed)
     total = sum(map(len, documents))
     assert windows.shape == (total // length, length)
     packed = windows.ravel().tolist()
@@ -108,16 +109,8 @@ def test_packing_keeps_every_token_but_the_rest(count: int, length: int, seed: i
     assert len(set(packed)) == len(packed)
 
 
-def test_weights_are_passes() -> None:
-    documents = [np.array([i], dtype=np.int32) for i in range(10)]
-    assert len(draw(documents, 2.5, seed=0)) == 25
-    part = [int(d[0]) for d in draw(documents, 0.5, seed=0)]
-    assert len(part) == len(set(part)) == 5
-    assert part == [int(d[0]) for d in draw(documents, 0.5, seed=0)]
-
-
 def test_held_out_by_text_alone() -> None:
     documents = [[Segment("user", f"question {i}")] for i in range(2000)]
-    share = sum(is_held_out(d, 0.1) for d in documents) / len(documents)
+    share = sum(is_held_out(document_key(d), 0.1) for d in documents) / len(documents)
     assert 0.07 < share < 0.13
-    assert not any(is_held_out(d, 0.0) for d in documents)
+    assert not any(is_held_out(document_key(d), 0.0) for d in documents)

@@ -18,14 +18,14 @@ from finetune.data.encoding import (
     ExampleTooLong,
     Span,
 )
-from finetune.data.formats import Example, chat_example
+from finetune.data.formats import TrainingExample, chat_example
 
 BPE = BPETokenizer(
     train_tokenizer([[Segment("user", "the cat sat on the mat. User: Assistant:\n" * 5)]], 300), 0
 )
 
 
-def chat(*texts: str, system: str = "") -> Example:
+def chat(*texts: str, system: str = "") -> TrainingExample:
     """Texts in turn, the user's first."""
     messages = [Message("system", system)] if system else []
     for index, text in enumerate(texts):
@@ -34,7 +34,7 @@ def chat(*texts: str, system: str = "") -> Example:
 
 
 def encode(
-    example: Example,
+    example: TrainingExample,
     template: DialogueTemplate = CHAT,
     length: int = 1000,
     too_long: TooLong = "raise",
@@ -78,7 +78,7 @@ def test_without_an_end_of_reply_the_last_reply_still_ends() -> None:
 
 
 def test_a_plain_text_is_all_response() -> None:
-    encoded, tokenizer = encode(Example("a.txt", "0" * 16, text="Once upon a time."))
+    encoded, tokenizer = encode(TrainingExample("a.txt", "0" * 16, text="Once upon a time."))
     assert masked(encoded, tokenizer) == "[Once upon a time.<|endoftext|>]"
 
 
@@ -86,17 +86,17 @@ FEW_SHOT = ("2 + 2 =", " 4\n", "1 + 2 =", " 3")
 
 
 def test_a_few_shot_prompt_is_learnt_in_its_answers() -> None:
-    encoded, tokenizer = encode(Example("a.jsonl", "0" * 16, parts=FEW_SHOT))
+    encoded, tokenizer = encode(TrainingExample("a.jsonl", "0" * 16, parts=FEW_SHOT))
     assert masked(encoded, tokenizer) == "«2 + 2 =»[ 4\n]«1 + 2 =»[ 3<|endoftext|>]"
     (encoded,) = ExampleEncoder(CHAT, BPE, 1000).encode(
-        Example("a.jsonl", "0" * 16, parts=FEW_SHOT)
+        TrainingExample("a.jsonl", "0" * 16, parts=FEW_SHOT)
     )
     assert encoded.ids.tolist() == [*BPE.encode("".join(FEW_SHOT)), BPE.end_id]
 
 
 @pytest.mark.parametrize("policy", ["raise", "truncate-history"])
 def test_a_few_shot_prompt_that_does_not_fit_is_refused(policy: TooLong) -> None:
-    example = Example("a.jsonl, line 1", "0" * 16, parts=FEW_SHOT)
+    example = TrainingExample("a.jsonl, line 1", "0" * 16, parts=FEW_SHOT)
     with pytest.raises(ExampleTooLong, match=r"line 1: .* a row may have 8"):
         encode(example, length=8, too_long=policy)
 
@@ -117,7 +117,7 @@ CHATS = st.builds(
 
 
 @given(CHATS, st.sampled_from(sorted(TEMPLATES)))
-def test_pieces_are_the_ids_and_the_prompt_is_a_prefix(example: Example, name: str) -> None:
+def test_pieces_are_the_ids_and_the_prompt_is_a_prefix(example: TrainingExample, name: str) -> None:
     template = TEMPLATES[name]
     encoder = ExampleEncoder(template, BPE, 10_000)
     (encoded,) = encoder.encode(example)
@@ -141,7 +141,7 @@ def test_pieces_are_the_ids_and_the_prompt_is_a_prefix(example: Example, name: s
 
 
 @given(CHATS, st.sampled_from(sorted(TEMPLATES)))
-def test_the_spans_hold_the_texts(example: Example, name: str) -> None:
+def test_the_spans_hold_the_texts(example: TrainingExample, name: str) -> None:
     (encoded,) = ExampleEncoder(TEMPLATES[name], BPE, 10_000).encode(example)
     lead = TEMPLATES[name].lead
     replies = "".join(lead + m.text.strip() for m in example.messages if m.role == "assistant")
@@ -213,7 +213,7 @@ def test_the_oldest_turns_are_left_out() -> None:
 
 @given(CHATS, st.integers(8, 90), st.sampled_from(["truncate-prompt", "truncate-history"]))
 def test_truncation_never_touches_a_response(
-    example: Example, length: int, too_long: TooLong
+    example: TrainingExample, length: int, too_long: TooLong
 ) -> None:
     (whole,) = ExampleEncoder(CHAT, BPE, 10_000).encode(example)
     encoder = ExampleEncoder(CHAT, BPE, length, too_long)
@@ -245,7 +245,7 @@ def test_truncation_never_touches_a_response(
 @given(st.text(min_size=1, max_size=200).filter(str.strip), st.integers(8, 60))
 def test_a_long_text_becomes_windows_without_loss(text: str, length: int) -> None:
     encoder = ExampleEncoder(CHAT, BPE, length)
-    windows = encoder.encode(Example("a.txt", "0" * 16, text=text))
+    windows = encoder.encode(TrainingExample("a.txt", "0" * 16, text=text))
     joined = np.concatenate([window.ids for window in windows]).tolist()
     assert joined == [*BPE.encode(text), BPE.end_id]
     assert all(2 <= len(window.ids) <= length for window in windows)

@@ -4,22 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chatapp.prompting.messages import Message
 from finetune.config import TrainSource
 from finetune.data.formats import (
-    Example,
     Labelled,
-    content_key,
+    TrainingExample,
     detect,
-    is_held_out,
     read_labelled,
 )
+from finetune.data.split import content_key
 from finetune.data.tables import BadRow, Row
 
-PLACE = "rows.jsonl, line 7"
+LOCATION = "rows.jsonl, line 7"
 
 
 def user(text: str) -> Message:
@@ -30,8 +27,8 @@ def assistant(text: str) -> Message:
     return Message("assistant", text)
 
 
-def read(fields: dict[str, Any]) -> Example:
-    row = Row(PLACE, fields)
+def read(fields: dict[str, Any]) -> TrainingExample:
+    row = Row(LOCATION, fields)
     return detect(row).read(row)
 
 
@@ -76,14 +73,14 @@ LAYOUTS: list[tuple[str, dict[str, Any], tuple[Message, ...]]] = [
 
 @pytest.mark.parametrize(("name", "fields", "messages"), LAYOUTS)
 def test_layouts(name: str, fields: dict[str, Any], messages: tuple[Message, ...]) -> None:
-    layout = detect(Row(PLACE, fields))
+    layout = detect(Row(LOCATION, fields))
     assert layout.name == name
     example = read(fields)
-    assert (example.messages, example.text, example.place) == (messages, "", PLACE)
+    assert (example.messages, example.text, example.location) == (messages, "", LOCATION)
 
 
 def test_plain_text() -> None:
-    assert detect(Row(PLACE, {"text": "Once."})).name == "plain text"
+    assert detect(Row(LOCATION, {"text": "Once."})).name == "plain text"
     assert (read({"text": "Once."}).text, read({"text": "Once."}).messages) == ("Once.", ())
 
 
@@ -165,18 +162,18 @@ def test_a_bad_row_says_what_is_missing_and_what_was_found(
     with pytest.raises(BadRow) as caught:
         read(fields)
     assert caught.value.reason == reason
-    assert str(caught.value).startswith(PLACE)
+    assert str(caught.value).startswith(LOCATION)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_row_of_another_layout_than_the_first_is_named() -> None:
-    layout = detect(Row(PLACE, {"instruction": "a", "output": "b"}))
+    layout = detect(Row(LOCATION, {"instruction": "a", "output": "b"}))
     with pytest.raises(BadRow, match="line 9: 'output' is missing; there are 'prompt'"):
         layout.read(Row("rows.jsonl, line 9", {"prompt": "a", "instruction": "b"}))
-    chat = detect(Row(PLACE, {"messages": TURNS}))
+    chat = detect(Row(LOCATION, {"messages": TURNS}))
     with pytest.raises(BadRow, match="messages is missing, expected a list of turns"):
-        chat.read(Row(PLACE, {"text": "a"}))
+        chat.read(Row(LOCATION, {"text": "a"}))
 
 
 def test_keys_are_of_the_content_alone() -> None:
@@ -186,24 +183,6 @@ def test_keys_are_of_the_content_alone() -> None:
     assert len(alpaca.key) == 16
     # Written down, so that a split never moves between versions and machines.
     assert content_key([["user", "a"], ["assistant", "b"]]) == alpaca.key == "c99a374cab27ed14"
-
-
-@given(st.text(max_size=20))
-def test_any_text_has_a_key(text: str) -> None:
-    assert len(content_key(text)) == 16
-
-
-def test_lone_surrogates_have_a_key() -> None:
-    assert content_key("\ud800") != content_key("\ud801")
-
-
-def test_the_held_out_share() -> None:
-    keys = [content_key(number) for number in range(4000)]
-    for share in (0.0, 0.05, 0.3):
-        held = {key for key in keys if is_held_out(key, share)}
-        assert abs(len(held) / len(keys) - share) < 0.025
-        assert held <= {key for key in keys if is_held_out(key, share + 0.1)}
-    assert not any(is_held_out(key, 0.0) for key in keys)
 
 
 def labelled(path: Path, text: str, roles: tuple[str, ...], **source: Any) -> list[Any]:
@@ -218,7 +197,7 @@ def test_labelled_rows(tmp_path: Path) -> None:
         columns={"text": "review", "label": "stars"},
     )  # fmt: skip
     assert row.fields == {"text": "Good", "label": "yes"}
-    assert row.place.endswith("a.csv, line 2")
+    assert row.location.endswith("a.csv, line 2")
     rows = '{"context": "c", "choices": ["x", "y"], "label": 1}'
     (choice,) = labelled(tmp_path / "a.jsonl", rows, ("context", "choices", "label"))
     assert choice.fields == {"context": "c", "choices": ["x", "y"], "label": "1"}

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from finetune.config import AuxSpan
+from finetune.data.batches import BucketSampler, collate
 from finetune.data.encoding import Encoded, Span
-from finetune.data.packing import BucketSampler, Rows, aux_labels, collate, pack, response_labels
+from finetune.data.packing import Rows, aux_labels, pack, response_labels
 
 T, P, R = Span.TEMPLATE, Span.PROMPT, Span.RESPONSE
 
@@ -154,41 +155,3 @@ def test_packing_nothing_and_too_much() -> None:
     assert pack([], 10, 0) == []
     with pytest.raises(ValueError, match="an example of 11 tokens does not fit a row of 10"):
         pack([3, 11], 10, 0)
-
-
-@given(LENGTHS, st.integers(1, 6), st.integers(0, 9), st.integers(0, 3))
-def test_the_order_of_an_epoch(lengths: list[int], size: int, seed: int, epoch: int) -> None:
-    def order(epoch: int) -> list[int]:
-        sampler = BucketSampler(lengths, size, seed)
-        sampler.set_epoch(epoch)
-        assert len(sampler) == len(lengths)
-        return list(sampler)
-
-    assert order(epoch) == order(epoch)
-    assert sorted(order(epoch)) == list(range(len(lengths)))
-
-
-def test_epochs_and_seeds_differ_and_batches_are_alike_in_length() -> None:
-    lengths = np.random.default_rng(0).integers(1, 500, 2000).tolist()
-    sampler = BucketSampler(lengths, 8, 0)
-    first = list(sampler)
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-    assert list(BucketSampler(lengths, 8, 1)) != first
-
-    def padding(order: list[int]) -> int:
-        groups = [[lengths[i] for i in order[n : n + 8]] for n in range(0, len(order), 8)]
-        return sum(max(group) * len(group) - sum(group) for group in groups)
-
-    shuffled = np.random.default_rng(0).permutation(2000).tolist()
-    assert padding(first) < padding(shuffled) / 10
-    # The lengths come in no order: neither half of the epoch is the longer.
-    halves = [sum(lengths[i] for i in first[:1000]), sum(lengths[i] for i in first[1000:])]
-    assert max(halves) < 1.15 * min(halves)
-
-
-def test_one_a_batch_is_a_plain_shuffle() -> None:
-    lengths = list(range(1, 200))
-    order = list(BucketSampler(lengths, 1, 0))
-    assert order != sorted(order)
-    assert sorted(order) == list(range(199))

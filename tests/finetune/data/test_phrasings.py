@@ -60,13 +60,13 @@ def test_every_phrasing_with_its_options(tmp_path: Path) -> None:
 def test_options_by_number(tmp_path: Path) -> None:
     phrasings = load(tmp_path)
     for label in (1, "1", " positive "):
-        row = Row(ROW.place, {**ROW.fields, "label": label})
+        row = Row(ROW.location, {**ROW.fields, "label": label})
         assert phrased(phrasings, row)[0][1] == "positive"
 
 
 def test_yes_and_no_stay_strings(tmp_path: Path) -> None:
     text = REVIEWS.replace('"negative", "positive"', '"yes", "no"')
-    row = Row(ROW.place, {**ROW.fields, "label": "no"})
+    row = Row(ROW.location, {**ROW.fields, "label": "no"})
     assert phrased(load(tmp_path, text), row)[0][1] == "no"
 
 
@@ -140,10 +140,10 @@ def test_a_bad_value_is_named(
     tmp_path: Path, change: dict[str, Any], reason: str, words: str
 ) -> None:
     with pytest.raises(BadRow) as caught:
-        phrased(load(tmp_path), Row(ROW.place, {**ROW.fields, **change}))
+        phrased(load(tmp_path), Row(ROW.location, {**ROW.fields, **change}))
     assert caught.value.reason == reason
     assert words in str(caught.value)
-    assert ROW.place in str(caught.value)
+    assert ROW.location in str(caught.value)
 
 
 def test_an_empty_text_is_a_bad_row(tmp_path: Path) -> None:

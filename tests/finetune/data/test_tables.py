@@ -33,7 +33,7 @@ def fields(path: Path | str, **source: Any) -> list[Any]:
 
 
 def places(path: Path) -> list[str]:
-    return [row.place.removeprefix(str(path)) for row in read(path) if isinstance(row, Row)]
+    return [row.location.removeprefix(str(path)) for row in read(path) if isinstance(row, Row)]
 
 
 def write(path: Path, rows: list[dict[str, str]]) -> Path:
@@ -156,7 +156,7 @@ def test_a_hub_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     rows = read("someone/something", subset="main", split="test")
     assert asked == [("someone/something", "main", "test")]
-    assert [row.place for row in rows if isinstance(row, Row)] == [
+    assert [row.location for row in rows if isinstance(row, Row)] == [
         "someone/something (test), row 1",
         "someone/something (test), row 2",
     ]

@@ -15,23 +15,13 @@ from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.tokenizer import load_tokenizer
 from finetune.adapters import load_causal
 from finetune.config import ConfigError
+from finetune.data.batches import collate
 from finetune.data.formats import Labelled
 from finetune.data.tables import BadRow
 from finetune.evaluate import evaluate
-from finetune.objectives.heads import (
-    ROLES,
-    Classifier,
-    HeadExample,
-    HeadRows,
-    HeadSpec,
-    HeadTrainer,
-    add_head,
-    class_logits,
-    classes,
-    collate,
-    encode_row,
-    load_head,
-)
+from finetune.objectives.head_module import Classifier, add_head, class_logits, load_head
+from finetune.objectives.head_rows import ROLES, HeadExample, HeadRows, HeadSpec
+from finetune.objectives.heads import HeadObjective
 from finetune.run import resume, train
 
 QUIET = Console(stderr=True, quiet=True)
@@ -43,81 +33,8 @@ SPECS = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return load_tokenizer(tiny.base(tmp_path_factory.mktemp("head") / "base"))
-
-
 def row(**fields: Any) -> Labelled:
     return Labelled("rows.jsonl, line 1", "0" * 16, fields)
-
-
-ROWS = {
-    "classification": row(text="good", label="yes"),
-    "entailment": row(premise="it rains", hypothesis="it is wet", label="yes"),
-    "similarity": row(first="one", second="the other", label="no"),
-    "multiple-choice": row(context="after 1", choices=["2", "three"], label="three"),
-}
-
-
-def test_sequences_are_those_of_the_paper(tokenizer: Any) -> None:
-    end = tokenizer.end_id
-
-    def text(ids: tuple[int, ...]) -> str:
-        assert (ids[0], ids[-1]) == (end, end)
-        return tokenizer.decode(list(ids[1:-1]))
-
-    found = {
-        task: encode_row(each, SPECS[task], tokenizer, [], 50, "raise")
-        for task, each in ROWS.items()
-    }
-    assert [text(ids) for ids in found["classification"].sequences] == ["good"]
-    assert [text(ids) for ids in found["entailment"].sequences] == ["it rains\nit is wet"]
-    assert [text(ids) for ids in found["similarity"].sequences] == [
-        "one and the other",
-        "the other and one",
-    ]
-    assert [text(ids) for ids in found["multiple-choice"].sequences] == [
-        "after 1\n2",
-        "after 1\nthree",
-    ]
-    assert {task: example.label for task, example in found.items()} == {
-        "classification": 1,
-        "entailment": 1,
-        "similarity": 0,
-        "multiple-choice": 1,
-    }
-    numbered = row(context="after 1", choices=["2", "three"], label="0")
-    spec = SPECS["multiple-choice"]
-    assert encode_row(numbered, spec, tokenizer, [], 50, "raise").label == 0
-    # A model that begins every text with a token of its own keeps it.
-    begun = encode_row(ROWS["classification"], SPECS["classification"], tokenizer, [7], 50, "raise")
-    assert begun.sequences[0][0] == 7
-
-
-def test_what_does_not_fit_is_refused_dropped_or_cut_at_its_end(tokenizer: Any) -> None:
-    spec = SPECS["entailment"]
-    long = row(premise="it rains " * 30, hypothesis="wet", label="no")
-    with pytest.raises(ConfigError, match=r"line 1: the row has \d+ tokens, the model takes 20"):
-        encode_row(long, spec, tokenizer, [], 20, "raise")
-    assert encode_row(long, spec, tokenizer, [], 20, "drop") is None
-    cut = encode_row(long, spec, tokenizer, [], 20, "truncate-prompt")
-    (ids,) = cut.sequences
-    assert len(ids) == 20
-    assert tokenizer.decode(list(ids[1:-1])).endswith("\nwet")
-
-
-@pytest.mark.parametrize("label", ["maybe", "3"])
-@pytest.mark.parametrize("task", ["classification", "multiple-choice"])
-def test_an_unknown_label_names_its_row(tokenizer: Any, task: str, label: str) -> None:
-    wrong = Labelled("rows.jsonl, line 9", "0", {**ROWS[task].fields, "label": label})
-    with pytest.raises(BadRow, match=r"line 9: label is .*expected one of"):
-        encode_row(wrong, SPECS[task], tokenizer, [], 50, "raise")
-
-
-def test_labels_are_sorted_and_numbers_by_value() -> None:
-    rows = [row(label=label) for label in ("10", "9", "2", "b", "a", "2")]
-    assert classes(rows) == ("2", "9", "10", "a", "b")
 
 
 EXAMPLES = {
@@ -174,7 +91,7 @@ def test_losses_and_gradients_are_those_by_hand(tmp_path: Path, task: str) -> No
     rows = HeadRows(examples, pad_id=0)
     for size, accumulate in ((2, 1), (1, 2)):
         made = tiny.trainer(
-            tmp_path, headed(task), rows, kind=HeadTrainer, batch_size=size,
+            tmp_path, headed(task), rows, kind=HeadObjective, batch_size=size,
             accumulate=accumulate, max_steps=1, objective={"spec": SPECS[task]},
             collate=lambda batch: collate(batch, 0),
         )  # fmt: skip

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from finetune.objectives import l3 as module
-from finetune.objectives.l3 import AuxNorm, count_labels, objective
+from finetune.objectives import cross_entropy
+from finetune.objectives.l3 import AuxNorm, count_labels, l3_losses
 
 VOCABULARY, WIDTH = 11, 6
 
@@ -64,14 +64,14 @@ def plain(
 def test_value_and_gradients_are_those_of_the_formula(
     monkeypatch: pytest.MonkeyPatch, aux_norm: AuxNorm, aux_weight: float, chunk: int
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK_LOGITS", chunk)
+    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", chunk)
     data = batch()
     expected = parameters()
     l2, l1 = plain(*expected, data, aux_norm)
     (l2 + aux_weight * l1).backward()
     hidden, head, bias = parameters()
     counts = count_labels([data], aux_norm)
-    found = objective(
+    found = l3_losses(
         hidden, head, data, counts, aux_weight=aux_weight, aux_norm=aux_norm, bias=bias
     )
     found.l3.backward()
@@ -88,14 +88,14 @@ def test_micro_batches_sum_to_the_step(aux_norm: AuxNorm) -> None:
     data = batch()
     hidden, head, _ = parameters()
     counts = count_labels([data], aux_norm)
-    whole = objective(hidden, head, data, counts, aux_weight=0.5, aux_norm=aux_norm)
+    whole = l3_losses(hidden, head, data, counts, aux_weight=0.5, aux_norm=aux_norm)
     whole.l3.backward()
     wanted = head.grad
     hidden, head, _ = parameters()
     parts = [{key: value[i : i + 1] for key, value in data.items()} for i in range(4)]
     assert torch.equal(count_labels(parts, aux_norm), counts)
     found = [
-        objective(hidden[i : i + 1], head, part, counts, aux_weight=0.5, aux_norm=aux_norm)
+        l3_losses(hidden[i : i + 1], head, part, counts, aux_weight=0.5, aux_norm=aux_norm)
         for i, part in enumerate(parts)
     ]
     sum(losses.l3 for losses in found).backward()  # type: ignore[union-attr]
@@ -111,7 +111,7 @@ def test_equal_weights_give_the_full_sequence_loss_up_to_its_constant() -> None:
     counts = count_labels([data], "token")
     n_response, n_aux = counts.tolist()
     aux_weight = n_aux / n_response
-    found = objective(hidden, head, data, counts, aux_weight=aux_weight).l3
+    found = l3_losses(hidden, head, data, counts, aux_weight=aux_weight).l3
     either = data["response_mask"] | data["aux_mask"]
     labels = data["input_ids"].masked_fill(~either, -100)[:, 1:]
     full = functional.cross_entropy(
@@ -124,10 +124,10 @@ def test_tokens_without_a_label_change_nothing() -> None:
     data = batch()
     hidden, head, _ = parameters()
     counts = count_labels([data], "token")
-    first = objective(hidden, head, data, counts, aux_weight=0.5)
+    first = l3_losses(hidden, head, data, counts, aux_weight=0.5)
     unlabelled = ~(data["response_mask"] | data["aux_mask"])
     data["input_ids"] = data["input_ids"].masked_fill(unlabelled, 3)
-    second = objective(hidden, head, data, counts, aux_weight=0.5)
+    second = l3_losses(hidden, head, data, counts, aux_weight=0.5)
     assert first.l3 == second.l3
 
 
@@ -139,7 +139,7 @@ def test_accuracy_is_that_of_the_response_tokens() -> None:
     expected = (best == data["input_ids"][:, 1:])[chosen].float().mean()
     counts = count_labels([data], "token")
     with torch.no_grad():
-        found = objective(hidden, head, data, counts, aux_weight=0.0)
+        found = l3_losses(hidden, head, data, counts, aux_weight=0.0)
     torch.testing.assert_close(found.accuracy, expected)
     assert not found.l3.requires_grad
 
@@ -148,21 +148,21 @@ def test_a_frozen_head_and_low_precision() -> None:
     data = batch()
     hidden, head, _ = parameters()
     counts = count_labels([data], "token")
-    exact = objective(hidden, head, data, counts, aux_weight=0.5)
+    exact = l3_losses(hidden, head, data, counts, aux_weight=0.5)
     exact.l3.backward()
     wanted = hidden.grad
     hidden, head, _ = parameters()
-    objective(hidden, head.detach(), data, counts, aux_weight=0.5).l3.backward()
+    l3_losses(hidden, head.detach(), data, counts, aux_weight=0.5).l3.backward()
     torch.testing.assert_close(hidden.grad, wanted)
     assert head.grad is None
     hidden.grad = None
     with torch.autocast("cpu", torch.bfloat16):
-        rough = objective(hidden, head, data, counts, aux_weight=0.5)
+        rough = l3_losses(hidden, head, data, counts, aux_weight=0.5)
     rough.l3.backward()
     assert rough.l3.dtype == torch.float32
     torch.testing.assert_close(rough.l3, exact.l3, rtol=0.02, atol=0.02)
     torch.testing.assert_close(hidden.grad, wanted, rtol=0.1, atol=0.02)
-    half = objective(hidden.bfloat16(), head.bfloat16(), data, counts, aux_weight=0.5)
+    half = l3_losses(hidden.bfloat16(), head.bfloat16(), data, counts, aux_weight=0.5)
     half.l3.backward()
 
 
@@ -171,13 +171,13 @@ def test_a_step_without_span_tokens_or_labels_is_finite() -> None:
     data["aux_mask"] = torch.zeros_like(data["aux_mask"])
     hidden, head, _ = parameters()
     for aux_norm in ("token", "sequence"):
-        found = objective(
+        found = l3_losses(
             hidden, head, data, count_labels([data], aux_norm), aux_weight=0.5, aux_norm=aux_norm
         )
         assert found.l1 == 0
         assert found.l3 == found.l2
     data["response_mask"] = torch.zeros_like(data["aux_mask"])
-    found = objective(hidden, head, data, count_labels([data], "token"), aux_weight=0.5)
+    found = l3_losses(hidden, head, data, count_labels([data], "token"), aux_weight=0.5)
     found.l3.backward()
     assert found.l3 == 0
     assert hidden.grad.abs().sum() == 0

@@ -1,0 +1,111 @@
+"""Checkpoints that are whole or not there.
+
+Keep: a folder named checkpoint-N is complete. It is written aside and renamed, so a killed
+process or a full disk leaves the last one untouched.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+from safetensors import SafetensorError, safe_open
+from transformers import Trainer
+from transformers.trainer_utils import get_last_checkpoint
+
+from finetune.config import ConfigError
+
+
+class SaveError(OSError):
+    """A checkpoint could not be written. The one before it is whole."""
+
+
+class CheckpointingTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer that writes each checkpoint aside, flushes it to the disk and renames it.
+
+    It keeps the last `save_total_limit` checkpoints and the best one.
+    """
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        final = Path(self.args.output_dir)
+        aside = final / "unfinished"
+        is_main = self.is_world_process_zero()
+        if is_main:
+            shutil.rmtree(aside, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self.args.output_dir = str(aside)
+        try:
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if is_main:
+                for written in list(aside.iterdir()):
+                    for file in written.rglob("*"):
+                        if file.is_file():
+                            flush(file)
+                    shutil.rmtree(final / written.name, ignore_errors=True)
+                    written.rename(final / written.name)
+                flush(final)
+                aside.rmdir()
+        except Exception as error:  # torch and safetensors have their own for a full disk
+            last = last_checkpoint(final)
+            raise SaveError(
+                f"{final}: the checkpoint of step {self.state.global_step} could not be written: "
+                f"{_first_line(error)}; {last.name + ' is whole' if last else 'there is none yet'}"
+            ) from error
+        finally:
+            self.args.output_dir = str(final)
+        if is_main:
+            kept = f"checkpoint-{self.state.best_global_step}"
+            for old in sorted(final.glob("checkpoint-*"), key=_step)[: -self.args.save_total_limit]:
+                if old.name != kept:
+                    shutil.rmtree(old)
+        self.accelerator.wait_for_everyone()
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint of a run, or None."""
+    checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    return Path(checkpoint) if checkpoint else None
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Read what a checkpoint consists of. Raises ConfigError that names a damaged file."""
+    for file in sorted(checkpoint.iterdir()):
+        try:
+            match file.suffix:
+                case ".json":
+                    json.loads(file.read_text(encoding="utf-8"))
+                case ".safetensors":
+                    with safe_open(file, "pt"):
+                        pass
+                case ".pt" | ".pth":
+                    with ZipFile(file) as archive:
+                        if damaged := archive.testzip():
+                            raise BadZipFile(f"{damaged} does not match its checksum")
+        except (OSError, ValueError, BadZipFile, SafetensorError) as error:
+            raise ConfigError(
+                f"{file}: is damaged: {_first_line(error)}; remove {checkpoint.name} to go on from "
+                "the checkpoint before it"
+            ) from None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def flush(path: Path) -> None:
+    """Have a file or folder on the disk before going on."""
+    if os.name == "nt" and path.is_dir():  # Windows opens no folders
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,186 @@
+"""Rows to batches: the order of an epoch, the micro-batches of each process, padding.
+
+Keep: the order depends on the seed and the epoch alone, every row is dealt out exactly once an
+epoch, and padding carries no label.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+Tensors = dict[str, Tensor]
+"""A row, each key (T,) or (sequences, T); or a batch of rows, each key (sequences, T)."""
+
+Collate = Callable[[list[Tensors]], Tensors]
+
+MASKS = ("response_mask", "aux_mask")
+"""The keys that say which tokens are labels."""
+
+
+class TrainingRows(Protocol):
+    """Rows to learn from, each one example or several."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each row, the longest sequence's of several."""
+        ...
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Tensors: ...
+
+
+class RowOrder(Protocol):
+    """The order of the rows in an epoch."""
+
+    def __iter__(self) -> Iterator[int]: ...
+    def set_epoch(self, epoch: int) -> None: ...
+
+
+class ByLength:
+    """Longest first: the least padding, and what does not fit the memory fails at once."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._order = np.argsort(lengths, kind="stable")[::-1].tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+
+class LongestFirst:
+    """One step of the longest rows, then another order."""
+
+    def __init__(self, lengths: Sequence[int], order: RowOrder, step_rows: int) -> None:
+        self._first = list(ByLength(lengths))[:step_rows]
+        self._order = order
+
+    def __iter__(self) -> Iterator[int]:
+        first = set(self._first)
+        return iter([*self._first, *(row for row in self._order if row not in first)])
+
+    def set_epoch(self, epoch: int) -> None:
+        self._order.set_epoch(epoch)
+
+
+class BucketSampler(Sampler[int]):
+    """Shuffled, with rows of like length beside each other.
+
+    Rows are shuffled, sorted by length within stretches of some fifty batches, and the batches
+    shuffled again, so that little is padded and lengths come in no order.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self._lengths = np.asarray(lengths)
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the order of another epoch, from 0."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        draw = np.random.default_rng([self._seed, self._epoch])
+        order = draw.permutation(len(self._lengths))
+        stretch = 50 * self._batch_size
+        batches: list[NDArray[np.int64]] = []
+        for start in range(0, len(order), stretch):
+            part = order[start : start + stretch]
+            part = part[np.argsort(-self._lengths[part], kind="stable")]
+            batches += np.split(part, range(self._batch_size, len(part), self._batch_size))
+        # Batches are cut again from the order given out: a short one must stay the last.
+        last = [batches.pop()] if batches and len(batches[-1]) < self._batch_size else []
+        shuffled = [batches[i] for i in draw.permutation(len(batches))]
+        return iter(np.concatenate([*shuffled, *last, np.empty(0, np.int64)]).tolist())
+
+
+class MicroBatches(Sampler[list[int]]):
+    """The micro-batches of one process: `size` rows of `order` at a time, dealt out in turn.
+
+    All processes get the same number. One that gets no rows in the last turn gets -1, which
+    is row 0 without labels.
+    """
+
+    def __init__(self, order: RowOrder, rows: int, size: int, process: int, processes: int) -> None:
+        self.order, self.rows, self.size = order, rows, size
+        self.process, self.processes = process, processes
+
+    def __len__(self) -> int:
+        return micro_batches(self.rows, self.size, self.processes)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(self.order)
+        for turn in range(len(self)):
+            start = (turn * self.processes + self.process) * self.size
+            yield order[start : start + self.size] or [-1]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.order.set_epoch(epoch)
+
+
+def micro_batches(rows: int, size: int, processes: int) -> int:
+    """How many micro-batches of `size` rows each process takes in an epoch."""
+    return math.ceil(rows / (size * processes))
+
+
+class WithUnlabelled(Dataset[Tensors]):
+    """Rows, and at -1 - i row i without labels."""
+
+    def __init__(self, rows: TrainingRows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensors:
+        if index >= 0:
+            return self.rows[index]
+        row = self.rows[-1 - index]
+        return {**row, **{key: torch.zeros_like(row[key]) for key in MASKS}}
+
+
+class Loader(DataLoader[Tensors]):
+    """A DataLoader whose epoch Trainer can set."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+
+
+def loader(
+    rows: Any, order: RowOrder, size: int, collate: Collate, process: int = 0, processes: int = 1
+) -> Loader:
+    """The micro-batches of one process as a DataLoader."""
+    sampler = MicroBatches(order, len(rows), size, process, processes)
+    return Loader(rows, batch_sampler=sampler, collate_fn=collate)
+
+
+def collate(rows: Sequence[Tensors], pad_id: int) -> Tensors:
+    """Rows padded at the right to the longest and put below each other: each key (sequences, T).
+
+    A row is one sequence, or several; of a key without tokens, a number a row: (rows,).
+    Padding has the token `pad_id`, and 0 or False under every other key.
+    """
+    width = max(row["input_ids"].shape[-1] for row in rows)
+
+    def padded(key: str, value: Tensor) -> Tensor:
+        fill = pad_id if key == "input_ids" else 0
+        sequences = value if value.ndim == 2 else value[None]
+        return functional.pad(sequences, (0, width - value.shape[-1]), value=fill)
+
+    return {
+        key: torch.cat([padded(key, row[key]) for row in rows])
+        if first.ndim
+        else torch.stack([row[key] for row in rows])
+        for key, first in rows[0].items()
+    }

@@ -1,0 +1,279 @@
+"""Labelled rows as the token sequences that a head reads (Radford et al., 2018, figure 1).
+
+A task's input becomes one or more sequences: start, text (for two texts with a delimiter
+between them), extract.
+
+Keep: nothing is added to the vocabulary. Start and extract are the end-of-text token, which
+GPT-2 has seen between all its documents, and the delimiter is plain text, so any causal model
+takes a head and keeps its tokenizer.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from hashlib import sha256
+from math import ceil
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from chatapp.engine.checkpoint import ModelError, read_json
+from chatapp.engine.model import Tokenizer
+from chatapp.userfiles import write_whole
+from finetune.config import ConfigError, Data, FinetuneConfig, TooLong, TrainSource
+from finetune.data.batches import Tensors, collate
+from finetune.data.formats import Labelled, read_labelled
+from finetune.data.preparation import HELD_OUT, LONGEST
+from finetune.data.split import draw, is_held_out
+from finetune.data.tables import BadRow
+from finetune.objectives.objective import RowSets
+
+HeadTask = Literal["classification", "entailment", "similarity", "multiple-choice"]
+
+ROLES: dict[HeadTask, tuple[str, ...]] = {
+    "classification": ("text", "label"),
+    "entailment": ("premise", "hypothesis", "label"),
+    "similarity": ("first", "second", "label"),
+    "multiple-choice": ("context", "choices", "label"),
+}
+"""The fields of a row, by task."""
+
+HEAD_FILE = "head.json"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """A task and its classes. Of multiple choice the labels are empty: the choices differ."""
+
+    task: HeadTask
+    labels: tuple[str, ...]
+    delimiter: str
+
+    @property
+    def outputs(self) -> int:
+        return 1 if self.task == "multiple-choice" else len(self.labels)
+
+    def save(self, folder: Path) -> None:
+        text = json.dumps(asdict(self), indent=2, ensure_ascii=False)
+        write_whole(folder / HEAD_FILE, text + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> "HeadSpec":
+        """Raises ModelError."""
+        path = folder / HEAD_FILE
+        match read_json(path):
+            case {"task": str(task), "labels": [*labels], "delimiter": str(delimiter)} if (
+                task in get_args(HeadTask) and all(isinstance(label, str) for label in labels)
+            ):
+                return cls(task, tuple(labels), delimiter)  # type: ignore[arg-type]
+        raise ModelError(f"{path}: expected the keys task, labels and delimiter of a head")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadExample:
+    """A row as tokens: one sequence, two orders of a pair, or one sequence a choice."""
+
+    sequences: tuple[tuple[int, ...], ...]
+    label: int
+    key: str
+
+
+class HeadRows:
+    """Examples as rows of tensors, each (sequences, tokens); padding stands at the right.
+
+    response_mask marks the extract tokens, where the head reads; aux_mask all tokens that L1
+    predicts. Scalars of a row: its label, and how many sequences it has.
+    """
+
+    def __init__(self, examples: Sequence[HeadExample], pad_id: int) -> None:
+        self.examples = examples
+        self.pad_id = pad_id
+        self.lengths = [max(map(len, each.sequences)) for each in examples]
+        self.aux_labels = sum(len(ids) - 1 for each in examples for ids in each.sequences)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Tensors:
+        example = self.examples[index]
+        ids = [torch.tensor(sequence) for sequence in example.sequences]
+        real = pad_sequence([torch.ones_like(each) for each in ids], batch_first=True)
+        lengths = real.sum(1, keepdim=True)
+        positions = torch.arange(real.shape[1]).expand_as(real)
+        return {
+            "input_ids": pad_sequence(ids, batch_first=True, padding_value=self.pad_id),
+            "position_ids": positions,
+            "example_ids": real,
+            "response_mask": positions == lengths - 1,
+            "aux_mask": (positions > 0) & (positions < lengths),
+            "label": torch.tensor(example.label),
+            "sequences": torch.tensor(len(ids)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RowEncoder:
+    """Labelled rows to sequences, none longer than `length` tokens.
+
+    start: what the model expects before any text; the end-of-text token when it is empty.
+    Under a truncating policy the end of the longest text is cut, never the delimiter or the
+    extract token.
+    """
+
+    spec: HeadSpec
+    tokenizer: Tokenizer
+    start: Sequence[int]
+    length: int
+    too_long: TooLong
+
+    def encode(self, row: Labelled) -> HeadExample | None:
+        """A row's sequences; None when it is dropped for its length.
+
+        Raises BadRow and ConfigError.
+        """
+        sequences = []
+        for texts in self._sequences(row):
+            sequence = self._sequence(row, texts)
+            if sequence is None:
+                return None
+            sequences.append(sequence)
+        return HeadExample(tuple(sequences), _label(row, self.spec), row.key)
+
+    def _sequences(self, row: Labelled) -> list[list[str]]:
+        """The texts of each sequence: one text, or two with the delimiter between them."""
+        texts = [row.fields[role] for role in ROLES[self.spec.task][:-1]]
+        match self.spec.task:
+            case "similarity":
+                pairs = [texts, texts[::-1]]
+            case "multiple-choice":
+                pairs = [[texts[0], choice] for choice in texts[1]]
+            case _:
+                pairs = [texts]
+        return [[str(text).strip() for text in pair] for pair in pairs]
+
+    def _sequence(self, row: Labelled, texts: Sequence[str]) -> tuple[int, ...] | None:
+        end = self.tokenizer.end_id
+        start = self.start or [end]
+        delimiter = self.tokenizer.encode(self.spec.delimiter)
+        parts = [self.tokenizer.encode(text) for text in texts]
+        frame = len(start) + len(delimiter) * (len(parts) - 1) + 1
+        surplus = frame + sum(map(len, parts)) - self.length
+        if surplus > 0 and self.too_long == "drop":
+            return None
+        if surplus > 0 and self.too_long == "raise":
+            raise ConfigError(
+                f"{row.location}: the row has {surplus + self.length} tokens, the model takes "
+                f"{self.length}; set data.too_long to drop or truncate-prompt"
+            )
+        for _ in range(surplus):
+            max(parts, key=len).pop()
+        joined = parts[0] if len(parts) == 1 else [*parts[0], *delimiter, *parts[1]]
+        return (*start, *joined, end)
+
+
+def _label(row: Labelled, spec: HeadSpec) -> int:
+    label = row.fields["label"]
+    choices = row.fields["choices"] if spec.task == "multiple-choice" else spec.labels
+    if label in choices:
+        return choices.index(str(label))
+    if spec.task == "multiple-choice":
+        if isinstance(label, str) and label.isdigit() and int(label) < len(choices):
+            return int(label)
+        expected = f"one of the choices, or a number from 0 to {len(choices) - 1}"
+    else:
+        expected = f"one of {', '.join(map(repr, spec.labels))}"
+    raise BadRow("unknown label", f"{row.location}: label is {label!r}; expected {expected}")
+
+
+def classes(rows: Iterable[Labelled]) -> tuple[str, ...]:
+    """The labels that occur, sorted; numbers by value."""
+    labels = {str(row.fields["label"]) for row in rows}
+    return tuple(sorted(labels, key=lambda text: (not text.isdigit(), text.zfill(9), text)))
+
+
+def prepare_labelled(
+    config: FinetuneConfig, tokenizer: Tokenizer, window: int, start: Sequence[int]
+) -> tuple[HeadSpec, RowSets]:
+    """Read and encode the labelled rows of a configuration with a [head]. Raises ConfigError.
+
+    window: tokens that the model takes behind `start`.
+    """
+    data, head = config.data, config.head
+    assert head is not None
+    for key in ("template", "held_out_clusters"):
+        if getattr(data, key):
+            raise ConfigError(f"data.{key} has no meaning with a head; leave it out")
+    length = min(window + len(start), LONGEST) if data.max_length is None else data.max_length
+    files, share = ([], data.held_out) if isinstance(data.held_out, float) else (data.held_out, 0.0)
+    dropped: Counter[str] = Counter()
+    sources = [(source, _read(source, data, head.task, dropped)) for source in data.train]
+    apart = [row for source in files for row in _read(source, data, head.task, dropped)]
+    kept_out = {row.key for row in apart}
+    known = [row for _, rows in sources for row in rows]
+    spec = HeadSpec(head.task, _labels(head.task, head.labels, known), head.delimiter)
+    encoder = RowEncoder(spec, tokenizer, start, length, data.too_long)
+
+    train: list[HeadExample] = []
+    for source, rows in sources:
+        mine = [r for r in rows if r.key not in kept_out and not is_held_out(r.key, share)]
+        examples = list(_encoded(mine, encoder, data, dropped))
+        for turn in range(ceil(source.weight)):
+            train += draw(examples, min(1.0, source.weight - turn), config.seed)
+    measured = [*apart, *(row for row in known if is_held_out(row.key, share))]
+    held_out = list(_encoded(measured, encoder, data, dropped))
+    if not train:
+        raise ConfigError("data.train: no row is left to train on")
+    digest = sha256(repr([(e.sequences, e.label) for e in [*train, *held_out]]).encode())
+    rows_to_learn = HeadRows(train, tokenizer.end_id)
+    return spec, RowSets(
+        train=rows_to_learn,
+        held_out={HELD_OUT: HeadRows(held_out, tokenizer.end_id)} if held_out else {},
+        collate=partial(collate, pad_id=tokenizer.end_id),
+        examples=len(train),
+        dropped=dropped,
+        hashes={"rows of data.train and data.held_out": digest.hexdigest()},
+        response_labels=len(train),
+        aux_labels=rows_to_learn.aux_labels,
+    )
+
+
+def _labels(task: HeadTask, named: Sequence[str], rows: Iterable[Labelled]) -> tuple[str, ...]:
+    """The classes as they are named, else those that occur. Raises ConfigError."""
+    if task == "multiple-choice":
+        return tuple(named)
+    labels = tuple(named) or classes(rows)
+    if len(labels) < 2:
+        raise ConfigError(f"head.labels: a {task} needs two labels or more, found {list(labels)}")
+    return labels
+
+
+def _encoded(
+    rows: Iterable[Labelled], encoder: RowEncoder, data: Data, dropped: Counter[str]
+) -> Iterator[HeadExample]:
+    """The rows that can be used; the others are raised or counted."""
+    for row in rows:
+        try:
+            example = encoder.encode(row)
+        except BadRow as error:
+            if data.bad_rows == "raise":
+                raise
+            dropped[error.reason] += 1
+            continue
+        if example is None:
+            dropped["too long"] += 1
+        else:
+            yield example
+
+
+def _read(source: TrainSource, data: Data, task: HeadTask, dropped: Counter[str]) -> list[Labelled]:
+    rows = []
+    for row in read_labelled(source, ROLES[task], data.bad_rows):
+        if isinstance(row, BadRow):
+            dropped[row.reason] += 1
+        else:
+            rows.append(row)
+    return rows

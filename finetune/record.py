@@ -1,0 +1,89 @@
+"""What tells a run from every other: run.json in its folder.
+
+An object with these keys:
+
+- config: the whole configuration, defaults included.
+- template: the dialogue template as chatapp_template.json has it; null for a head.
+- data: name of a source -> digest (SHA-256) of the tokens and spans made of its rows.
+- weights: digest of the weights that training starts from.
+- precision: of the products, "float32" or "bfloat16".
+- processes: how many take part in a step.
+- versions: of Python and of the packages that numbers depend on; for the report alone.
+
+Keep: a run is resumed only as the run it was. What differs is refused in words.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from chatapp.userfiles import read_json_object, write_whole
+from finetune.config import ConfigError
+
+RECORD_FILE = "run.json"
+RESULT_FILE = "result.json"
+_KEYS = ("config", "template", "data", "weights", "precision", "processes")
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a run. Raises ConfigError."""
+    path = folder / RECORD_FILE
+    try:
+        record = read_json_object(path, ConfigError)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{folder}: there is no {RECORD_FILE}; expected the folder of a run"
+        ) from None
+    if any(key not in record for key in _KEYS):
+        raise ConfigError(f"{path}: expected a run's record with the keys {', '.join(_KEYS)}")
+    return record
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write plain data so that the file is whole or the one before. Raises OSError."""
+    write_whole(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises ConfigError that names what of a run's record is another now."""
+    if before["template"] != now["template"]:
+        old, new = (each["template"] or {} for each in (before, now))
+        raise ConfigError(
+            f"{folder}: the template changed: the run was begun in {old.get('name')} "
+            f"({old.get('fingerprint')}), now it is {new.get('name')} ({new.get('fingerprint')})"
+        )
+    check_same_data(folder, before["data"], now["data"])
+    if before["weights"] != now["weights"]:
+        raise ConfigError(
+            f"{folder}: the model {now['config']['model']} has other weights than the run was "
+            "begun with"
+        )
+    if before["precision"] != now["precision"]:
+        raise ConfigError(
+            f"{folder}: the run was begun with products in {before['precision']}, this machine "
+            f"would use {now['precision']}"
+        )
+    if before["processes"] != now["processes"]:
+        raise ConfigError(
+            f"{folder}: the run was begun with {before['processes']} processes, now there are "
+            f"{now['processes']}; a step would hold other rows"
+        )
+
+
+def check_same_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> None:
+    """Raises ConfigError that names a source whose digest is another now."""
+    for name in before.keys() | now.keys():
+        if before.get(name) != now.get(name):
+            raise ConfigError(f"{folder}: the data changed since the run was begun: {name}")
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys with their two values, where they differ."""
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for key in before.keys() | after.keys():
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            pairs |= {f"{key}.{inner}": pair for inner, pair in differences(old, new).items()}
+        elif old != new:
+            pairs[key] = (old, new)
+    return pairs

@@ -1,0 +1,142 @@
+"""The steps of a run: who takes them, how many there are, and what they cost.
+
+Keep: what `finetune check` counts and times are the steps that `finetune train` takes.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainingArguments
+from transformers.utils import logging as transformers_logging
+
+from finetune.adapters import trained_parameters
+from finetune.config import FinetuneConfig
+from finetune.data.batches import BucketSampler, LongestFirst, RowOrder, micro_batches
+from finetune.material import Material, precision, processes
+from finetune.memory import peak_memory
+from finetune.objectives.objective import RowSets
+from finetune.trainer import ObjectiveTrainer
+
+_PROBE_STEPS = 3
+
+
+def steps_per_epoch(config: FinetuneConfig, data: RowSets) -> int:
+    """Optimizer steps of one pass over the training rows."""
+    batches = micro_batches(len(data.train), config.train.batch_size, processes())
+    return -(-batches // config.train.accumulate)
+
+
+def timed_steps(material: Material) -> tuple[int, float, int]:
+    """Parameters trained, seconds a step, and peak memory in bytes, from three real steps.
+
+    The first step takes the longest rows, which decide the memory, and is not timed. Nothing
+    is written; the model has learned a little.
+    """
+    clock = _Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build_trainer(material, Path(folder), probe=True)
+        trainer.add_callback(clock)
+        trainer.train()
+    timed = clock.seconds[1:] or clock.seconds
+    return trained_parameters(material.model), sum(timed) / len(timed), peak_memory()
+
+
+class _Clock(TrainerCallback):  # type: ignore[misc]
+    """Times a few steps and ends the run."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.begun = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seconds.append(time.perf_counter() - self.begun)
+        control.should_training_stop = state.global_step == _PROBE_STEPS
+
+
+def build_trainer(material: Material, output: Path, *, probe: bool = False) -> ObjectiveTrainer:
+    """The trainer of a run. `probe`: for a few steps that leave nothing, longest rows first."""
+    config, data = material.config, material.data
+    settings = config.train
+    step_rows = settings.batch_size * settings.accumulate * processes()
+    order: RowOrder = BucketSampler(data.train.lengths, step_rows, config.seed)
+    if probe:
+        order = LongestFirst(data.train.lengths, order, step_rows)
+    measures = bool(data.held_out) and not probe
+    quiet_transformers()
+    trainer = ObjectiveTrainer(
+        objective=material.objective,
+        rows=data.train,
+        order=order,
+        held_out=data.held_out if measures else {},
+        collate=data.collate,
+        model=material.model,
+        args=_arguments(config, data, output, probe, measures),
+        callbacks=(
+            [EarlyStoppingCallback(settings.early_stop)]
+            if settings.early_stop and measures
+            else None
+        ),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def quiet_transformers() -> None:
+    """A run has its own display and its own words."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+
+
+def _arguments(
+    config: FinetuneConfig, data: RowSets, output: Path, probe: bool, measures: bool
+) -> TrainingArguments:
+    settings, on_gpu = config.train, torch.cuda.is_available()
+    save_every = settings.save_every or max(1, steps_per_epoch(config, data) // 2)
+    arguments = TrainingArguments(
+        output_dir=str(output),
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.batch_size,
+        per_device_eval_batch_size=settings.batch_size,
+        gradient_accumulation_steps=settings.accumulate,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type={"constant": "constant_with_warmup"}.get(
+            settings.schedule, settings.schedule
+        ),
+        warmup_steps=settings.warmup,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        bf16=precision(config) == "bfloat16",
+        activation_checkpointing=settings.gradient_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False},
+        use_cpu=not on_gpu,
+        ddp_backend="gloo" if processes() > 1 and not on_gpu else None,
+        ddp_find_unused_parameters=False,
+        logging_steps=1,
+        log_level="error",
+        eval_strategy="steps" if measures else "no",
+        eval_steps=save_every,
+        save_strategy="no" if probe else "steps",
+        save_steps=save_every,
+        save_total_limit=2,
+        metric_for_best_model="eval_loss" if measures else None,
+        greater_is_better=False if measures else None,
+        restore_callback_states_from_checkpoint=True,
+        disable_tqdm=True,
+        report_to="none" if probe or not _has_tensorboard() else "tensorboard",
+        seed=config.seed,
+        dataloader_pin_memory=on_gpu,
+    )
+    # Several GPUs in one process would be DataParallel, which cuts a batch behind our back.
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    return arguments
+
+
+def _has_tensorboard() -> bool:
+    from transformers.integrations import is_tensorboard_available
+
+    return bool(is_tensorboard_available())
