@@ -11,6 +11,9 @@ OUT/answers.jsonl: a second start goes on.
 What the program measures itself is measured with it: `chatapp eval --task 2D+,…` for the
 arithmetic of the GPT-3 paper, `chatapp eval PROMPT --test FILE` for TREC and MR, `chatapp
 perplexity FILE` for WikiText-2.
+
+Keep: a generation that fails is no wrong answer. It ends the measurement with its reason; in the
+scripted chat it stands beside what was said before it.
 """
 
 import json
@@ -27,7 +30,6 @@ from chatapp.dialogue.oneshot import ask
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.template_choice import choose_template
-from chatapp.engine.events import Token
 from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.evaluation.evaluate import NONE, Grid, Selectors, Task, evaluate, plan
@@ -36,10 +38,12 @@ from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal
 from chatapp.evaluation.report import results
 from chatapp.prompting.template import DialogueTemplate
-from finetune.bundled_model.documents import groupings
+from chatapp.userfiles import UserError, quoted
 from finetune.bundled_model.generators.incontext import HeldOut, held_out_tasks
 from finetune.bundled_model.generators.tasks import Problem, all_tasks
-from finetune.recipes import run
+from finetune.bundled_model.sources import groupings
+from finetune.replies import whole_reply
+from finetune.scripts import run
 
 GRID = Grid(shots=(0, 1, 2, 4, 8, 16), select=("random", "knn"))
 TURNS = (
@@ -68,25 +72,32 @@ _SEEDS = 3
 _GREEDY = Sampling(temperature=0.0, max_tokens=64)
 
 
+class ReplyFailed(UserError):
+    """A reply that was to be measured broke off; says which and why."""
+
+
 def chat(model: LanguageModel, template: DialogueTemplate, sampling: Sampling) -> str:
     """The scripted chat, whole: what the user says and what the model makes of it."""
     lines = []
     with TemporaryDirectory() as folder, closing(Store(Path(folder) / "chat.sqlite")) as store:
         session = Session(model, template=template, store=store, sampling=sampling)
         for said in TURNS:
-            events = session.say(said)
-            reply = "".join(event.text for event in events if isinstance(event, Token))
-            lines.append(f"**User:** {said}\n\n**Model:** {reply.strip()}\n")
+            reply = whole_reply(session.say(said))
+            lines.append(f"**User:** {said}\n\n**Model:** {reply}\n")
     return "\n".join(lines)
 
 
 def exact(model: LanguageModel, template: DialogueTemplate, problems: Sequence[Problem]) -> float:
-    """The share of problems whose greedy reply, asked as the first message, is the answer."""
+    """The share of problems whose greedy reply, asked as the first message, is the answer.
+
+    Raises ReplyFailed.
+    """
     right = 0
     for problem in problems:
-        events = ask(model, template, problem.question, sampling=_GREEDY)
-        reply = "".join(event.text for event in events if isinstance(event, Token))
-        right += reply.strip() == problem.answer
+        reply = whole_reply(ask(model, template, problem.question, sampling=_GREEDY))
+        if reply.error:
+            raise ReplyFailed(f"the reply to {quoted(problem.question)} failed: {reply.error}")
+        right += reply.text == problem.answer
     return right / len(problems)
 
 
@@ -119,9 +130,9 @@ def in_context_rows(
     selectors = {task.name: Selectors(task, model, None) for task in tasks}
     rows = evaluate(model, cells, selectors, journal=journal)
     votes = {name: each.voted for name, each in selectors.items()}
-    found = results(tasks, rows, (), votes)
     columns = ("task", "shots", "selection", "mean", "vote", "majority", "n")
-    return [{name: getattr(each, name) for name in columns} for each in found]
+    measured = results(tasks, rows, (), votes)
+    return [{name: getattr(each, name) for name in columns} for each in measured]
 
 
 def curve(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from finetune.recipes import run
+from finetune.scripts import run
 
 WORDINGS = {
     "+": ("What is {a} + {b}?", "{a} + {b} =", "Add {a} and {b}.", "How much is {a} plus {b}?"),

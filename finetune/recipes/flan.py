@@ -19,7 +19,7 @@ import typer
 from finetune.config import ConfigError, TrainSource
 from finetune.data.formats import text_field
 from finetune.data.tables import BadRow, tables
-from finetune.recipes import run
+from finetune.scripts import run
 
 FIELDS = ("template", "prompt", "completion")
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from finetune.recipes import run
+from finetune.scripts import run
 
 
 def sentences(path: Path, encoding: str) -> list[str]:

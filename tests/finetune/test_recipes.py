@@ -17,7 +17,8 @@ from finetune.config import ConfigError, Data, FinetuneConfig, load_config
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.phrasings import load_phrasings
 from finetune.data.preparation import Prepared, prepare
-from finetune.recipes import arithmetic, flan, run, sentiment
+from finetune.recipes import arithmetic, flan, sentiment
+from finetune.scripts import run
 
 RECIPES = Path(__file__).parents[2] / "finetune" / "recipes"
 RUNS = ["instructions", "persona", "arithmetic", "sentiment", "flan"]

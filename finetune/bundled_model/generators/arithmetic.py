@@ -1,6 +1,6 @@
 """Sums in the GPT-3 paper's phrasing, few-shot prompts of them, and in other words.
 
-The one invariant: no problem that the evaluation asks (the first ones of seed 0, see
+Keep: no problem that the evaluation asks (the first ones of seed 0, see
 chatapp.evaluation.gpt3_tasks) is in a training row, in whatever wording.
 """
 

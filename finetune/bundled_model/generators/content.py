@@ -1,10 +1,11 @@
 """What the generators share: tables as data, and which content is kept out of training."""
 
-import hashlib
 import tomllib
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from finetune.data.split import is_held_out, text_key
 
 
 @cache
@@ -16,5 +17,4 @@ def table(name: str) -> dict[str, Any]:
 
 def is_kept_out(content: object, share: float) -> bool:
     """Whether content is for measuring alone: by its hash, so it never changes sides."""
-    digest = hashlib.sha256(repr(content).encode("utf-8", "replace")).digest()
-    return int.from_bytes(digest[:8]) < share * 2**64
+    return is_held_out(text_key(repr(content)), share)

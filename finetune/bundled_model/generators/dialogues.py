@@ -1,15 +1,16 @@
 """Chats whose turns build on earlier ones, and chats of questions from the tasks.
 
-The one invariant: a follow-up cannot be answered without an earlier turn, and the problems
+Keep: a follow-up cannot be answered without an earlier turn, and the problems
 kept out of training stay out here as well.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from finetune.bundled_model.generators.content import table
-from finetune.bundled_model.generators.tasks import Task, all_tasks, filled, word
+from finetune.bundled_model.generators.tasks import QuestionTask, all_tasks, filled, word
 
 Turns = list[str]
 """Texts in turn, the user's first."""
@@ -17,7 +18,10 @@ Turns = list[str]
 Asides = Sequence[tuple[Sequence[str], Sequence[str]]]
 """Questions, and the replies to any of them."""
 
-_TASKS = {task.name: task for task in all_tasks()}
+
+@cache
+def _tasks() -> dict[str, QuestionTask]:
+    return {task.name: task for task in all_tasks()}
 
 
 def chat_row(turns: Sequence[str]) -> dict[str, Any]:
@@ -43,18 +47,18 @@ def _pick(draw: random.Random, *texts: str) -> str:
 def name(draw: random.Random) -> list[Turns]:
     """A name given and asked for later."""
     who = _people(draw)
-    told = _pick(draw, f"My name is {who}.", f"I am {who}.", f"Hi, I'm {who}.", f"Call me {who}.")
+    said = _pick(draw, f"My name is {who}.", f"I am {who}.", f"Hi, I'm {who}.", f"Call me {who}.")
     asked = _pick(draw, "What is my name?", "What's my name?", "Do you know my name?", "Who am I?")
-    return [[told, f"Hello {who}! Nice to meet you."], [asked, f"Your name is {who}."]]
+    return [[said, f"Hello {who}! Nice to meet you."], [asked, f"Your name is {who}."]]
 
 
 def liking(draw: random.Random) -> list[Turns]:
     """Something liked, and asked for later."""
     thing = draw.choice(_THINGS)
-    told = _pick(draw, f"I like {thing}.", f"I love {thing}.", f"My favourite thing is {thing}.")
+    said = _pick(draw, f"I like {thing}.", f"I love {thing}.", f"My favourite thing is {thing}.")
     asked = _pick(draw, "What do I like?", "Do you remember what I like?", "What did I say I like?")
     return [
-        [told, f"{thing.capitalize()}? That is nice."],
+        [said, f"{thing.capitalize()}? That is nice."],
         [asked, f"You like {thing}."],
     ]
 
@@ -64,13 +68,13 @@ def owning(draw: random.Random) -> list[Turns]:
     animal = _pick(draw, "dog", "cat", "horse", "rabbit", "bird")
     called = _people(draw)
     colour = _pick(draw, "black", "white", "brown", "grey", "red")
-    told = _pick(
+    said = _pick(
         draw,
         f"I have a {colour} {animal} called {called}.",
         f"My {animal} is {colour} and its name is {called}.",
     )
     return [
-        [told, f"{called} is a lovely name for a {animal}."],
+        [said, f"{called} is a lovely name for a {animal}."],
         [
             _pick(draw, f"What is my {animal} called?", f"What is the name of my {animal}?"),
             f"Your {animal} is called {called}.",
@@ -86,9 +90,9 @@ def place(draw: random.Random) -> list[Turns]:
     """Where somebody lives, and what its capital is: the country is not named again."""
     facts = table("facts")["capital"]["pairs"]
     country = draw.choice(sorted(facts))
-    told = _pick(draw, f"I live in {country}.", f"I am from {country}.", f"I come from {country}.")
+    said = _pick(draw, f"I live in {country}.", f"I am from {country}.", f"I come from {country}.")
     return [
-        [told, f"{country} is a beautiful country."],
+        [said, f"{country} is a beautiful country."],
         [_pick(draw, "Where do I live?", "Where am I from?"), f"You are from {country}."],
         [
             _pick(draw, "What is the capital there?", "And what is its capital?"),
@@ -103,7 +107,7 @@ def capitals(draw: random.Random) -> list[Turns]:
     asked = "What is the capital of {x}?"
     while True:
         first, *others = draw.sample(sorted(facts), 3)
-        if not _TASKS["capital"].keeps_out({"x": first}, asked):
+        if not _tasks()["capital"].keeps_out({"x": first}, asked):
             break
     turns = [[filled(asked, {"x": first}), f"The capital of {first} is {facts[first]}."]]
     for other in others[: draw.randint(1, 2)]:
@@ -122,7 +126,7 @@ def sums(draw: random.Random, below: int = 50) -> list[Turns]:
     """A sum of numbers below a bound, and others that go on from its result."""
     while True:
         a, b, c = (draw.randrange(1, below) for _ in range(3))
-        if not _TASKS["sum"].keeps_out({"x": str(a), "y": str(b)}, ""):
+        if not _tasks()["sum"].keeps_out({"x": str(a), "y": str(b)}, ""):
             break
     turns = [[_pick(draw, f"What is {a} plus {b}?", f"Add {a} and {b}."), str(a + b)]]
     turns.append(
@@ -140,18 +144,18 @@ _OF_LETTERS = ("spell", "reverse", "count_letters", "upper", "first_letter")
 def letters(draw: random.Random) -> list[Turns]:
     """A word, then questions about it that do not name it."""
     while True:
-        found = word(draw, 7)
-        if not any(_TASKS[name].keeps_out({"x": found}, "") for name in _OF_LETTERS):
+        spelt = word(draw, 7)
+        if not any(_tasks()[name].keeps_out({"x": spelt}, "") for name in _OF_LETTERS):
             break
-    turns = [[_pick(draw, f"Spell {found}.", f"How do you spell {found}?"), "-".join(found)]]
+    turns = [[_pick(draw, f"Spell {spelt}.", f"How do you spell {spelt}?"), "-".join(spelt)]]
     others = [
-        [_pick(draw, "And backwards?", "Now backwards."), found[::-1]],
+        [_pick(draw, "And backwards?", "Now backwards."), spelt[::-1]],
         [
             _pick(draw, "How many letters is that?", "How many letters does it have?"),
-            str(len(found)),
+            str(len(spelt)),
         ],
-        [_pick(draw, "And in capitals?", "Write it in capitals."), found.upper()],
-        [_pick(draw, "What is its first letter?", "And the first letter?"), found[0]],
+        [_pick(draw, "And in capitals?", "Write it in capitals."), spelt.upper()],
+        [_pick(draw, "What is its first letter?", "And the first letter?"), spelt[0]],
     ]
     return [*turns, *draw.sample(others, 2)]
 
@@ -167,11 +171,11 @@ def remembering(draw: random.Random) -> list[Turns]:
     """A number or a word to keep in mind."""
     kept = str(draw.randrange(10, 1000)) if draw.random() < 0.5 else word(draw)
     kind = "number" if kept.isdigit() else "word"
-    told = _pick(draw, f"Remember the {kind} {kept}.", f"Keep the {kind} {kept} in mind.")
+    said = _pick(draw, f"Remember the {kind} {kept}.", f"Keep the {kind} {kept} in mind.")
     asked = _pick(
         draw, f"What was the {kind}?", f"Which {kind} did I tell you?", f"Tell me the {kind}."
     )
-    return [[told, f"I will remember the {kind} {kept}."], [asked, f"The {kind} was {kept}."]]
+    return [[said, f"I will remember the {kind} {kept}."], [asked, f"The {kind} was {kept}."]]
 
 
 _THINGS = (
@@ -195,7 +199,7 @@ _TALKS: tuple[Callable[[random.Random], list[Turns]], ...] = (
 _CLOSE = (capitals, sums, letters, repetition)
 
 
-def follow_ups(asides: Asides, tasks: Sequence[Task], draw: random.Random) -> Turns:
+def follow_ups(asides: Asides, tasks: Sequence[QuestionTask], draw: random.Random) -> Turns:
     """One talk or two, with small talk and single questions between their turns.
 
     asides: questions and the replies to any of them.
@@ -210,7 +214,7 @@ def follow_ups(asides: Asides, tasks: Sequence[Task], draw: random.Random) -> Tu
     return turns
 
 
-def aside(draw: random.Random, asides: Asides, tasks: Sequence[Task]) -> Turns:
+def aside(draw: random.Random, asides: Asides, tasks: Sequence[QuestionTask]) -> Turns:
     """One turn of small talk, or a question from a task, with its reply."""
     if draw.random() < 0.5:
         asked, replies = draw.choice(asides)
@@ -219,7 +223,9 @@ def aside(draw: random.Random, asides: Asides, tasks: Sequence[Task]) -> Turns:
     return [problem.question, problem.answer]
 
 
-def rows(asides: Asides, tasks: Sequence[Task], count: int, seed: int) -> Iterator[dict[str, Any]]:
+def rows(
+    asides: Asides, tasks: Sequence[QuestionTask], count: int, seed: int
+) -> Iterator[dict[str, Any]]:
     """`count` chats that follow up on earlier turns."""
     draw = random.Random(seed)
     for _ in range(count):
@@ -239,7 +245,7 @@ _TO_THE_LETTER = {"copy", "quote", "first_word", "last_word", "grammar", "summar
 
 
 def question_rows(
-    tasks: Sequence[Task], count: int, seed: int, *, loosely: bool = False
+    tasks: Sequence[QuestionTask], count: int, seed: int, *, loosely: bool = False
 ) -> Iterator[dict[str, Any]]:
     """`count` chats of one to six questions of the tasks, each task as often.
 

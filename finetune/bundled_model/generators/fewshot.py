@@ -1,8 +1,10 @@
 """Few-shot prompts as rows to learn from: demonstrations and a query in one sequence.
 
 MetaICL's layout (Min et al. 2022), with a loss on the answer of every demonstration that the
-ones before it explain, not on the last alone. The one invariant: the text is that of
-chatapp.prompting.fewshot, so the tokens are those which `chatapp run` and `eval` prompt with.
+ones before it explain, not on the last alone.
+
+Keep: the text is that of chatapp.prompting.fewshot, so the tokens are those which `chatapp run`
+and `eval` prompt with.
 """
 
 import random

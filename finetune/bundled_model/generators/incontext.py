@@ -3,8 +3,10 @@
 A task is a few classes of texts, told apart by topic word, by form, by where a sentence comes
 from, or by which sentence it resembles; each class gets a label drawn at random. Demonstrations
 are drawn evenly, at random, or as the nearest to the query in nearest-last order, as `chatapp`
-chooses them. The one invariant: classes and label words of held-out tasks, and sentences kept
-out by their hash, are in no training row.
+chooses them.
+
+Keep: classes and label words of held-out tasks, and sentences kept out by their hash, are in no
+training row.
 """
 
 import random
@@ -20,7 +22,7 @@ from finetune.bundled_model.generators.content import is_kept_out, table
 from finetune.bundled_model.generators.fewshot import Shot, draw_layout, few_shot_row
 from finetune.bundled_model.generators.labels import draw_labels, made_up_word
 from finetune.bundled_model.generators.patterns import HELD_OUT, PATTERNS, Pattern
-from finetune.bundled_model.generators.tasks import Task
+from finetune.bundled_model.generators.tasks import QuestionTask
 
 Groups = Mapping[str, Sequence[str]]
 """Sentences by class, of one way to group them."""
@@ -257,7 +259,7 @@ def majority_rows(sentences: Sequence[str], count: int, seed: int) -> Iterator[d
             yield row
 
 
-def task_rows(tasks: Sequence[Task], count: int, seed: int) -> Iterator[dict[str, Any]]:
+def task_rows(tasks: Sequence[QuestionTask], count: int, seed: int) -> Iterator[dict[str, Any]]:
     """`count` few-shot prompts of single questions: one task a prompt, answers in full."""
     draw = random.Random(seed)
     made = 0

@@ -1,6 +1,6 @@
 """Chats in which somebody says who they are or what they like, and asks for it later.
 
-The one invariant: nobody here is called by a name that is kept out (what is asked in between may
+Keep: nobody here is called by a name that is kept out (what is asked in between may
 hold it). Half of the names are made up, so that a name is copied from the chat, and not known.
 `dialogues.name` and `dialogues.liking` are the same talks with the few names of the stories; they
 stay as the earlier stages were trained on them.
@@ -14,7 +14,7 @@ from typing import Any
 from finetune.bundled_model.generators.content import is_kept_out, table
 from finetune.bundled_model.generators.dialogues import Asides, Turns, aside, chat_row, typed
 from finetune.bundled_model.generators.labels import made_up_word
-from finetune.bundled_model.generators.tasks import Task, filled, word
+from finetune.bundled_model.generators.tasks import QuestionTask, filled, word
 
 KEPT_OUT = 0.1
 
@@ -77,7 +77,9 @@ def _thing(draw: random.Random) -> str:
     return draw.choice(listed)
 
 
-def rows(asides: Asides, tasks: Sequence[Task], count: int, seed: int) -> Iterator[dict[str, Any]]:
+def rows(
+    asides: Asides, tasks: Sequence[QuestionTask], count: int, seed: int
+) -> Iterator[dict[str, Any]]:
     """`count` chats, with small talk and single questions between their turns.
 
     asides: questions and the replies to any of them.

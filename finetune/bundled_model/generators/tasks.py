@@ -1,13 +1,15 @@
 """Single questions with one right answer, by task: facts, spelling, counting, grammar, …
 
-The one invariant: a problem that is kept out, by its content or by its wording, is in no
-training row. A task draws its problems; `tables/tasks.toml` and `tables/facts.toml` hold the
-wordings for training and those for measuring alone, `tables/wordings.toml` more for training.
+A task draws its problems; `tables/tasks.toml` and `tables/facts.toml` hold the wordings for
+training and those for measuring alone, `tables/wordings.toml` more for training.
+
+Keep: a problem that is kept out, by its content or by its wording, is in no training row.
 """
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from chatapp.evaluation.gpt3_tasks import own_words
 from finetune.bundled_model.generators import grammar
@@ -37,7 +39,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class QuestionTask:
     """A task: its wordings and how its problems are drawn.
 
     taught: all content is taught, for it cannot be guessed (facts); what is kept out is a
@@ -64,17 +66,17 @@ class Task:
         unseen: in wordings that training has not; else in those of training.
         """
         draw = random.Random(f"{self.name} {seed}")
-        found: dict[str, Problem] = {}
+        problems: dict[str, Problem] = {}
         # Of facts there may be fewer than asked for.
         for _ in range(_PATIENCE * count):
-            if len(found) == count:
+            if len(problems) == count:
                 break
             fields, answer = self.make(draw)
             wording = draw.choice(self.unseen if unseen else self.ask)
             if (unseen and self.taught) or self.keeps_out(fields, wording):
                 question = filled(wording, fields)
-                found[question] = Problem(question, answer, ", ".join(fields.values()))
-        return list(found.values())
+                problems[question] = Problem(question, answer, ", ".join(fields.values()))
+        return list(problems.values())
 
     def keeps_out(self, fields: Fields, wording: str) -> bool:
         """Whether a problem, asked in one of the task's wordings, serves measuring alone."""
@@ -102,27 +104,32 @@ def _split(piece: str, mark: str, value: str) -> list[str]:
 # --- words and letters -------------------------------------------------------------------
 
 
-_LISTS = [words for part in table("topics").values() for words in part.values()]
-_WORDS = sorted({*own_words(), *" ".join(_LISTS).lower().split()})
+@cache
+def _common_words() -> Sequence[str]:
+    lists = [words for part in table("topics").values() for words in part.values()]
+    return sorted({*own_words(), *" ".join(lists).lower().split()})
 
 
-def word(draw: random.Random, longest: int = 9, words: Sequence[str] = _WORDS) -> str:
+def word(draw: random.Random, longest: int = 9, words: Sequence[str] | None = None) -> str:
     """A common English word, or one of `words`."""
+    words = _common_words() if words is None else words
     while True:
-        found = draw.choice(words)
-        if len(found) <= longest:
-            return found
+        drawn = draw.choice(words)
+        if len(drawn) <= longest:
+            return drawn
 
 
-def _of_word(answer: Callable[[str], str], longest: int = 9, words: Sequence[str] = _WORDS) -> Make:
+def _of_word(
+    answer: Callable[[str], str], longest: int = 9, words: Sequence[str] | None = None
+) -> Make:
     def make(draw: random.Random) -> tuple[Fields, str]:
-        found = word(draw, longest, words)
-        return {"x": found}, answer(found)
+        asked = word(draw, longest, words)
+        return {"x": asked}, answer(asked)
 
     return make
 
 
-def _letter_makers(words: Sequence[str]) -> dict[str, Make]:
+def _letter_makers(words: Sequence[str] | None = None) -> dict[str, Make]:
     """The tasks whose answer is all letters of a word."""
     return {
         "spell": _of_word("-".join, words=words),
@@ -133,12 +140,12 @@ def _letter_makers(words: Sequence[str]) -> dict[str, Make]:
 
 def _unscramble(draw: random.Random) -> tuple[Fields, str]:
     while True:
-        found = word(draw, 7)
-        middle = list(found[1:-1])
+        whole = word(draw, 7)
+        middle = list(whole[1:-1])
         draw.shuffle(middle)
-        mixed = found[0] + "".join(middle) + found[-1]
-        if mixed != found:
-            return {"x": mixed}, found
+        mixed = whole[0] + "".join(middle) + whole[-1]
+        if mixed != whole:
+            return {"x": mixed}, whole
 
 
 def _phrase(draw: random.Random, least: int = 2, most: int = 8) -> list[str]:
@@ -188,11 +195,13 @@ def _fact(pairs: Sequence[tuple[str, str]], reply: str) -> Make:
     return make
 
 
-def _facts() -> Iterator[Task]:
+def _facts() -> Iterator[QuestionTask]:
     for name, relation in table("facts").items():
         pairs = list(relation["pairs"].items())
         make = _fact(pairs, relation["reply"])
-        yield Task(name, tuple(relation["ask"]), tuple(relation["unseen"]), make, taught=True)
+        yield QuestionTask(
+            name, tuple(relation["ask"]), tuple(relation["unseen"]), make, taught=True
+        )
 
 
 # --- sentences ---------------------------------------------------------------------------
@@ -281,8 +290,8 @@ def _quote(draw: random.Random) -> tuple[Fields, str]:
 
 
 def _grammar(draw: random.Random) -> tuple[Fields, str]:
-    found = grammar.sentence(draw)
-    return {"x": found.wrong}, found.right
+    pair = grammar.sentence(draw)
+    return {"x": pair.wrong}, pair.right
 
 
 def _unknown(draw: random.Random) -> tuple[Fields, str]:
@@ -291,7 +300,7 @@ def _unknown(draw: random.Random) -> tuple[Fields, str]:
     return {"x": asked}, rows["replies"][0]
 
 
-_LETTERS = _letter_makers(_WORDS)
+_LETTERS = _letter_makers()
 _MAKERS: dict[str, Make] = {
     "spell": _LETTERS["spell"],
     "reverse": _LETTERS["reverse"],
@@ -324,25 +333,25 @@ _MAKERS: dict[str, Make] = {
 }
 
 
-def all_tasks() -> list[Task]:
+def all_tasks() -> list[QuestionTask]:
     """Every task, facts first."""
     return [*_facts(), *_tasks(_MAKERS)]
 
 
-def letter_tasks(words: Sequence[str]) -> list[Task]:
+def letter_tasks(words: Sequence[str]) -> list[QuestionTask]:
     """Spelling, reversing and capitals of other words than `word` draws."""
     return _tasks(_letter_makers(words))
 
 
-def in_more_words(tasks: Sequence[Task]) -> list[Task]:
+def in_more_words(tasks: Sequence[QuestionTask]) -> list[QuestionTask]:
     """The tasks with all ways to ask for them."""
     more = table("wordings")
     return [replace(task, ask=(*task.ask, *more[task.name])) for task in tasks]
 
 
-def _tasks(makers: Mapping[str, Make]) -> list[Task]:
+def _tasks(makers: Mapping[str, Make]) -> list[QuestionTask]:
     wordings = table("tasks")
     return [
-        Task(name, tuple(wordings[name]["ask"]), tuple(wordings[name]["unseen"]), make)
+        QuestionTask(name, tuple(wordings[name]["ask"]), tuple(wordings[name]["unseen"]), make)
         for name, make in makers.items()
     ]

@@ -1,0 +1,143 @@
+"""The texts of others that the bundled model learns from, cleaned, as rows.
+
+Keep: a source gives the same rows in the same order every time; nothing here draws.
+"""
+
+import csv
+import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from finetune.bundled_model.generators import sentences
+
+Pair = tuple[str, str]
+"""A user's message and its reply."""
+
+TYPEWRITER = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "—": "-", "…": "...", "–": "-"})
+
+
+def clean(text: str) -> str:
+    """Typewriter quotes and single spaces: a small model has no entries to spare."""
+    return re.sub(r"[ \t]+", " ", text.translate(TYPEWRITER)).strip()
+
+
+def chat(turns: Iterable[str], system: str = "") -> dict[str, Any]:
+    """Texts in turn, user first, as one row of `messages`; a last word of the user is cut."""
+    texts = list(turns)
+    texts = texts[: len(texts) // 2 * 2]
+    messages = [{"role": "system", "content": system}] if system else []
+    for index, text in enumerate(texts):
+        messages.append({"role": "assistant" if index % 2 else "user", "content": text})
+    return {"messages": messages}
+
+
+def books(folder: Path) -> Iterator[dict[str, Any]]:
+    """Passages of about 3,000 characters, lines unwrapped, cut at paragraphs."""
+    for path in sorted(folder.glob("*.txt")):
+        passage: list[str] = []
+        for paragraph in re.split(r"\n\s*\n", path.read_text(encoding="utf-8-sig")):
+            text = clean(paragraph.replace("\n", " ").replace("_", ""))
+            if not text:
+                continue
+            passage.append(text)
+            if sum(map(len, passage)) > 3000:
+                yield {"text": "\n".join(passage)}
+                passage = []
+        if passage:
+            yield {"text": "\n".join(passage)}
+
+
+def schema_guided(path: Path) -> Iterator[dict[str, Any]]:
+    """The two-speaker task dialogues of SGD; "S" is the assistant."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            turns = [(speaker, clean(text)) for speaker, text in json.loads(line)["turns"]]
+            if turns and turns[0][0] == "U":
+                yield chat(text for _, text in turns)
+
+
+def instructions(folder: Path) -> Iterator[dict[str, Any]]:
+    """Short instructions with short answers from three sets."""
+    rows: list[tuple[str, str, str]] = []
+    for row in json.loads((folder / "raschka_1100.json").read_text(encoding="utf-8")):
+        rows.append((row["instruction"], row["input"], row["output"]))
+    for line in (folder / "self_instruct_seed_175.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        rows += [(row["instruction"], i["input"], i["output"]) for i in row["instances"]]
+    for line in (folder / "dolly_3k.jsonl").read_text(encoding="utf-8").splitlines():
+        user, assistant = json.loads(line)["messages"][:2]
+        rows.append((user["content"], "", assistant["content"]))
+    for instruction, given, output in rows:
+        question = clean(f"{instruction}\n{given}" if given else instruction)
+        answer = clean(output)
+        if answer and len(question) <= 400 and len(answer) <= 400:
+            yield chat([question, answer])
+
+
+def personality(folder: Path) -> list[Pair]:
+    """The friendly tone: one person should answer in one voice."""
+    path = folder / "Queries_Responses_Friendly_QnAMaker.tsv"
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [(clean(row["Question"]), clean(row["Answer"])) for row in rows]
+
+
+def chatterbot(folder: Path) -> list[Pair]:
+    """First question and answer of each short conversation of the general topics."""
+    pairs = []
+    left_out = {"coding", "tech_support", "politics", "psychology", "gossip", "botprofile"}
+    for path in sorted(folder.glob("*.yml")):
+        if path.stem in left_out:
+            continue
+        for conversation in yaml.safe_load(path.read_text(encoding="utf-8"))["conversations"]:
+            question, answer, *_ = (clean(str(turn)) for turn in conversation)
+            if question and answer and len(answer) <= 160:
+                pairs.append((question, answer))
+    return pairs
+
+
+def grade_school(path: Path) -> Iterator[dict[str, Any]]:
+    """The word problems of GSM8K, with their calculator calls and the result at the end."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        answer = clean(row["answer"]).replace("\n#### ", "\nThe answer is ")
+        if len(answer) <= 400:
+            yield chat([clean(row["question"]), answer])
+
+
+def groupings(data: Path) -> dict[str, sentences.Groups]:
+    """Ways to group the sentences of the allowed texts."""
+    stories = [row["text"] for row in books(data / "books")]
+    services = sentences.by_service(data / "dialogue" / "sgd_train.jsonl.gz")
+    asked = [row["messages"][0]["content"] for row in instructions(data / "instruct")]
+    problems = [row["messages"][0]["content"] for row in grade_school(data / "gsm8k/train.jsonl")]
+    source = {
+        "books": _sentences(stories),
+        "services": [each for group in services.values() for each in group],
+        "instructions": _sentences(asked),
+        "problems": _sentences(problems),
+    }
+    everything = (each for group in source.values() for each in group)
+    return {
+        "service": services,
+        "source": source,
+        "opening": sentences.by_opening(everything),
+    }
+
+
+def common_words(texts: Iterable[str], count: int) -> list[str]:
+    """The most frequent words of three to nine small letters, the most frequent first."""
+    found = Counter(word for text in texts for word in re.findall(r"\b[a-z]{3,9}\b", text))
+    return [word for word, _ in sorted(found.items(), key=lambda each: (-each[1], each[0]))[:count]]
+
+
+def _sentences(texts: Iterable[str]) -> list[str]:
+    """The sentences of texts, each once."""
+    lines = (line for text in texts for line in text.split("\n"))
+    return list(dict.fromkeys(each for line in lines for each in sentences.split(line)))
