@@ -30,6 +30,7 @@ from chatapp.dialogue.oneshot import ask
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.template_choice import choose_template
+from chatapp.engine.events import Finished, Token
 from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.evaluation.evaluate import NONE, Grid, Selectors, Task, evaluate, plan
@@ -82,7 +83,8 @@ def chat(model: LanguageModel, template: DialogueTemplate, sampling: Sampling) -
     with TemporaryDirectory() as folder, closing(Store(Path(folder) / "chat.sqlite")) as store:
         session = Session(model, template=template, store=store, sampling=sampling)
         for said in TURNS:
-            reply = whole_reply(session.say(said))
+            events = session.say(said)
+            reply = whole_reply(each for each in events if isinstance(each, Token | Finished))
             lines.append(f"**User:** {said}\n\n**Model:** {reply}\n")
     return "\n".join(lines)
 

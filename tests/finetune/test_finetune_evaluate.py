@@ -1,14 +1,17 @@
 """finetune eval: figures that agree with other ways to compute them, in the model's template."""
 
 import json
+from collections.abc import Iterator
 from math import exp
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_finetune as tiny
 from rich.console import Console
 from typer.testing import CliRunner
 
+from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.load import load_model
 from chatapp.evaluation.metrics import rouge_l
 from chatapp.prompting.template import ALPACA, CHAT
@@ -68,22 +71,64 @@ def test_the_figures_of_a_run(runs: Path) -> None:
     assert measured.figures["loss"] == pytest.approx(loss, abs=1e-4)
     assert measured.figures["perplexity"] == pytest.approx(exp(loss), rel=1e-3)
 
-    assert len(measured.replies) == 4
-    for reply in measured.replies:
+    assert len(measured.answers) == 4
+    for reply in measured.answers:
         assert reply.prompt.startswith("What comes after")
         assert reply.reference.endswith("comes after.")
     assert measured.figures["rouge_l"] == pytest.approx(
-        rouge_l([r.reply for r in measured.replies], [r.reference for r in measured.replies])
+        rouge_l([r.reply.text for r in measured.answers], [r.reference for r in measured.answers])
     )
     assert "exact_match" in measured.figures
+
+
+class FailsOnce:
+    """A model whose second generation breaks off after a word."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.calls = 0
+
+    def generate(self, *arguments: Any, **options: Any) -> Iterator[Event]:
+        self.calls += 1
+        if self.calls != 2:
+            yield from self.model.generate(*arguments, **options)
+            return
+        yield Token(5, "half", "half", -1.0)
+        yield Finished("error", " a word", message="the model failed: no [red]memory")
+
+
+def test_a_reply_that_failed_is_told_and_not_scored(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = str(runs / "first")
+    whole = evaluate(first, first, "", 4, 12, lambda *_: None).sets["held_out"]
+    monkeypatch.setattr(
+        "finetune.evaluate.load_model", lambda *_, **__: FailsOnce(load_model(first))
+    )
+    broken = evaluate(first, first, "", 4, 12, lambda *_: None)
+    measured = broken.sets["held_out"]
+    kept = [whole.answers[number] for number in (0, 2, 3)]
+    assert [each for each in measured.answers if not each.reply.error] == kept
+    assert measured.figures["rouge_l"] == pytest.approx(
+        rouge_l([each.reply.text for each in kept], [each.reference for each in kept])
+    )
+    (document,) = broken.document()["sets"].values()
+    assert document["failed_replies"] == 1
+    assert document["replies"][1]["reply"] == "half a word"
+    assert document["replies"][1]["error"] == "the model failed: no [red]memory"
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(show([broken], 2))
+    text = console.export_text()
+    assert "1 replies not scored, failed: the model failed: no [red]memory" in text
+    assert "half a word (the reply failed: the model failed: no [red]memory)" in text
 
 
 def test_two_runs_side_by_side_on_the_same_rows(runs: Path) -> None:
     first, second = str(runs / "first"), str(runs / "second")
     ours, theirs = (evaluate(each, first, "", 2, 8, lambda *_: None) for each in (first, second))
     assert (ours.template, theirs.template) == (CHAT.name, ALPACA.name)
-    assert [r.reference for r in ours.sets["held_out"].replies] == [
-        r.reference for r in theirs.sets["held_out"].replies
+    assert [r.reference for r in ours.sets["held_out"].answers] == [
+        r.reference for r in theirs.sets["held_out"].answers
     ]
     console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(show([ours, theirs], 1))

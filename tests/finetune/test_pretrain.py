@@ -1,20 +1,23 @@
 """A tiny run from text to a model folder, broken off and gone on with."""
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, TrainerCallback
 
 from chatapp.prompting.template import CHAT, load_template
 from finetune.checkpoints import CheckpointingTrainer, last_checkpoint
 from finetune.config import ConfigError, PretrainConfig
 from finetune.data.corpus import Ids
 from finetune.pretrain import pretrain
+from finetune.trainer import NotFinite
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -60,6 +63,17 @@ class KillAt(TrainerCallback):
             raise Killed
 
 
+def killed_at(step: int) -> Any:
+    """`train` of a trainer, ended by a signal after a step."""
+    original = CheckpointingTrainer.train
+
+    def killed(self: CheckpointingTrainer, **arguments: object) -> object:
+        self.add_callback(KillAt(step))
+        return original(self, **arguments)
+
+    return killed
+
+
 def test_a_run_is_a_model_transformers_loads(tmp_path: Path) -> None:
     folder = pretrain(config(tmp_path), QUIET)
     trace = losses(folder)
@@ -83,17 +97,11 @@ def test_killed_and_gone_on_gives_the_unbroken_trace(
     assert max(whole) > 12
 
     settings = config(tmp_path / "broken")
-    original = CheckpointingTrainer.train
-
-    def killed(self: CheckpointingTrainer, **arguments: object) -> object:
-        self.add_callback(KillAt(12))
-        return original(self, **arguments)
-
-    monkeypatch.setattr(CheckpointingTrainer, "train", killed)
-    with pytest.raises(Killed):
-        pretrain(settings, QUIET)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointingTrainer, "train", killed_at(12))
+        with pytest.raises(Killed):
+            pretrain(settings, QUIET)
     assert last_checkpoint(Path(settings.output)).name == "checkpoint-10"
-    monkeypatch.setattr(CheckpointingTrainer, "train", original)
     resumed = losses(pretrain(settings, QUIET))
     assert resumed.keys() == whole.keys()
     assert resumed == pytest.approx(whole, abs=1e-6)
@@ -123,6 +131,45 @@ def test_another_configuration_in_the_same_folder_is_refused(tmp_path: Path) -> 
         pretrain(other, QUIET)
     shutil.rmtree(folder)
     pretrain(other, QUIET)
+
+
+def test_changed_documents_in_the_same_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointingTrainer, "train", killed_at(12))
+        with pytest.raises(Killed):
+            pretrain(settings, QUIET)
+    corpus = tmp_path / "corpus.jsonl"
+    text = corpus.read_text()
+    corpus.write_text(text.replace("number 7 comes", "number 8 comes"))
+    with pytest.raises(ConfigError, match=r"the data changed since the run .*corpus\.jsonl"):
+        pretrain(settings, QUIET)
+    corpus.write_text(text)
+    assert pretrain(settings, QUIET) == Path(settings.output)
+
+
+def test_a_loss_that_is_no_number_stops_before_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoilt(model: GPT2LMHeadModel) -> None:
+        with torch.no_grad():
+            model.transformer.wpe.weight[3] = torch.nan
+
+    monkeypatch.setattr("finetune.pretrain.begin", spoilt)
+    settings = config(tmp_path)
+    with pytest.raises(NotFinite, match="the loss is nan at step 1"):
+        pretrain(settings, QUIET)
+    assert last_checkpoint(Path(settings.output)) is None
+
+
+def test_the_course_is_told_line_by_line(tmp_path: Path) -> None:
+    with (tmp_path / "told").open("w") as file:
+        pretrain(config(tmp_path, log_every=3, save_every=100), Console(file=file, width=200))
+    lines = [line for line in (tmp_path / "told").read_text().splitlines() if line[:5] == "step "]
+    assert lines[0].startswith("step 3/")
+    assert all(re.search(r"loss \d\.\d{3}  tokens/s [\d,]+  memory", line) for line in lines)
 
 
 def test_too_little_text_and_a_wrong_shape_are_errors(tmp_path: Path) -> None:

@@ -1,24 +1,13 @@
-"""The recipe of the bundled model: its data from small sources, and its report."""
+"""The documents of the bundled model, from small sources."""
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
-import pytest
-from fakes import ScriptedModel
-
-from chatapp.engine.load import load_model
-from chatapp.engine.model import Sampling
-from chatapp.evaluation.evaluate import Grid
-from chatapp.evaluation.journal import Journal
-from chatapp.prompting.examples import Pool
-from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.template import CHAT
-from finetune.bundled_model import documents as bundled
-from finetune.bundled_model import report as bundled_report
-from finetune.bundled_model.generators.incontext import HeldOut
-from finetune.bundled_model.generators.tasks import all_tasks
+from finetune.bundled_model.documents import build
+from finetune.bundled_model.sources import groupings
 
 WORDS = [f"{a}{b}ing" for a in "bcdfghklmnprst" for b in ("ar", "el", "in", "op", "um")]
 
@@ -58,7 +47,7 @@ def sources(folder: Path) -> Path:
 def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
     data = sources(tmp_path / "data")
     for name in ("first", "second"):
-        bundled.build(data, tmp_path / name, seed=3, scale=0.001)
+        build(data, tmp_path / name, seed=3, scale=0.001)
     files = sorted(path.name for path in (tmp_path / "first").iterdir())
     assert len(files) == 21
     for name in files:
@@ -71,91 +60,45 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
 
 
 def test_sentences_are_grouped(tmp_path: Path) -> None:
-    groups = bundled.groupings(sources(tmp_path / "data"))
+    groups = groupings(sources(tmp_path / "data"))
     assert groups["service"].keys() == {"Buses", "Hotels"}
     assert {"what", "please", "explain"} <= groups["opening"].keys()
     assert "What the baring saw was a river in the valley." in groups["source"]["books"]
 
 
-def test_a_scripted_chat_is_printed_whole() -> None:
-    prompts = []
-
-    def reply(prompt: str) -> str:
-        prompts.append(prompt)
-        return f" Reply {len(prompts)}."
-
-    text = bundled_report.chat(ScriptedModel(reply), CHAT, Sampling(seed=0))
-    assert text.count("**User:**") == text.count("**Model:**") == len(bundled_report.TURNS) == 20
-    assert "**User:** And of Spain?\n\n**Model:** Reply 7.\n" in text
-    # A follow-up is asked behind what it follows up on.
-    assert "What is the capital of France?" in prompts[6]
-
-
-def test_right_replies_are_counted() -> None:
-    tasks = {task.name: task for task in all_tasks()}
-    problems = tasks["reverse"].held_out(4, seed=0, unseen=True)
-    replies = [problem.answer for problem in problems[:3]] + ["wrong"]
-    assert bundled_report.exact(ScriptedModel(replies), CHAT, problems) == 0.75
+IMPORTS = """
+import pkgutil, sys
+import chatapp.evaluation.gpt3_tasks, chatapp.prompting, pydantic, typer, yaml, tokenizers
+opened = []
+sys.addaudithook(lambda event, found: opened.append(str(found[0])) if event == "open" else None)
+from finetune import bundled_model
+for module in pkgutil.walk_packages(bundled_model.__path__, "finetune.bundled_model."):
+    if not module.name.endswith((".report", ".__main__")):
+        __import__(module.name)
+print([path for path in opened if path.endswith((".toml", ".txt", ".json", ".jsonl", ".gz"))])
+"""
 
 
-def test_held_out_tasks_are_measured_and_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shots = [(f"the {word} cow", "moo") for word in WORDS[:9]]
-    shots += [(f"one {word} duck", "quack") for word in WORDS[20:29]]
-    prompt = PromptFile(
-        path=Path("1: animals"),
-        labels=("moo", "quack"),
-        metrics=("accuracy",),
-        pool=Pool([text for text, _ in shots], [label for _, label in shots]),
+def test_nothing_is_read_at_import() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
     )
-    task = HeldOut("1: animals", prompt, shots[:3] + shots[-3:])
-    monkeypatch.setattr(bundled_report, "GRID", Grid(shots=(0, 2), select=("random", "knn:tfidf")))
-    model = load_model("bundled")
-    with Journal(tmp_path / "answers.jsonl") as journal:
-        rows = bundled_report.in_context_rows(model, [task], journal)
-    size = (tmp_path / "answers.jsonl").stat().st_size
-    with Journal(tmp_path / "answers.jsonl") as journal:
-        assert bundled_report.in_context_rows(model, [task], journal) == rows
-    assert (tmp_path / "answers.jsonl").stat().st_size == size
-    settings = [(row["shots"], row["selection"], row["n"]) for row in rows]
-    assert settings == [(0, "none", 6), (2, "random", 6), (2, "knn:tfidf", 6)]
-    assert [row["vote"] for row in rows][::2] == [None, 1.0]
-    assert all(0 <= row["mean"] <= 1 for row in rows)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
-def test_the_curve_is_the_mean_over_tasks() -> None:
-    rows = [
-        {"task": "a", "shots": 0, "selection": "none", "mean": 0.5, "vote": None},
-        {"task": "a", "shots": 8, "selection": "knn", "mean": 1.0, "vote": 0.75},
-        {"task": "b", "shots": 0, "selection": "none", "mean": 0.25, "vote": None},
-        {"task": "b", "shots": 8, "selection": "knn", "mean": 0.5, "vote": 0.25},
-    ]
-    found = bundled_report.curve(rows)
-    assert [(row["shots"], row["mean"], row["vote"]) for row in found] == [
-        (0, 0.375, None),
-        (8, 0.75, 0.5),
-    ]
-    assert bundled_report.table(found).splitlines()[2:] == [
-        "| 0 | none | 37.5 |  | 2 |",
-        "| 8 | knn | 75.0 | 50.0 | 2 |",
-    ]
-
-
-def test_the_curves_of_two_models_are_drawn_into_one_picture(tmp_path: Path) -> None:
-    def report(gain: float) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = [
-            {"task": "a", "shots": 0, "selection": "none", "mean": 0.25, "vote": None}
-        ]
-        for k in bundled_report.GRID.shots[1:]:
-            for selection in bundled_report.GRID.select:
-                row = {"task": "a", "shots": k, "selection": selection, "vote": 0.5}
-                rows.append({**row, "mean": 0.25 + gain * k})
-        return rows
-
-    bundled_report.draw_curves({"base": report(0.0)}, tmp_path / "one.png")
-    bundled_report.draw_curves({"base": report(0.0), "tuned": report(0.04)}, tmp_path / "two.png")
-    one, two = ((tmp_path / name).read_bytes() for name in ("one.png", "two.png"))
-    assert one.startswith(b"\x89PNG")
-    assert two.startswith(b"\x89PNG")
-    assert len(two) > len(one)
+def test_the_documents_are_built_by_the_package(tmp_path: Path) -> None:
+    data = sources(tmp_path / "data")
+    command = [sys.executable, "-m", "finetune.bundled_model", str(data), str(tmp_path / "out")]
+    done = subprocess.run(
+        [*command, "--scale", "0.001"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.returncode == 0, done.stderr
+    build(data, tmp_path / "expected", seed=0, scale=0.001)
+    for path in (tmp_path / "expected").iterdir():
+        assert (tmp_path / "out" / path.name).read_text() == path.read_text()

@@ -19,7 +19,7 @@ from finetune.bundled_model.generators.fewshot import draw_layout, few_shot_row
 from finetune.bundled_model.generators.labels import KEPT_OUT, draw_labels
 from finetune.bundled_model.generators.patterns import HELD_OUT, PATTERNS
 from finetune.bundled_model.generators.tasks import (
-    Task,
+    QuestionTask,
     all_tasks,
     filled,
     in_more_words,
@@ -44,14 +44,14 @@ SHOTS = [("one dog", "a b"), ("two cats", "b"), ("three dogs", "a b"), ("a cat",
 
 
 @each_task
-def test_a_task_has_wordings_for_both_sides(task: Task) -> None:
+def test_a_task_has_wordings_for_both_sides(task: QuestionTask) -> None:
     assert len(set(task.ask)) >= 5
     assert len(set(task.unseen)) >= 2
     assert not set(task.ask) & set(task.unseen)
 
 
 @each_task
-def test_a_task_can_be_asked_for_in_more_words(task: Task) -> None:
+def test_a_task_can_be_asked_for_in_more_words(task: QuestionTask) -> None:
     (wide,) = in_more_words([task])
     assert wide.ask[: len(task.ask)] == task.ask
     assert len(set(wide.ask)) >= 12
@@ -62,7 +62,7 @@ def test_a_task_can_be_asked_for_in_more_words(task: Task) -> None:
 
 
 @each_task
-def test_what_is_kept_out_is_never_taught(task: Task) -> None:
+def test_what_is_kept_out_is_never_taught(task: QuestionTask) -> None:
     draw = random.Random(1)
     (wide,) = in_more_words([task])
     taught = {each.training(draw).question for each in (task, wide) for _ in range(200)}
@@ -74,7 +74,7 @@ def test_what_is_kept_out_is_never_taught(task: Task) -> None:
 
 
 @each_task
-def test_every_question_is_filled_in_and_answered(task: Task) -> None:
+def test_every_question_is_filled_in_and_answered(task: QuestionTask) -> None:
     draw = random.Random(2)
     for _ in range(50):
         problem = task.training(draw)

@@ -188,6 +188,20 @@ def test_the_middle_of_the_longest_prompt_is_cut() -> None:
     )
 
 
+@pytest.mark.parametrize("pairs", [1, 3])
+def test_the_first_part_of_a_few_shot_prompt_can_be_cut_too(pairs: int) -> None:
+    words = " ".join(f"w{n}" for n in range(40))
+    parts = (words, " r1", *("short =", " r2") * (pairs - 1))
+    example = TrainingExample("a.jsonl, line 1", "0" * 16, parts=parts)
+    whole = len(encode(example)[0].ids)
+    encoded, tokenizer = encode(example, length=whole - 20, too_long="truncate-prompt")
+    assert len(encoded.ids) == whole - 20
+    first = [f"w{n}" for n in range(10)] + [f"w{n}" for n in range(30, 40)]
+    rest = "«short =»[ r2]" * (pairs - 2) + "«short =»[ r2<|endoftext|>]" * (pairs > 1)
+    end = "" if pairs > 1 else "<|endoftext|>"
+    assert masked(encoded, tokenizer) == f"«{' '.join(first)}»[ r1{end}]{rest}"
+
+
 def test_a_prompt_is_not_cut_to_nothing() -> None:
     encoder = ExampleEncoder(CHAT, WordTokenizer(), 20, "truncate-prompt")
     with pytest.raises(ExampleTooLong, match="31 of response"):
