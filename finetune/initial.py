@@ -11,11 +11,13 @@ begin ready made, in the first two blocks:
   tokens and has like words before it. This is how a label is read from the demonstration
   nearest to the query.
 
-Sinusoids (Vaswani et al. 2017) make one step back the same rotation everywhere. The one
-invariant: every weight stays free to learn; only its first value is chosen.
+Sinusoids (Vaswani et al. 2017) make one step back the same rotation everywhere.
+
+Keep: every weight stays free to learn; only its first value is chosen.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,6 +91,13 @@ def _look_back(query: Tensor, key: Tensor, speeds: Tensor, back: int, sharpness:
         query[read, write] = sharpness * turn
 
 
+def _head(attention: Any, head: int, width: int) -> tuple[Tensor, ...]:
+    """Views of a head: query, key and value (hidden, width), and what it adds (width, hidden)."""
+    own = slice(head * width, (head + 1) * width)
+    parts = attention.c_attn.weight.chunk(3, dim=1)
+    return *(part[:, own] for part in parts), attention.c_proj.weight[own]
+
+
 @torch.no_grad()
 def copying_heads(model: GPT2LMHeadModel) -> None:
     """Give the first heads of the first two blocks the two circuits above; in place.
@@ -106,12 +115,6 @@ def copying_heads(model: GPT2LMHeadModel) -> None:
     torch.nn.init.orthogonal_(directions[:, first:])
     token, before, two_before, words = directions.view(4, size, hidden)
 
-    def weights(block: int, head: int) -> tuple[Tensor, ...]:
-        """Query, key and value (hidden, width), and what the head adds (width, hidden)."""
-        attention, own = blocks[block].attn, slice(head * width, (head + 1) * width)
-        parts = attention.c_attn.weight.chunk(3, dim=1)
-        return *(part[:, own] for part in parts), attention.c_proj.weight[own]
-
     speeds = frequencies(hidden)
     wide = speeds * ((speeds >= _WIDE_SPEEDS[0]) & (speeds <= _WIDE_SPEEDS[1]))
     for head, (note, loud, read, back, sharpness) in enumerate(
@@ -121,12 +124,12 @@ def copying_heads(model: GPT2LMHeadModel) -> None:
             (words, _WORDS_NOTE, wide, _WIDE_BACK, _WIDE_SHARPNESS),
         )
     ):
-        query, key, value, added = weights(0, head)
+        query, key, value, added = _head(blocks[0].attn, head, width)
         _look_back(query, key, read, back, sharpness)
         value[:, :size] = token.T
         added[:size] = loud * note
 
-    query, key, value, added = weights(1, 0)
+    query, key, value, added = _head(blocks[1].attn, 0, width)
     query[:, :size] = _SAME_TOKEN * token.T
     key[:, :size] = _SAME_TOKEN * before.T
     value[:, :size] = token.T
@@ -134,15 +137,15 @@ def copying_heads(model: GPT2LMHeadModel) -> None:
     # Half of a head tells whether the two tokens before are the same, half whether the words
     # are alike; two heads read different words.
     half = size // 2
-    for head, some in ((1, words[:half]), (2, words[half : 2 * half])):
-        query, key, value, added = weights(1, head)
+    for head, read_words in ((1, words[:half]), (2, words[half : 2 * half])):
+        query, key, value, added = _head(blocks[1].attn, head, width)
         mixed = torch.empty(2, half, size)
         for mix in mixed:
             torch.nn.init.orthogonal_(mix)
         one, two = (scale * mix for scale, mix in zip(_SAME_PLACE, mixed, strict=True))
         query[:, :half] = (one @ token + two @ before).T
         key[:, :half] = (one @ before + two @ two_before).T
-        query[:, half : 2 * half] = key[:, half : 2 * half] = _LIKE_WORDS * some.T
+        query[:, half : 2 * half] = key[:, half : 2 * half] = _LIKE_WORDS * read_words.T
         query[:, 2 * half :] = key[:, 2 * half :] = 0
         value[:, :size] = token.T
         added[:size] = _COPY_LABEL * token

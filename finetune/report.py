@@ -88,20 +88,7 @@ def write_report(
     )
     parts += ["", "## Course", ""]
     parts += [f"![loss over steps]({PLOT_FILE})", ""] if plotted else []
-    measured = [row for row in rows if "eval_loss" in row]
-    train = {row["step"]: row for row in rows if "l2" in row}
-    parts += _table(
-        ("step", "L2", "L1", "held-out loss", "held-out accuracy"),
-        [
-            (
-                f"{row['step']}",
-                *(_number(train.get(row["step"], {}).get(key)) for key in ("l2", "l1")),
-                _number(row["eval_loss"]),
-                _number(row.get("eval_accuracy")),
-            )
-            for row in measured
-        ],
-    )
+    parts += _course(rows)
     samples = [row for row in rows if "samples" in row]
     if samples:
         parts += ["", "## Replies to fixed prompts", ""]
@@ -123,6 +110,24 @@ def write_report(
         ],
     )
     (folder / REPORT_FILE).write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _course(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The measurements of a log, each with the losses of its step."""
+    train = {row["step"]: row for row in rows if "l2" in row}
+    return _table(
+        ("step", "L2", "L1", "held-out loss", "held-out accuracy"),
+        [
+            (
+                f"{row['step']}",
+                *(_number(train.get(row["step"], {}).get(key)) for key in ("l2", "l1")),
+                _number(row["eval_loss"]),
+                _number(row.get("eval_accuracy")),
+            )
+            for row in rows
+            if "eval_loss" in row
+        ],
+    )
 
 
 def _plot(rows: Sequence[dict[str, Any]], path: Path) -> bool:

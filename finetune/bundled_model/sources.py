@@ -133,8 +133,10 @@ def groupings(data: Path) -> dict[str, sentences.Groups]:
 
 def common_words(texts: Iterable[str], count: int) -> list[str]:
     """The most frequent words of three to nine small letters, the most frequent first."""
-    found = Counter(word for text in texts for word in re.findall(r"\b[a-z]{3,9}\b", text))
-    return [word for word, _ in sorted(found.items(), key=lambda each: (-each[1], each[0]))[:count]]
+    counts = Counter(word for text in texts for word in re.findall(r"\b[a-z]{3,9}\b", text))
+    return [
+        word for word, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:count]
+    ]
 
 
 def _sentences(texts: Iterable[str]) -> list[str]:

@@ -159,15 +159,7 @@ def training_rows(
     share of wrong labels where demonstrations are the nearest, so that several count.
     """
     draw = random.Random(seed)
-    groupings = {
-        name: {
-            group: kept
-            for group, texts in groups.items()
-            if len(kept := [text for text in texts if not is_kept_out(text, KEPT_OUT)]) >= 20
-        }
-        for name, groups in groupings.items()
-    }
-    groupings = {name: groups for name, groups in groupings.items() if len(groups) > 1}
+    groupings = _side(groupings, kept_out=False, least=20)
     sentences = [
         text for groups in groupings.values() for texts in groups.values() for text in texts
     ]
@@ -202,6 +194,24 @@ def training_rows(
         if row:
             made += 1
             yield row
+
+
+def _side(
+    groupings: Mapping[str, Groups], *, kept_out: bool, least: int
+) -> dict[str, dict[str, list[str]]]:
+    """The sentences for training, or those for measuring, of groups that have enough of them.
+
+    A way to group them that leaves fewer than two groups is left out.
+    """
+    sides = {
+        name: {
+            group: texts
+            for group, all_texts in groups.items()
+            if len(texts := [t for t in all_texts if is_kept_out(t, KEPT_OUT) == kept_out]) >= least
+        }
+        for name, groups in groupings.items()
+    }
+    return {name: groups for name, groups in sides.items() if len(groups) > 1}
 
 
 def _to_learn_from(sentences: Sequence[str], words: int) -> list[str]:
@@ -296,15 +306,7 @@ def held_out_tasks(
     sentences by where they come from; of the last the classes are known and the sentences not.
     """
     draw = random.Random(f"held out {seed}")
-    kept_out = {
-        name: {
-            group: kept
-            for group, texts in groups.items()
-            if len(kept := [text for text in texts if is_kept_out(text, KEPT_OUT)]) >= 60
-        }
-        for name, groups in groupings.items()
-    }
-    kept_out = {name: groups for name, groups in kept_out.items() if len(groups) > 1}
+    kept_out = _side(groupings, kept_out=True, least=60)
     sentences = [
         text for groups in kept_out.values() for texts in groups.values() for text in texts
     ]
