@@ -107,9 +107,9 @@ def draw_curves(curves: Mapping[str, Points], width: int, rows: int) -> Text:
         for x, y in _filled(points, first, last, columns * 2):
             height = (min(max(y, low), high) - low) / (high - low)
             dot_row = round((1 - height) * (rows * 4 - 1))
-            place = (dot_row // 4, x // 2)
-            dots, _ = cells.get(place, (0, ""))
-            cells[place] = (dots | _DOTS[x % 2][dot_row % 4], STYLES.get(name, ""))
+            cell = (dot_row // 4, x // 2)
+            dots, _ = cells.get(cell, (0, ""))
+            cells[cell] = (dots | _DOTS[x % 2][dot_row % 4], STYLES.get(name, ""))
     text = Text()
     for row in range(rows):
         label = {0: f"{high:.2f}", rows - 1: f"{low:.2f}"}.get(row, "")
@@ -136,13 +136,13 @@ def _filled(points: Points, first: float, last: float, columns: int) -> list[tup
     for x, y in points:
         if math.isfinite(y):
             known.setdefault(round((x - first) / span * (columns - 1)), []).append(y)
-    places = sorted(known)
-    means = {place: sum(known[place]) / len(known[place]) for place in places}
+    columns_known = sorted(known)
+    means = {column: sum(known[column]) / len(known[column]) for column in columns_known}
     filled = list(means.items())
-    for left, right in itertools.pairwise(places):
-        for place in range(left + 1, right):
-            share = (place - left) / (right - left)
-            filled.append((place, means[left] * (1 - share) + means[right] * share))
+    for left, right in itertools.pairwise(columns_known):
+        for column in range(left + 1, right):
+            share = (column - left) / (right - left)
+            filled.append((column, means[left] * (1 - share) + means[right] * share))
     return filled
 
 
