@@ -154,7 +154,8 @@ def _claim(output: Path, config: PretrainConfig, digests: Mapping[str, str]) -> 
                     f"{output} holds a run with another [{key}]: {saved.get(key)!r}; "
                     "choose another output folder or remove it"
                 )
-        check_same_data(output, saved.get("digests", {}), dict(digests))
+        if "digests" in saved:  # not noted by the first versions
+            check_same_data(output, saved["digests"], dict(digests))
     output.mkdir(parents=True, exist_ok=True)
     write_json(record, {**wanted, "digests": digests})
 
