@@ -1,7 +1,7 @@
 """What the shell offers where a command wants a name: models, templates, prompts, tasks, chats.
 
-The one invariant: a name is offered or it is not, without a word on what is wrong, without
-torch and without the network. Where nothing is offered, the shell goes on with file names.
+Keep: a name is offered or it is not, without a word on what is wrong, without torch and without
+the network. Where nothing is offered, the shell goes on with file names.
 """
 
 from collections.abc import Callable, Iterable

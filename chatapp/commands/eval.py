@@ -1,7 +1,7 @@
 """`chatapp eval`: how well prompt files, tasks and models do, in numbers that can be trusted.
 
-The one invariant: what is printed is computed from the rows of DIR/answers.jsonl, which a
-second start with the same files continues.
+Keep: what is printed is computed from the rows of DIR/answers.jsonl, which a second start with
+the same files continues.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`chatapp perplexity`: how well a model predicts a text file.
 
-The one invariant: every figure is named with the unit it is per.
+Keep: every figure is named with the unit it is per.
 """
 
 from dataclasses import asdict

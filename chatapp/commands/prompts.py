@@ -1,6 +1,6 @@
 """What `run` and `eval` share: finding prompt files, and showing how far they are.
 
-The one invariant: progress is shown on standard error, and only on a terminal.
+Keep: progress is shown on standard error, and only on a terminal.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """`chatapp run`: a prompt file on one input, or on a file of them.
 
-The one invariant: standard output holds answers alone; what was asked, how sure the model is
-and what went wrong go to standard error, or into the JSON document.
+Keep: standard output holds answers alone; what was asked, how sure the model is and what went
+wrong go to standard error, or into the JSON document.
 """
 
 import json

@@ -4,8 +4,8 @@ A file whose demonstrations are fixed is the beginning of a dialogue, and the ch
 where they end. A file that has them chosen for the input, or has labels, is a task: each
 message is asked about by itself, and a label is the only reply there can be.
 
-The one invariant: the examples and the layout for a message are those of `chatapp run` for
-the same input, but for what the chat itself takes of the window.
+Keep: the examples and the layout for a message are those of `chatapp run` for the same input, but
+for what the chat itself takes of the window.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ from chatapp.prompting.fewshot import (
 from chatapp.prompting.library import find
 from chatapp.prompting.promptfile import Persona, PromptFile, load_for_chat
 from chatapp.prompting.segments import Segment
-from chatapp.prompting.selection import Selector
+from chatapp.prompting.selection.methods import Selector
 
 _MOST_LABELS = 4
 

@@ -1,6 +1,6 @@
 """What a chat would be held with, and what a message would then become, before it is chosen.
 
-The one invariant: what is shown is written by the writer that would write the chat.
+Keep: what is shown is written by the writer that would write the chat.
 """
 
 from collections.abc import Mapping

@@ -15,8 +15,8 @@ the answer to one item in one setting:
     output          the text generated or voted for; null where labels were scored
     tokens, seconds the prompt's length, and the time the answer took
 
-The one invariant: every figure of a report is arithmetic on these lines, so that accuracy
-under another decision rule needs no model: `accuracies(path, rule)`.
+Keep: every figure of a report is arithmetic on these lines, so that accuracy under another
+decision rule needs no model: `accuracies(path, rule)`.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """Answers to a file of inputs, row by row, in a file that a second start continues.
 
-The one invariant: row n of the output belongs to row n of the inputs, bad ones included, so
-that a continued run loses none and does none twice.
+Keep: row n of the output belongs to row n of the inputs, bad ones included, so that a continued
+run loses none and does none twice.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,8 +1,7 @@
 """Prompt files on test items in many settings: shots × selection × order × scoring × seeds.
 
-The one invariant: every answer is a row of its own (see `answers`), written before the next
-few are asked for, so that an evaluation that was ended goes on where it was, also with more
-settings than before.
+Keep: every answer is a row of its own (see `answers`), written before the next few are asked for,
+so that an evaluation that was ended goes on where it was, also with more settings than before.
 """
 
 import hashlib
@@ -18,10 +17,11 @@ from chatapp.evaluation.identity import model_identity, prompt_identity
 from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal, Row
 from chatapp.fewshot.answering import Answer, Answerer
-from chatapp.fewshot.choices import changed, method_and_encoder, selector_for
+from chatapp.fewshot.choices import changed, method_of, selector_for
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.promptfile import PromptFile, Scoring
-from chatapp.prompting.selection import Select, Selector, vote
+from chatapp.prompting.selection.methods import Fixed, Selector, vote
+from chatapp.prompting.selection.select import Select
 
 NONE = "none"
 """The selection and the order of a prompt without demonstrations."""
@@ -30,9 +30,6 @@ AS_CHOSEN = "as chosen"
 """The order of demonstrations that have no nearness, where none is asked for."""
 
 Progress = Callable[[int, int], None]
-
-_RANKED = ("bm25", "knn", "mmr")
-_DRAWN = ("random", "balanced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ def prompt_of(task: Task, cell: Cell) -> PromptFile:
     return changed(
         task.prompt,
         shots=cell.shots,
-        select="fixed" if cell.selection == NONE else cell.selection,
+        select=Fixed.name if cell.selection == NONE else cell.selection,
         order=None if given else cell.order,
         scoring=cell.layout if cell.layout in ("calibrated", "channel") else "direct",
         seed=cell.seed,
@@ -118,15 +115,15 @@ def prompt_of(task: Task, cell: Cell) -> PromptFile:
 
 
 def _order(prompt: PromptFile, select: str, order: str | None) -> str:
-    method, _ = method_and_encoder(select)
-    if method == "vote":
+    method = method_of(select)
+    if method.votes:
         return NONE
     order = order or prompt.select.order
-    return order or ("nearest-last" if method in _RANKED else AS_CHOSEN)
+    return order or ("nearest-last" if method.ranks else AS_CHOSEN)
 
 
 def _layouts(prompt: PromptFile, selection: str, scorings: Sequence[Scoring]) -> list[str]:
-    if selection.partition(":")[0] == "vote":
+    if selection != NONE and method_of(selection).votes:
         return ["vote"]
     if not prompt.labels:
         return ["text"]
@@ -139,8 +136,8 @@ def _is_drawn(prompt: PromptFile, cell: Cell) -> bool:
     """Whether another seed can give other answers."""
     if not prompt.labels and prompt.generate.get("temperature", 0.0) > 0:
         return True
-    chosen = prompt.select.method in _DRAWN or cell.order == "shuffled"
-    return chosen and cell.shots > 0
+    is_drawn = prompt.select.selector.draws or cell.order == "shuffled"
+    return is_drawn and cell.shots > 0
 
 
 class Selectors:
@@ -155,13 +152,14 @@ class Selectors:
     def of(self, prompt: PromptFile) -> Selector | None:
         """The selector of a prompt file that differs from the task's in its settings."""
         select = prompt.select
+        method = select.selector
         key = select.model_copy(
             update={
                 "k": 0,
                 "order": None,
-                # Only what is drawn depends on the seed; `vote` is `knn` without a model.
-                "seed": select.seed if select.method in _DRAWN else 0,
-                "method": "knn" if select.method == "vote" else select.method,
+                # Only what is drawn depends on the seed; voters are chosen by the baseline.
+                "seed": select.seed if method.draws else 0,
+                "method": method.baseline if method.votes else method.name,
             }
         ).model_dump_json()
         if key not in self._built:
@@ -171,15 +169,14 @@ class Selectors:
     def voted(self, cell: Cell) -> list[str] | None:
         """What the majority of the k nearest says of each item, without a language model.
 
-        Nearest by BM25 where that selects, else by the encoder in force. None where there
-        are no demonstrations.
+        Nearest by the baseline of the method that selects, by the encoder in force. None where
+        there are no demonstrations.
         """
         if not cell.shots:
             return None
         prompt = prompt_of(self._task, cell)
-        select = prompt.select
-        if select.method != "bm25":
-            prompt = replace(prompt, select=select.model_copy(update={"method": "knn"}))
+        baseline = {"method": prompt.select.selector.baseline}
+        prompt = replace(prompt, select=prompt.select.model_copy(update=baseline))
         selector = self.of(prompt)
         assert selector is not None  # there are shots, so there is a pool
         chosen = (selector.select(item.input, cell.shots) for item in self._task.items)

@@ -1,7 +1,7 @@
 """The arithmetic and word-scrambling tasks of the GPT-3 paper, made anew from a seed.
 
 The shapes are those of the files published with the paper (Brown et al. 2020, sections 3.9.1
-and 3.9.2, appendix G). The one invariant: the same task, number, seed and words give the
+and 3.9.2, appendix G). Keep: the same task, number, seed and words give the
 same items, and no two items of a call are alike.
 """
 

@@ -1,7 +1,7 @@
 """A JSON Lines file that a later start continues.
 
-The one invariant: whatever kills the program, the file is whole lines and at most one half
-line at its end; that one is cut off when the file is opened again, and its row is done anew.
+Keep: whatever kills the program, the file is whole lines and at most one half line at its end;
+that one is cut off when the file is opened again, and its row is done anew.
 """
 
 import json

@@ -5,7 +5,7 @@ the last word; this is easier, and what some GPT-2 code measured. `last_word` pr
 whole last word, with the space before it, from the text before that space, as
 lm-evaluation-harness does; it counts as right when each of its tokens is the likeliest.
 
-The one invariant: a figure always comes with the name of its protocol.
+Keep: a figure always comes with the name of its protocol.
 """
 
 import math

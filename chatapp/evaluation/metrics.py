@@ -1,7 +1,7 @@
 """Answers against gold answers as numbers, and how far those numbers can be trusted.
 
-The one invariant: every measure is the one its name stands for in the literature, as its
-docstring says, from 0 to 1, so that figures can be compared with published ones (times 100).
+Keep: every measure is the one its name stands for in the literature, as its docstring says, from
+0 to 1, so that figures can be compared with published ones (times 100).
 """
 
 import math

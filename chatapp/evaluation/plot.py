@@ -1,7 +1,7 @@
 """The picture of an evaluation: the first measure of each task, with its baselines, as a PNG.
 
-The one invariant: every point stands with its interval, on an axis from 0 to 1, and nothing
-drawn hides a figure: legends stand beside the axes, and points side by side.
+Keep: every point stands with its interval, on an axis from 0 to 1, and nothing drawn hides a
+figure: legends stand beside the axes, and points side by side.
 """
 
 import warnings
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatapp.evaluation.report import Result
+from chatapp.fewshot.choices import method_of
 from chatapp.foreign import printable
 
 if TYPE_CHECKING:
@@ -180,8 +181,8 @@ def _votes(group: Sequence[Result]) -> dict[str, dict[int, float]]:
         if each.vote is not None:
             by_selection[each.selection][each.shots] = each.vote
     different: dict[str, dict[int, float]] = {}
-    # What is drawn at random stands beside the vote of the nearest, and lends it no name.
-    for selection in sorted(by_selection, key=lambda name: name in ("random", "balanced", "fixed")):
+    # What does not rank stands beside the vote of the nearest as well, and lends it no name.
+    for selection in sorted(by_selection, key=lambda name: not method_of(name).ranks):
         if by_selection[selection] not in different.values():
             different[f"vote beside {selection}"] = by_selection[selection]
     return {"vote": by_selection.popitem()[1]} if len(different) == 1 else different

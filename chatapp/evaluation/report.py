@@ -1,7 +1,7 @@
 """What an evaluation found: results as data and as a table for a terminal.
 
-The one invariant: beside each figure stands what is reached without the model's
-understanding: the commonest answer, and the vote of the nearest examples.
+Keep: beside each figure stands what is reached without the model's understanding: the commonest
+answer, and the vote of the nearest examples.
 """
 
 import platform

@@ -1,7 +1,7 @@
 """The prompt files there are by name: the user's own, then those that come with the program.
 
-The one invariant: a name stands for the same file everywhere, for `run`, `eval` and the chat;
-a file of the user's own takes the place of one that comes with the program.
+Keep: a name stands for the same file everywhere, for `run`, `eval` and the chat; a file of the
+user's own takes the place of one that comes with the program.
 """
 
 from pathlib import Path

@@ -1,10 +1,9 @@
 """Dialogue templates as data: how a list of messages becomes one long string.
 
-The one invariant: the same template renders a chat for generation and a training example
-for the loss mask, and rendering a chat up to an open reply gives a prefix of rendering it
-with that reply. White space belongs to the segment after it, as GPT-2's tokenizer has it, so
-that segments encoded one by one are the tokens of the whole string, and a prompt never ends
-in a space.
+Keep: the same template renders a chat for generation and a training example for the loss mask,
+and rendering a chat up to an open reply gives a prefix of rendering it with that reply. White
+space belongs to the segment after it, as GPT-2's tokenizer has it, so that segments encoded one
+by one are the tokens of the whole string, and a prompt never ends in a space.
 """
 
 import hashlib

@@ -16,7 +16,8 @@ from chatapp.evaluation.report import Result, document, results, table
 from chatapp.fewshot.scoring import Likelihoods, best
 from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.selection import Select, vote
+from chatapp.prompting.selection.methods import vote
+from chatapp.prompting.selection.select import Select
 
 LABELS = ("animal", "plant")
 POOL = Pool(
