@@ -173,7 +173,7 @@ def test_a_row_that_stands_twice_is_used_once(tmp_path: Path) -> None:
 
 def test_an_input_with_two_labels_is_named(tmp_path: Path) -> None:
     rows = [("a", "x"), ("b", "y"), ("a", "y"), ("b", "y"), ("a", "x"), ("c", "x"), ("c", "y")]
-    path = write(tmp_path, "\n".join(json.dumps({"text": t, "label": l}) for t, l in rows))
+    path = write(tmp_path, "\n".join(json.dumps({"text": t, "label": y}) for t, y in rows))
     pool = read_pool(path, ("x", "y"))
     assert len(pool) == 5
     assert pool.repeats == 2

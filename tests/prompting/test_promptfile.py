@@ -202,7 +202,9 @@ def test_a_prompt_file_is_refused_in_one_sentence(tmp_path: Path, body: str) -> 
 
 def test_other_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     assert "is empty, expected a text" in refusal(write(tmp_path, " \n\n", "empty.txt"))
-    assert "line 2: is not valid UTF-8 (perhaps Latin-1" in refusal(write(tmp_path, b"a\n\xe9", "latin.txt"))
+    assert "line 2: is not valid UTF-8 (perhaps Latin-1" in refusal(
+        write(tmp_path, b"a\n\xe9", "latin.txt")
+    )
     assert "expected a prompt file named" in refusal(write(tmp_path, "x", "task.yaml"))
     assert "cannot be read: No such file" in refusal(tmp_path / "absent.toml")
     assert "is no path" in refusal(tmp_path / "nul\0.toml")
