@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-from chatapp.evaluation.journal import Row, read_rows
+from chatapp.evaluation.journal import JournalRow, read_rows
 from chatapp.fewshot.scoring import Likelihoods, best, probabilities
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.promptfile import Scoring
@@ -38,17 +38,17 @@ Setting = tuple[str, int, str, str, str]
 """Task, shots, selection, order and layout."""
 
 
-def setting_of(row: Row) -> Setting:
+def setting_of(row: JournalRow) -> Setting:
     return row["task"], row["shots"], row["selection"], row["order"], row["layout"]
 
 
-def likelihoods_of(row: Row) -> Likelihoods:
+def likelihoods_of(row: JournalRow) -> Likelihoods:
     """The likelihoods of a row of labels."""
     found = row["log_likelihoods"]
     return Likelihoods(found["direct"], tuple(found["content_free"]), found["channel"])
 
 
-def decided(row: Row, scoring: str) -> str:
+def decided(row: JournalRow, scoring: str) -> str:
     """The answer of a row; `scoring` decides between labels where there are any."""
     if row["log_likelihoods"] is None:
         return str(row["output"])
@@ -76,7 +76,7 @@ def accuracies(path: Path, rule: Rule) -> dict[Setting, float]:
     return {setting: fmean(each) for setting, each in right.items()}
 
 
-def read_answers(path: Path) -> tuple[dict[str, Any], Iterator[Row]]:
+def read_answers(path: Path) -> tuple[dict[str, Any], Iterator[JournalRow]]:
     """The head and the answers in a file. Raises PromptError."""
     rows = read_rows(path)
     head = next(rows, {})

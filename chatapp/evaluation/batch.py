@@ -9,14 +9,14 @@ from itertools import islice
 from typing import Any
 
 from chatapp.evaluation.inputs import Inputs
-from chatapp.evaluation.journal import Journal, Row
+from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.fewshot.answering import Answer, Answerer
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.fewshot import Demonstration
 from chatapp.prompting.segments import text_of
 
 
-def document(answer: Answer) -> Row:
+def document(answer: Answer) -> JournalRow:
     """An answer as plain data. Times are in seconds, likelihoods in nats."""
     finished = answer.finished
     return {
@@ -36,7 +36,7 @@ def document(answer: Answer) -> Row:
     }
 
 
-def log_likelihoods(answer: Answer) -> Row | None:
+def log_likelihoods(answer: Answer) -> JournalRow | None:
     """The raw numbers behind an answer; None where it is no scored label."""
     found = answer.likelihoods
     if found is None:
@@ -60,7 +60,7 @@ def answer_all(
     identity: str,
     journal: Journal | None,
     report: Callable[[str], None],
-) -> Iterator[list[Row]]:
+) -> Iterator[list[JournalRow]]:
     """Answer every input; yields the new rows a few at a time, after they are written.
 
     A row is the `document` of an answer, with the `line` of its input and the `run` it
@@ -114,11 +114,11 @@ def _place(journal: Journal | None) -> str:
 
 def _answered(
     answerer: Answerer, some: Iterable[tuple[int, str | PromptError]], source: str
-) -> list[Row]:
-    rows: list[Row] = []
+) -> list[JournalRow]:
+    rows: list[JournalRow] = []
     questions = []
     for line, text in some:
-        row: Row = {"line": line, "input": None}
+        row: JournalRow = {"line": line, "input": None}
         rows.append(row)
         if isinstance(text, PromptError):
             row["error"] = str(text)

@@ -15,7 +15,7 @@ from chatapp.evaluation.answers import FORMAT, read_answers
 from chatapp.evaluation.batch import log_likelihoods
 from chatapp.evaluation.identity import model_identity, prompt_identity
 from chatapp.evaluation.inputs import Item
-from chatapp.evaluation.journal import Journal, Row
+from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.fewshot.answering import Answer, Answerer
 from chatapp.fewshot.choices import changed, method_of, selector_for
 from chatapp.prompting.examples import PromptError
@@ -190,7 +190,7 @@ def evaluate(
     *,
     journal: Journal | None = None,
     progress: Progress | None = None,
-) -> list[Row]:
+) -> list[JournalRow]:
     """The rows of every cell, those of an earlier start included.
 
     selectors: by the task's name. Raises PromptError when the journal is of another
@@ -199,7 +199,7 @@ def evaluate(
     tasks = {task.name: task for task, _ in cells}
     _check_fit(model, cells)
     done = _earlier(journal, _head(model, tasks.values())) if journal else {}
-    rows: list[Row] = []
+    rows: list[JournalRow] = []
     total = sum(len(task.items) for task, _ in cells)
     for task, cell in cells:
         known = done.get(cell, {})
@@ -221,7 +221,7 @@ def evaluate(
     return rows
 
 
-def _ask(answerer: Answerer, task: Task, cell: Cell, numbers: Sequence[int]) -> list[Row]:
+def _ask(answerer: Answerer, task: Task, cell: Cell, numbers: Sequence[int]) -> list[JournalRow]:
     answers = answerer.answer([answerer.prepare(task.items[number].input) for number in numbers])
     return [_row(task, cell, each, answer) for each, answer in zip(numbers, answers, strict=True)]
 
@@ -238,7 +238,7 @@ def _check_fit(model: LanguageModel, cells: Iterable[tuple[Task, Cell]]) -> None
                 raise PromptError(f"{task.source}, line {item.line}: {error}") from None
 
 
-def _row(task: Task, cell: Cell, number: int, answer: Answer) -> Row:
+def _row(task: Task, cell: Cell, number: int, answer: Answer) -> JournalRow:
     item = task.items[number]
     if answer.finished and answer.finished.reason == "error":
         raise PromptError(f"{task.source}, line {item.line}: {answer.finished.message}")
@@ -263,7 +263,7 @@ def _row(task: Task, cell: Cell, number: int, answer: Answer) -> Row:
     }
 
 
-def _head(model: LanguageModel, tasks: Iterable[Task]) -> Row:
+def _head(model: LanguageModel, tasks: Iterable[Task]) -> JournalRow:
     return {
         "format": FORMAT,
         "model": model_identity(model),
@@ -286,7 +286,7 @@ def _items_identity(items: Sequence[Item]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _earlier(journal: Journal, head: Row) -> dict[Cell, dict[int, Row]]:
+def _earlier(journal: Journal, head: JournalRow) -> dict[Cell, dict[int, JournalRow]]:
     """What an earlier start has answered; writes the head when this is the first."""
     if next(journal.rows(), None) is None:
         journal.append([head])
@@ -298,7 +298,7 @@ def _earlier(journal: Journal, head: Row) -> dict[Cell, dict[int, Row]]:
                 f"{journal.path}: holds the answers of an evaluation of {what}; "
                 "name another folder to keep it"
             )
-    done: dict[Cell, dict[int, Row]] = {}
+    done: dict[Cell, dict[int, JournalRow]] = {}
     for row in rows:
         names = ("task", "shots", "selection", "order", "layout", "seed")
         done.setdefault(Cell(*(row[name] for name in names)), {})[row["item"]] = row

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from chatapp import __version__
 from chatapp.evaluation.answers import decided, setting_of
 from chatapp.evaluation.evaluate import Cell, Task
-from chatapp.evaluation.journal import Row
+from chatapp.evaluation.journal import JournalRow
 from chatapp.evaluation.metrics import MEASURES, estimate
 from chatapp.prompting.promptfile import Measure, Scoring
 
@@ -66,7 +66,7 @@ class Result:
 
 def results(
     tasks: Sequence[Task],
-    rows: Iterable[Row],
+    rows: Iterable[JournalRow],
     scorings: Sequence[Scoring],
     votes: Mapping[str, Vote],
 ) -> list[Result]:
@@ -75,7 +75,7 @@ def results(
     scorings: to decide by, empty for the prompt files' own. votes: by the task's name.
     """
     by_name = {task.name: task for task in tasks}
-    settings: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    settings: dict[tuple[Any, ...], list[JournalRow]] = defaultdict(list)
     for row in rows:
         settings[setting_of(row)].append(row)
     found = []
@@ -117,7 +117,7 @@ def _deciding(layout: str, scorings: Sequence[Scoring]) -> list[str]:
     return [scoring for scoring in scorings if scoring in allowed[layout]]
 
 
-def _runs(group: Sequence[Row], scoring: str) -> list[list[str]]:
+def _runs(group: Sequence[JournalRow], scoring: str) -> list[list[str]]:
     """The answers of each seed, in the order of the items."""
     answers: dict[int, dict[int, str]] = defaultdict(dict)
     for row in group:
@@ -126,7 +126,7 @@ def _runs(group: Sequence[Row], scoring: str) -> list[list[str]]:
 
 
 def _beside(
-    task: Task, group: Sequence[Row], voted: list[str] | None
+    task: Task, group: Sequence[JournalRow], voted: list[str] | None
 ) -> Callable[[Measure], dict[str, Any]]:
     """What stands beside a measure of these answers."""
     golds = [item.output for item in task.items]

@@ -11,7 +11,7 @@ from fakes import ScriptedModel
 from chatapp.evaluation.answers import accuracies, decided, per_token, read_answers
 from chatapp.evaluation.evaluate import Cell, Grid, Selectors, Task, evaluate, plan, subset
 from chatapp.evaluation.inputs import Item
-from chatapp.evaluation.journal import Journal, Row
+from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.evaluation.report import Result, document, results, table
 from chatapp.fewshot.scoring import Likelihoods, best
 from chatapp.prompting.examples import Pool, PromptError
@@ -65,7 +65,7 @@ def make(**changes: object) -> Task:
 
 def run(
     task: Task, grid: Grid, path: Path | None = None, model: ScriptedModel | None = None
-) -> tuple[list[Row], list[Result]]:
+) -> tuple[list[JournalRow], list[Result]]:
     model = model or Biased()
     selectors = {task.name: Selectors(task, model, None)}
     cells = [(task, cell) for cell in plan(task, grid)]
