@@ -222,16 +222,17 @@ def _from_files(
 
 def _generated(names: Sequence[str], words: Path | None, n: int, seed: int) -> "list[Task]":
     """The paper's tasks; the items to ask about and the pool have nothing in common."""
-    from chatapp.evaluation import gpt3_tasks as generators
+    from chatapp.evaluation import gpt3_tasks
     from chatapp.evaluation.evaluate import Task
     from chatapp.evaluation.inputs import Item
+    from chatapp.evaluation.words import read_words
 
-    own = generators.read_words(words) if words else ()
+    own = read_words(words) if words else ()
     tasks = []
     for name in dict.fromkeys(map(str.strip, names)):
-        items = generators.generate(name, n + _ITEMS, seed, own)
+        items = gpt3_tasks.generate(name, n + _ITEMS, seed, own)
         asked = [Item(item.input, item.output, line) for line, item in enumerate(items[:n], 1)]
-        tasks.append(Task(name, generators.task_prompt(name, items[n:]), asked))
+        tasks.append(Task(name, gpt3_tasks.task_prompt(name, items[n:]), asked))
     return tasks
 
 

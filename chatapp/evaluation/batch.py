@@ -16,7 +16,7 @@ from chatapp.prompting.fewshot import Demonstration
 from chatapp.prompting.segments import text_of
 
 
-def document(answer: Answer) -> JournalRow:
+def document(answer: Answer) -> dict[str, Any]:
     """An answer as plain data. Times are in seconds, likelihoods in nats."""
     finished = answer.finished
     return {
@@ -36,7 +36,7 @@ def document(answer: Answer) -> JournalRow:
     }
 
 
-def log_likelihoods(answer: Answer) -> JournalRow | None:
+def log_likelihoods(answer: Answer) -> dict[str, Any] | None:
     """The raw numbers behind an answer; None where it is no scored label."""
     found = answer.likelihoods
     if found is None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from chatapp import __version__
 from chatapp.evaluation.answers import decided, setting_of
 from chatapp.evaluation.evaluate import Cell, Task
 from chatapp.evaluation.journal import JournalRow
-from chatapp.evaluation.metrics import MEASURES, estimate
+from chatapp.evaluation.metrics import MEASURES, IntervalMethod, estimate
 from chatapp.prompting.promptfile import Measure, Scoring
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Result:
     mean: float
     spread: float | None
     interval: tuple[float, float]
-    interval_of: Literal["wilson", "bootstrap", "t"]
+    interval_of: IntervalMethod
     n: int
     seeds: int
     majority: float

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from chatapp.evaluation.gpt3_tasks import own_words
+from chatapp.evaluation.words import own_words
 from finetune.bundled_model.generators import (
     arithmetic,
     dialogues,
