@@ -23,7 +23,7 @@ StrictOption = Annotated[
     bool, typer.Option("--strict", help="Refuse a pool in which an input has two labels.")
 ]
 
-Report = Callable[[int, int | None], None]
+ProgressReport = Callable[[int, int | None], None]
 """Called with how much is done, and of how much, if that is known."""
 
 
@@ -63,7 +63,7 @@ def report_pool(pool: "Pool", *, strict: bool) -> None:
 
 
 @contextmanager
-def progress(text: str) -> Iterator[Report]:
+def progress(text: str) -> Iterator[ProgressReport]:
     """A bar on standard error while the context lasts."""
     from rich.console import Console
     from rich.progress import (

@@ -77,7 +77,8 @@ class FewShotWriter(Writer):
     @property
     def goes_on(self) -> bool:
         """Whether a prompt holds the chat so far, and not the message alone."""
-        return self.prompt.select.method == "fixed" and not self.prompt.labels
+        method = self.prompt.select.selector
+        return not (method.ranks or method.draws or self.prompt.labels)
 
     def sampling(self, base: Sampling) -> Sampling:
         """How replies are drawn: as the file says, and as `base` where it says nothing."""
@@ -163,6 +164,6 @@ class FewShotWriter(Writer):
     def _shots(self, chosen: Iterable[Demonstration]) -> tuple[Shot, ...]:
         pool = self._prompt.pool
         return tuple(
-            Shot(pool.inputs[each.index], pool.outputs[each.index], each.similarity)
-            for each in chosen
+            Shot(pool.inputs[shot.index], pool.outputs[shot.index], shot.similarity)
+            for shot in chosen
         )

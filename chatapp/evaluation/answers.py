@@ -44,8 +44,8 @@ def setting_of(row: JournalRow) -> Setting:
 
 def likelihoods_of(row: JournalRow) -> Likelihoods:
     """The likelihoods of a row of labels."""
-    found = row["log_likelihoods"]
-    return Likelihoods(found["direct"], tuple(found["content_free"]), found["channel"])
+    by_kind = row["log_likelihoods"]
+    return Likelihoods(by_kind["direct"], tuple(by_kind["content_free"]), by_kind["channel"])
 
 
 def decided(row: JournalRow, scoring: str) -> str:
@@ -73,7 +73,7 @@ def accuracies(path: Path, rule: Rule) -> dict[Setting, float]:
             tokens = head["tasks"][row["task"]]["label_tokens"]
             answer = rule(likelihoods_of(row), tokens)
             right.setdefault(setting_of(row), []).append(answer == row["gold"])
-    return {setting: fmean(each) for setting, each in right.items()}
+    return {setting: fmean(rights) for setting, rights in right.items()}
 
 
 def read_answers(path: Path) -> tuple[dict[str, Any], Iterator[JournalRow]]:

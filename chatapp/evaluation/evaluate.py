@@ -223,7 +223,9 @@ def evaluate(
 
 def _ask(answerer: Answerer, task: Task, cell: Cell, numbers: Sequence[int]) -> list[JournalRow]:
     answers = answerer.answer([answerer.prepare(task.items[number].input) for number in numbers])
-    return [_row(task, cell, each, answer) for each, answer in zip(numbers, answers, strict=True)]
+    return [
+        _row(task, cell, number, answer) for number, answer in zip(numbers, answers, strict=True)
+    ]
 
 
 def _check_fit(model: LanguageModel, cells: Iterable[tuple[Task, Cell]]) -> None:
@@ -242,7 +244,7 @@ def _row(task: Task, cell: Cell, number: int, answer: Answer) -> JournalRow:
     item = task.items[number]
     if answer.finished and answer.finished.reason == "error":
         raise PromptError(f"{task.source}, line {item.line}: {answer.finished.message}")
-    found = log_likelihoods(answer)
+    likelihoods = log_likelihoods(answer)
     return {
         "task": cell.task,
         "shots": cell.shots,
@@ -254,10 +256,10 @@ def _row(task: Task, cell: Cell, number: int, answer: Answer) -> JournalRow:
         "line": item.line,
         "input": item.input,
         "gold": item.output,
-        "examples": [each.index for each in answer.question.examples],
+        "examples": [example.index for example in answer.question.examples],
         "dropped": len(answer.question.dropped),
-        "log_likelihoods": found,
-        "output": answer.output if found is None else None,
+        "log_likelihoods": likelihoods,
+        "output": answer.output if likelihoods is None else None,
         "tokens": answer.prompt_tokens,
         "seconds": answer.seconds,
     }
@@ -291,9 +293,9 @@ def _earlier(journal: Journal, head: JournalRow) -> dict[Cell, dict[int, Journal
     if next(journal.rows(), None) is None:
         journal.append([head])
         return {}
-    found, rows = read_answers(journal.path)
+    earlier, rows = read_answers(journal.path)
     for part, what in (("model", "another model"), ("tasks", "other prompts or test items")):
-        if found[part] != head[part]:
+        if earlier[part] != head[part]:
             raise PromptError(
                 f"{journal.path}: holds the answers of an evaluation of {what}; "
                 "name another folder to keep it"

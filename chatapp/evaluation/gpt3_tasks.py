@@ -103,8 +103,8 @@ def generate(name: str, n: int, seed: int, words: Sequence[str] = ()) -> list[Ex
     if name not in TASKS:
         raise PromptError(f"there is no task {name!r}; there are {', '.join(TASKS)}")
     draw = random.Random(f"{name} {seed}")
-    made = _sums(name, draw) if name in _ARITHMETIC else _scrambled(name, words, draw)
-    items = dict(zip(made, range(n), strict=False))
+    drawn = _sums(name, draw) if name in _ARITHMETIC else _scrambled(name, words, draw)
+    items = dict(zip(drawn, range(n), strict=False))
     if len(items) < n:
         hint = "; name a file of more words" if name in _SCRAMBLING else ""
         raise PromptError(f"the task {name} gives {len(items)} different items, not {n}{hint}")

@@ -313,7 +313,7 @@ def _pool(path: Path, source: str, file: _File) -> Pool:
 
 def _inline(rows: list[Any], place: str) -> Iterator[tuple[int, PoolRow | PromptError]]:
     for number, row in enumerate(rows, 1):
-        here = f"{place}, example {number}"
+        row_place = f"{place}, example {number}"
         if not isinstance(row, dict):
-            raise PromptError(f"{here}: is {shown(row)}, expected {{input = …, output = …}}")
-        yield number, parse_row(row, here)
+            raise PromptError(f"{row_place}: is {shown(row)}, expected {{input = …, output = …}}")
+        yield number, parse_row(row, row_place)

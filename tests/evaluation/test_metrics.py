@@ -105,6 +105,11 @@ def test_no_interval_of_seeds_leaves_what_a_share_can_be(values: list[float]) ->
     assert fmean(values) - 1e-12 <= high <= 1
 
 
+def test_two_seeds_that_differ_give_a_share() -> None:
+    found = estimate("accuracy", [["a", "a", "a", "b"], ["a", "b", "b", "b"]], ["a"] * 4)
+    assert 0 < found.interval[0] < found.mean < found.interval[1] < 1
+
+
 def test_few_seeds_that_agree_give_students_interval() -> None:
     """Where the values are close together, the scale hardly matters."""
     values = [0.500, 0.502, 0.498, 0.501, 0.499]

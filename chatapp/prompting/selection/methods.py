@@ -37,7 +37,8 @@ class Selector(ABC):
 
     name: in prompt files and options. summary: for help, which ones it chooses.
     ranks: it knows how near a demonstration is to the query.
-    draws: another seed gives another choice.
+    draws: another seed gives another choice. One that neither ranks nor draws chooses the same
+        for every query.
     needs_encoder: it compares embeddings. needs_labels: the outputs have to be labels.
     votes: the majority output of those chosen is the answer, and no language model is asked.
     baseline: the method whose vote stands beside this one in an evaluation.
@@ -275,10 +276,10 @@ def _generator(seed: int, query: str) -> random.Random:
 def _shuffled(items: Sequence[int], generator: random.Random) -> Iterator[int]:
     """The items in random order (Fisher-Yates), drawn only as far as they are taken."""
     moved: dict[int, int] = {}
-    for here in range(len(items)):
-        there = generator.randrange(here, len(items))
-        yield items[moved.get(there, there)]
-        moved[there] = moved.get(here, here)
+    for position in range(len(items)):
+        drawn = generator.randrange(position, len(items))
+        yield items[moved.get(drawn, drawn)]
+        moved[drawn] = moved.get(position, position)
 
 
 def _in_turn(iterators: list[Iterator[int]]) -> Iterator[int]:
