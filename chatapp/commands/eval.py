@@ -130,7 +130,7 @@ def evaluate(
     goes_on = f"; the same command goes on with {report}" if report else ""
     with interruptible(f"interrupted{goes_on}"):
         results = _measured(tasks, grid, settings, report)
-    _tell(results, _config(context.params, settings, grid), report, as_json=as_json)
+        _tell(results, _config(context.params, settings, grid), report, as_json=as_json)
 
 
 def _refuse(options: dict[str, Any]) -> None:

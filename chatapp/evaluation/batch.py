@@ -12,7 +12,7 @@ from chatapp.evaluation.inputs import Inputs
 from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.fewshot.answering import Answer, Answerer
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.fewshot import Demonstration
+from chatapp.prompting.layout import Demonstration
 from chatapp.prompting.segments import text_of
 
 

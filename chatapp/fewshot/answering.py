@@ -1,6 +1,6 @@
 """Answers to inputs by a prompt file and a model, a label or a text: what `run` and `eval` do.
 
-How labels become tokens: a label is what `fewshot` prints after the output prefix, a space
+How labels become tokens: a label is what `layout` prints after the output prefix, a space
 and the label, and nothing behind it. Only where the tokens of one label begin those of
 another ("entity", "entity type"), which could then never win, each label is followed by the
 first token of what stands between two examples, as if to say that it is over.
@@ -20,7 +20,7 @@ from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.fewshot.scoring import CONTENT_FREE, Likelihoods, best, probabilities
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.fewshot import (
+from chatapp.prompting.layout import (
     Demonstration,
     continuation,
     demonstrations,

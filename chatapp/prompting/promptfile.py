@@ -40,7 +40,7 @@ _TEXT_MEASURES: tuple[Measure, ...] = ("exact_match", "token_f1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFile:
-    """A task, ready to be rendered (see `fewshot` for the layout).
+    """A task, ready to be rendered (see `layout`).
 
     path: the file it was read from. text: a prompt that is completed as it stands; it takes
         no input, and what follows means nothing to it.

@@ -14,7 +14,7 @@ from chatapp.evaluation.gpt3_tasks import (
 )
 from chatapp.evaluation.words import own_words, read_words
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.fewshot import render
+from chatapp.prompting.layout import render
 from chatapp.prompting.segments import text_of
 
 SIGNS = {"plus": "+", "minus": "-", "times": "*"}

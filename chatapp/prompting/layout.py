@@ -135,7 +135,6 @@ def fit(
     Raises PromptError when the instruction and the query alone do not fit: they are never
     cut.
     """
-
     count = functools.cache(count_tokens)
 
     def length(segments: Iterable[Segment]) -> int:

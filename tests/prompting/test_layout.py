@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from chatapp.prompting.examples import Pool, PromptError
-from chatapp.prompting.fewshot import (
+from chatapp.prompting.layout import (
     arrange,
     continuation,
     fit,

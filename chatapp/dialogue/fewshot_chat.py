@@ -19,7 +19,7 @@ from chatapp.fewshot.answering import Answerer, Question, sampling_of
 from chatapp.fewshot.choices import selector_for
 from chatapp.prompting import budget
 from chatapp.prompting.examples import Example, PromptError
-from chatapp.prompting.fewshot import (
+from chatapp.prompting.layout import (
     Demonstration,
     Fitted,
     continuation,
