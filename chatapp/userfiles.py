@@ -66,13 +66,30 @@ def read_text(path: Path, error: type[UserError] = UserError) -> str:
         data = path.read_bytes()
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as problem:  # a path with a null byte is a ValueError
+    except OSError as problem:
         raise error(f"{path}: cannot be read: {reason(problem)}") from None
+    except ValueError:  # a NUL character, or one that the file system cannot write
+        raise error(f"{quoted(str(path))}: is no path") from None
     try:
         return data.removeprefix(_BOM).decode()
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
-        raise error(f"{path}, line {line}: is not valid UTF-8") from None
+        raise error(f"{path}, line {line}: is not valid UTF-8 {encoding_hint(data)}") from None
+
+
+def read_required(path: Path, error: type[UserError] = UserError) -> str:
+    """As `read_text`, for a file there has to be: raises `error` when it is missing, too."""
+    try:
+        return read_text(path, error)
+    except FileNotFoundError as problem:
+        raise error(f"{path}: cannot be read: {reason(problem)}") from None
+
+
+def encoding_hint(data: bytes) -> str:
+    """The end of a sentence on bytes that are no UTF-8: what they may be, and what to do."""
+    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    guess = "UTF-16" if wide else "Latin-1 or Windows-1252"
+    return f"(perhaps {guess}); save the file as UTF-8"
 
 
 def read_toml(path: Path, error: type[UserError] = UserError) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """What the shell offers where a command wants a name: models, templates, prompts, tasks, chats.
 
-The one invariant: a name is offered or it is not, without a word on what is wrong, without
-torch and without the network. Where nothing is offered, the shell goes on with file names.
+Keep: a name is offered or it is not, without a word on what is wrong, without torch and without
+the network. Where nothing is offered, the shell goes on with file names.
 """
 
 from collections.abc import Callable, Iterable
+
+from chatapp.userfiles import UserError
 
 Names = list[str | tuple[str, str]]
 """Each with a line about it, where there is one."""
@@ -17,22 +19,33 @@ def _offered(names: Callable[[], Iterable[str | tuple[str, str]]]) -> Callable[[
     """What of some names begins like the word that is being written."""
 
     def offer(incomplete: str) -> Names:
-        from chatapp.dialogue.store import StoreError
-        from chatapp.engine.checkpoint import ModelError
-        from chatapp.prompting.examples import PromptError
-
         try:
-            found = list(names())
-        except (ModelError, PromptError, StoreError, OSError):
+            known = list(names())
+        except (UserError, OSError):
             return []
         return [
-            each
-            for each in found
-            if (each if isinstance(each, str) else each[0]).startswith(incomplete)
+            name
+            for name in known
+            if (name if isinstance(name, str) else name[0]).startswith(incomplete)
         ]
 
     offer.__doc__ = names.__doc__
     return offer
+
+
+def _for_lists(offer: Callable[[str], Names]) -> Callable[[str], Names]:
+    """The same names for the last of a list with commas."""
+
+    def offer_last(incomplete: str) -> Names:
+        before, comma, last = incomplete.rpartition(",")
+        return [
+            f"{before}{comma}{name}"
+            if isinstance(name, str)
+            else (f"{before}{comma}{name[0]}", name[1])
+            for name in offer(last)
+        ]
+
+    return offer_last
 
 
 @_offered
@@ -69,17 +82,23 @@ def prompts() -> Iterable[str]:
 
 
 @_offered
-def _paper_tasks() -> Iterable[str]:
+def methods() -> Iterable[tuple[str, str]]:
+    """Ways to choose demonstrations."""
+    from chatapp.prompting.selection.methods import METHODS
+
+    return [(name, method.summary) for name, method in METHODS.items()]
+
+
+lists_of_methods = _for_lists(methods)
+
+
+@_for_lists
+@_offered
+def paper_tasks() -> Iterable[str]:
     """Tasks of the GPT-3 paper."""
     from chatapp.evaluation.gpt3_tasks import TASKS
 
     return TASKS
-
-
-def paper_tasks(incomplete: str) -> Names:
-    """Tasks of the GPT-3 paper, the last of a list with commas."""
-    before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in _paper_tasks(last) if isinstance(name, str)]
 
 
 @_offered
@@ -93,7 +112,7 @@ def chats() -> Iterable[tuple[str, str]]:
         return []
     store = Store(database_path())
     try:
-        found = store.chats(limit=_MOST_CHATS)
+        latest = store.chats(limit=_MOST_CHATS)
     finally:
         store.close()
-    return [(str(chat.id), " ".join(printable(chat.title).split())[:_TITLE]) for chat in found]
+    return [(str(chat.id), " ".join(printable(chat.title).split())[:_TITLE]) for chat in latest]

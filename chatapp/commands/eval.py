@@ -1,7 +1,7 @@
 """`chatapp eval`: how well prompt files, tasks and models do, in numbers that can be trusted.
 
-The one invariant: what is printed is computed from the rows of DIR/answers.jsonl, which a
-second start with the same files continues.
+Keep: what is printed is computed from the rows of DIR/answers.jsonl, which a second start with
+the same files continues.
 """
 
 import json
@@ -14,9 +14,17 @@ import typer
 
 from chatapp.commands import completion
 from chatapp.commands.ask import JsonOption, ModelOption, load
-from chatapp.commands.console import write, write_json
-from chatapp.commands.prompts import interruptible, progress, prompt_path
-from chatapp.userfiles import UserError
+from chatapp.commands.console import complain, write, write_json
+from chatapp.commands.prompts import (
+    FAILED,
+    StrictOption,
+    interruptible,
+    progress,
+    prompt_path,
+    report_pool,
+)
+from chatapp.prompting.selection.methods import help_on_methods
+from chatapp.userfiles import UserError, reason
 
 if TYPE_CHECKING:
     from chatapp.evaluation.evaluate import Grid, Task
@@ -26,112 +34,133 @@ if TYPE_CHECKING:
 # Items of a generated task: to ask about, and to show as demonstrations.
 _ITEMS = 500
 
+_NO_USE = {
+    "files": ("words", "generate"),
+    "task": ("test", "strict"),
+    "lambada": (
+        *("test", "words", "generate", "shots", "select", "order", "score", "report", "strict"),
+    ),
+}
+"""Options that mean nothing for each of the things there are to measure."""
+
+FilesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Prompt files, pools, or names of the library.",
+        show_default=False,
+        autocompletion=completion.prompts,
+    ),
+]
+TestOption = Annotated[
+    Path | None, typer.Option(help="Test items with their gold answers (.jsonl, .csv).")
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Tasks of the GPT-3 paper, as 2D+,RW; all of them are named if wrong.",
+        autocompletion=completion.paper_tasks,
+    ),
+]
+WordsOption = Annotated[Path | None, typer.Option(help="Words for --task to scramble.")]
+GenerateOption = Annotated[
+    Path | None,
+    typer.Option(help="Only write the items of --task into this folder, as JSON Lines."),
+]
+LambadaOption = Annotated[
+    Path | None, typer.Option(help="Passages whose last word is predicted (.jsonl or lines).")
+]
+ShotsOption = Annotated[str | None, typer.Option(help="Numbers of demonstrations, as 0,1,8.")]
+SelectOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"How to choose them, one or more as random,knn. {help_on_methods()}",
+        autocompletion=completion.lists_of_methods,
+    ),
+]
+OrderOption = Annotated[str | None, typer.Option(help="nearest-first,nearest-last,shuffled")]
+ScoreOption = Annotated[str | None, typer.Option(help="direct,calibrated,channel")]
+SeedsOption = Annotated[
+    int, typer.Option(min=1, help="Runs of each setting in which anything is drawn.")
+]
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, help="At most so many test items, drawn by the seed.")
+]
+ReportOption = Annotated[
+    Path | None, typer.Option(help="Folder for report.json, answers.jsonl and accuracy.png.")
+]
+
 
 def evaluate(
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Prompt files, pools, or names of the library.",
-            show_default=False,
-            autocompletion=completion.prompts,
-        ),
-    ] = None,
-    test: Annotated[
-        Path | None, typer.Option(help="Test items with their gold answers (.jsonl, .csv).")
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help="Tasks of the GPT-3 paper, as 2D+,RW; all of them are named if wrong.",
-            autocompletion=completion.paper_tasks,
-        ),
-    ] = None,
-    words: Annotated[Path | None, typer.Option(help="Words for --task to scramble.")] = None,
-    generate: Annotated[
-        Path | None,
-        typer.Option(help="Only write the items of --task into this folder, as JSON Lines."),
-    ] = None,
-    lambada: Annotated[
-        Path | None, typer.Option(help="Passages whose last word is predicted (.jsonl or lines).")
-    ] = None,
-    shots: Annotated[str | None, typer.Option(help="Numbers of demonstrations, as 0,1,8.")] = None,
-    select: Annotated[
-        str | None,
-        typer.Option(help="How to choose them: fixed,random,balanced,bm25,knn,knn:minilm,mmr,vote"),
-    ] = None,
-    order: Annotated[str | None, typer.Option(help="nearest-first,nearest-last,shuffled")] = None,
-    score: Annotated[str | None, typer.Option(help="direct,calibrated,channel")] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Runs of each setting in which anything is drawn.")
-    ] = 1,
+    context: typer.Context,
+    files: FilesArgument = None,
+    test: TestOption = None,
+    task: TaskOption = None,
+    words: WordsOption = None,
+    generate: GenerateOption = None,
+    lambada: LambadaOption = None,
+    shots: ShotsOption = None,
+    select: SelectOption = None,
+    order: OrderOption = None,
+    score: ScoreOption = None,
+    seeds: SeedsOption = 1,
     seed: Annotated[int, typer.Option(min=0, help="The first seed, and that of --limit.")] = 0,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many test items, drawn by the seed.")
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(help="Folder for report.json, answers.jsonl and accuracy.png."),
-    ] = None,
+    limit: LimitOption = None,
+    report: ReportOption = None,
+    strict: StrictOption = False,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure prompt files in many settings, or a model by standard tasks."""
     from chatapp.settings import load_settings
 
-    kinds = [bool(files), task is not None, lambada is not None]
-    if sum(kinds) != 1:
-        raise UserError("name prompt files with --test, or --task, or --lambada")
-    _refuse(
-        "--task" if task else "--lambada" if lambada else "prompt files",
-        {
-            "--test": test,
-            "--words": words,
-            "--generate": generate,
-            "--shots": shots,
-            "--select": select,
-            "--order": order,
-            "--score": score,
-            "--report": report,
-        },
-    )
+    _refuse(context.params)
     settings = load_settings({"model": model})
+    if lambada is not None:
+        with interruptible("interrupted"):
+            _lambada(lambada, settings, limit, seed, as_json=as_json)
+        return
     if task is not None:
         tasks = _generated(task.split(","), words, limit or _ITEMS, seed)
-        if generate is not None:
-            _write_items(tasks, generate)
-            return
-    elif test is not None:
-        tasks = _from_files(files or [], test, limit, seed)
-    elif lambada is None:
-        raise UserError("there are no test items; name a file of them with --test")
+    else:
+        tasks = _from_files(files or [], test, limit, seed, strict=strict)
+    if generate is not None:
+        _write_items(tasks, generate)
+        return
     grid = _grid(shots, select, order, score, seeds, seed)
-    config = {
+    goes_on = f"; the same command goes on with {report}" if report else ""
+    with interruptible(f"interrupted{goes_on}"):
+        results = _measured(tasks, grid, settings, report)
+        _tell(results, _config(context.params, settings, grid), report, as_json=as_json)
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    """Raise UserError for options that do not go together."""
+    measured = [name for name in _NO_USE if options[name]]
+    if len(measured) != 1:
+        raise UserError("name prompt files with --test, or --task, or --lambada")
+    (what,) = measured
+    for name in _NO_USE[what]:
+        if options[name] not in (None, False):
+            described = "prompt files" if what == "files" else f"--{what}"
+            raise UserError(f"--{name} means nothing with {described}")
+
+
+def _config(options: dict[str, Any], settings: "Settings", grid: "Grid") -> dict[str, Any]:
+    """What was asked for, as plain data."""
+    test = options["test"]
+    return {
         "model": settings.model,
-        "files": files,
+        "files": options["files"],
         "test": None if test is None else str(test),
-        "task": task,
+        "task": options["task"],
         "shots": grid.shots,
         "select": grid.select,
         "order": grid.order,
         "score": grid.scoring,
-        "seeds": seeds,
-        "seed": seed,
-        "limit": limit,
+        "seeds": grid.seeds,
+        "seed": grid.seed,
+        "limit": options["limit"],
     }
-    goes_on = f"; the same command goes on with {report}" if report else ""
-    with interruptible(f"interrupted{goes_on}"):
-        if lambada is not None:
-            _lambada(lambada, settings, limit, seed, as_json=as_json)
-        else:
-            _evaluate(tasks, grid, settings, config, report, as_json=as_json)
-
-
-def _refuse(what: str, options: dict[str, object]) -> None:
-    """Raise UserError for an option that means nothing for what is measured."""
-    no_use = {"prompt files": ("--words", "--generate"), "--task": ("--test",)}
-    for option in no_use.get(what, options):
-        if options[option] is not None:
-            raise UserError(f"{option} means nothing with {what}")
 
 
 def _grid(
@@ -143,15 +172,15 @@ def _grid(
     seed: int,
 ) -> "Grid":
     from chatapp.evaluation.evaluate import Grid
-    from chatapp.fewshot.choices import ORDERS, SCORINGS, method_and_encoder, one_of
+    from chatapp.fewshot.choices import ORDERS, SCORINGS, method_of, one_of
 
-    for each in _listed(select):
-        method_and_encoder(each)
+    for selection in _listed(select):
+        method_of(selection)
     return Grid(
-        shots=tuple(_number(each) for each in _listed(shots)),
+        shots=tuple(map(_number, _listed(shots))),
         select=_listed(select),
-        order=tuple(one_of(each, ORDERS, "--order") for each in _listed(order)),
-        scoring=tuple(one_of(each, SCORINGS, "--score") for each in _listed(score)),
+        order=tuple(one_of(name, ORDERS, "--order") for name in _listed(order)),
+        scoring=tuple(one_of(name, SCORINGS, "--score") for name in _listed(score)),
         seeds=seeds,
         seed=seed,
     )
@@ -170,17 +199,22 @@ def _number(value: str) -> int:
     return int(value)
 
 
-def _from_files(files: Sequence[str], test: Path, limit: int | None, seed: int) -> "list[Task]":
+def _from_files(
+    files: Sequence[str], test: Path | None, limit: int | None, seed: int, *, strict: bool
+) -> "list[Task]":
     from chatapp.evaluation.evaluate import Task, subset
     from chatapp.evaluation.inputs import read_test
     from chatapp.prompting.promptfile import load_prompt
 
+    if test is None:
+        raise UserError("there are no test items; name a file of them with --test")
     tasks: dict[str, Task] = {}
     for file in files:
         prompt = load_prompt(prompt_path(file))
         name = prompt.path.stem
         if name in tasks:
             raise UserError(f"{file}: another prompt file is named {name!r} as well; rename one")
+        report_pool(prompt.pool, strict=strict)
         items = subset(read_test(test, prompt.labels), limit, seed)
         tasks[name] = Task(name, prompt, items, str(test))
     return list(tasks.values())
@@ -188,16 +222,17 @@ def _from_files(files: Sequence[str], test: Path, limit: int | None, seed: int) 
 
 def _generated(names: Sequence[str], words: Path | None, n: int, seed: int) -> "list[Task]":
     """The paper's tasks; the items to ask about and the pool have nothing in common."""
-    from chatapp.evaluation import gpt3_tasks as generators
+    from chatapp.evaluation import gpt3_tasks
     from chatapp.evaluation.evaluate import Task
     from chatapp.evaluation.inputs import Item
+    from chatapp.evaluation.words import read_words
 
-    own = generators.read_words(words) if words else ()
+    own = read_words(words) if words else ()
     tasks = []
-    for name in dict.fromkeys(each.strip() for each in names):
-        items = generators.generate(name, n + _ITEMS, seed, own)
+    for name in dict.fromkeys(map(str.strip, names)):
+        items = gpt3_tasks.generate(name, n + _ITEMS, seed, own)
         asked = [Item(item.input, item.output, line) for line, item in enumerate(items[:n], 1)]
-        tasks.append(Task(name, generators.task_prompt(name, items[n:]), asked))
+        tasks.append(Task(name, gpt3_tasks.task_prompt(name, items[n:]), asked))
     return tasks
 
 
@@ -211,24 +246,18 @@ def _write_items(tasks: "Sequence[Task]", folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(lines), encoding="utf-8")
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+            raise UserError(f"{path}: cannot be written: {reason(error)}") from None
         write(f"{path}: {len(lines)} items\n")
 
 
-def _evaluate(
-    tasks: "Sequence[Task]",
-    grid: "Grid",
-    settings: "Settings",
-    config: dict[str, Any],
-    folder: Path | None,
-    *,
-    as_json: bool,
-) -> None:
+def _measured(
+    tasks: "Sequence[Task]", grid: "Grid", settings: "Settings", folder: Path | None
+) -> "list[Result]":
     from contextlib import ExitStack
 
     from chatapp.evaluation.evaluate import Selectors, evaluate, plan, prompt_of
     from chatapp.evaluation.journal import Journal
-    from chatapp.evaluation.report import document, results
+    from chatapp.evaluation.report import results
 
     if grid.scoring and not any(task.prompt.labels for task in tasks):
         raise UserError("--score says how labels are scored; none of these tasks has labels")
@@ -242,29 +271,32 @@ def _evaluate(
                 selectors[task.name].of(prompt_of(task, cell))
         with progress("Evaluating") as show:
             rows = evaluate(model, cells, selectors, journal=journal, progress=show)
-    votes = {name: each.voted for name, each in selectors.items()}
-    found = results(tasks, rows, grid.scoring, votes)
-    made = document(config, found)
-    if folder:
-        _save(made, found, folder)
-    if as_json:
-        write_json(made)
-    else:
-        _print_table(found)
+        votes = {name: selector.voted for name, selector in selectors.items()}
+        return results(tasks, rows, grid.scoring, votes)
 
 
-def _save(made: dict[str, Any], found: "Sequence[Result]", folder: Path) -> None:
+def _tell(
+    results: "Sequence[Result]", config: dict[str, Any], folder: Path | None, *, as_json: bool
+) -> None:
+    """Put the results on standard output, and into the folder."""
     from chatapp.evaluation.plot import plot
+    from chatapp.evaluation.report import document
 
-    try:
-        text = json.dumps(made, indent=2) + "\n"
-        (folder / "report.json").write_text(text, encoding="utf-8")
-        plot(found, folder / "accuracy.png")
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
+    report = document(config, results)
+    if folder:
+        try:
+            text = json.dumps(report, indent=2) + "\n"
+            (folder / "report.json").write_text(text, encoding="utf-8")
+            plot(results, folder / "accuracy.png")
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written: {reason(error)}") from None
+    if as_json:
+        write_json(report)
+    else:
+        _print_table(results)
 
 
-def _print_table(found: "Sequence[Result]") -> None:
+def _print_table(results: "Sequence[Result]") -> None:
     import io
     import shutil
 
@@ -273,13 +305,13 @@ def _print_table(found: "Sequence[Result]") -> None:
     from chatapp.evaluation.report import table
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    made = table(found, width)
+    shown = table(results, width)
     # As wide as the table: a terminal may break its lines, but no figure is cut.
-    console = Console(file=io.StringIO(), width=10_000)
-    console.width = console.measure(made).maximum
-    console.print(made)
-    assert isinstance(console.file, io.StringIO)
-    write(console.file.getvalue())
+    file = io.StringIO()
+    console = Console(file=file, width=10_000)
+    console.width = console.measure(shown).maximum
+    console.print(shown)
+    write(file.getvalue())
 
 
 def _lambada(
@@ -288,25 +320,22 @@ def _lambada(
     from dataclasses import asdict
 
     from chatapp.evaluation.evaluate import subset
-    from chatapp.evaluation.inputs import Item, read_inputs
-    from chatapp.evaluation.lambada import is_passage, lambada
+    from chatapp.evaluation.lambada import lambada, read_passages
 
-    items = []
-    for line, text in read_inputs(path):
-        if not isinstance(text, str):
-            raise text
-        if not is_passage(text):
-            raise UserError(f"{path}, line {line}: expected a passage of two words or more")
-        items.append(Item(text, "", line))
-    if not items:
-        raise UserError(f"{path}: holds no passages")
-    passages = [item.input for item in subset(items, limit, seed)]
+    passages = subset(read_passages(path), limit, seed)
     model = load(settings.model, "float32", settings.device)
     with progress("LAMBADA") as show:
-        found = lambada(model, passages, show)
+        measured = lambada(model, [passage.input for passage in passages], show)
+    for index, message in measured.failures.items():
+        complain(f"{path}, line {passages[index].line}: {message}")
+    failed = len(measured.failures)
     if as_json:
-        protocols = {name: asdict(each) for name, each in found.items()}
-        write_json({"model": settings.model, "n": len(passages), **protocols})
-        return
-    for name, each in found.items():
-        write(f"{name}: accuracy {each.accuracy:.4f}, perplexity {each.perplexity:.2f}\n")
+        figures = {name: asdict(figure) for name, figure in measured.figures.items()}
+        n = len(passages) - failed
+        write_json({"model": settings.model, "n": n, "failed": failed, **figures})
+    else:
+        for name, figure in measured.figures.items():
+            write(f"{name}: accuracy {figure.accuracy:.4f}, perplexity {figure.perplexity:.2f}\n")
+    if failed:
+        complain(f"{failed} of {len(passages)} passages failed and are in no figure")
+        raise typer.Exit(FAILED)

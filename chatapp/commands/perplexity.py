@@ -1,6 +1,6 @@
 """`chatapp perplexity`: how well a model predicts a text file.
 
-The one invariant: every figure is named with the unit it is per.
+Keep: every figure is named with the unit it is per.
 """
 
 from dataclasses import asdict
@@ -12,7 +12,7 @@ import typer
 from chatapp.commands.ask import JsonOption, ModelOption, PrecisionOption, load
 from chatapp.commands.console import write, write_json
 from chatapp.commands.prompts import interruptible, progress
-from chatapp.userfiles import UserError
+from chatapp.userfiles import UserError, read_required
 
 
 def perplexity(
@@ -31,37 +31,27 @@ def perplexity(
     from chatapp.evaluation import perplexity as measure
     from chatapp.settings import load_settings
 
-    text = _read(file)
+    text = read_required(file)
     settings = load_settings({"model": model, "precision": precision})
     # A figure to compare is exact unless something else is asked for.
     wanted = settings.precision if precision else "float32"
     language_model = load(settings.model, wanted, settings.device)
     with interruptible("interrupted"), progress("Perplexity") as show:
         try:
-            found = measure.perplexity(language_model, text, stride, show)
+            measured = measure.perplexity(language_model, text, stride, show)
         except ValueError as error:
             raise UserError(f"{file}: {error}") from None
     per_unit = {
-        "per_token": found.per_token,
-        "per_word": found.per_word,
-        "per_byte": found.per_byte,
+        "per_token": measured.per_token,
+        "per_word": measured.per_word,
+        "per_byte": measured.per_byte,
     }
     if as_json:
-        write_json({"model": settings.model, **per_unit, **asdict(found)})
+        write_json({"model": settings.model, **per_unit, **asdict(measured)})
         return
     for name, value in per_unit.items():
         write(f"perplexity {name.replace('_', ' ')}: {value:,.4f}\n")
     write(
-        f"{found.tokens:,} tokens, {found.words:,} words, {found.bytes:,} bytes, "
-        f"stride {found.stride}\n"
+        f"{measured.tokens:,} tokens, {measured.words:,} words, {measured.bytes:,} bytes, "
+        f"stride {measured.stride}\n"
     )
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8-sig")  # its line breaks as they are
-    except (OSError, ValueError) as error:
-        if isinstance(error, UnicodeDecodeError):
-            raise UserError(f"{file}: is not UTF-8 text; save the file as UTF-8") from None
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{file}: cannot be read: {reason}") from None

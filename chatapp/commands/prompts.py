@@ -1,21 +1,29 @@
-"""What `run` and `eval` share: finding prompt files, and showing how far they are.
+"""What `run` and `eval` share: finding prompt files, options, and showing how far they are.
 
-The one invariant: progress is shown on standard error, and only on a terminal.
+Keep: progress is shown on standard error, and only on a terminal.
 """
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chatapp.commands.console import complain
 from chatapp.userfiles import UserError
 
+if TYPE_CHECKING:
+    from chatapp.prompting.examples import Pool
+
 FAILED, INTERRUPTED = 1, 130
 
-Report = Callable[[int, int | None], None]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Refuse a pool in which an input has two labels.")
+]
+
+ProgressReport = Callable[[int, int | None], None]
 """Called with how much is done, and of how much, if that is known."""
 
 
@@ -32,14 +40,30 @@ def prompt_path(name: str) -> Path:
     if "\0" in name or path.exists() or path.parent not in (Path(), Path("prompts")):
         return path
     prompts = tasks()
-    if found := (prompts | {file.name: file for file in files()}).get(path.name):
-        return found
+    if file := (prompts | {file.name: file for file in files()}).get(path.name):
+        return file
     hint = did_you_mean(path.stem, prompts) or f"; it has {', '.join(prompts)}"
     raise UserError(f"{name}: there is no such file, and none in the library of prompts{hint}")
 
 
+def report_pool(pool: "Pool", *, strict: bool) -> None:
+    """Say which rows of a pool repeat or contradict others.
+
+    Raises UserError when `strict`, and an input has two labels.
+    """
+    if pool.repeats:
+        rows = "row repeats" if pool.repeats == 1 else "rows repeat"
+        complain(f"{pool.source}: {pool.repeats} {rows} another one; each is used once")
+    if pool.conflicts:
+        more = len(pool.conflicts) - 1
+        sentence = pool.conflicts[0] + (f", and so on for {more} more" if more else "")
+        if strict:
+            raise UserError(f"{sentence}; without --strict such rows are used as they stand")
+        complain(f"{sentence}; these rows are used as they stand, --strict refuses them")
+
+
 @contextmanager
-def progress(text: str) -> Iterator[Report]:
+def progress(text: str) -> Iterator[ProgressReport]:
     """A bar on standard error while the context lasts."""
     from rich.console import Console
     from rich.progress import (

@@ -1,20 +1,27 @@
 """`chatapp run`: a prompt file on one input, or on a file of them.
 
-The one invariant: standard output holds answers alone; what was asked, how sure the model is
-and what went wrong go to standard error, or into the JSON document.
+Keep: standard output holds answers alone; what was asked, how sure the model is and what went
+wrong go to standard error, or into the JSON document.
 """
 
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from chatapp.commands import completion
 from chatapp.commands.ask import JsonOption, ModelOption, load
 from chatapp.commands.console import complain, write, write_json
-from chatapp.commands.prompts import interruptible, progress, prompt_path
+from chatapp.commands.prompts import (
+    StrictOption,
+    interruptible,
+    progress,
+    prompt_path,
+    report_pool,
+)
+from chatapp.prompting.selection.methods import help_on_methods
 from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -34,40 +41,47 @@ _STYLES = {
 }
 
 
+FileArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="Prompt file (.toml, .txt), pool (.jsonl, .csv), or library name; "
+        "without it, the library is listed.",
+        show_default=False,
+        autocompletion=completion.prompts,
+    ),
+]
+InputsOption = Annotated[
+    str | None,
+    typer.Option(help="Inputs, one a row (.jsonl, .csv) or a line; - is standard input."),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(help="Where answers to --inputs go (JSON Lines); continued if it is there."),
+]
+SelectOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"How to choose them. {help_on_methods()}", autocompletion=completion.methods
+    ),
+]
+OrderOption = Annotated[str | None, typer.Option(help="nearest-first, nearest-last or shuffled.")]
+ScoreOption = Annotated[
+    str | None, typer.Option(help="How labels are scored: direct, calibrated or channel.")
+]
+
+
 def run(
-    file: Annotated[
-        str | None,
-        typer.Argument(
-            help="Prompt file (.toml, .txt), pool (.jsonl, .csv), or library name; "
-            "without it, the library is listed.",
-            show_default=False,
-            autocompletion=completion.prompts,
-        ),
-    ] = None,
+    context: typer.Context,
+    file: FileArgument = None,
     text: Annotated[str | None, typer.Option("--input", help="The input to answer.")] = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(help="Inputs, one a row (.jsonl, .csv) or a line; - is standard input."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Where answers to --inputs go (JSON Lines); continued if it is there."),
-    ] = None,
+    inputs: InputsOption = None,
+    output: OutputOption = None,
     shots: Annotated[int | None, typer.Option(min=0, help="Examples to show.")] = None,
-    select: Annotated[
-        str | None,
-        typer.Option(
-            help="How to choose them: fixed, random, balanced, bm25, knn, mmr or vote; the last "
-            "three also with an encoder, as knn:minilm.",
-        ),
-    ] = None,
-    order: Annotated[
-        str | None, typer.Option(help="nearest-first, nearest-last or shuffled.")
-    ] = None,
-    score: Annotated[
-        str | None, typer.Option(help="How labels are scored: direct, calibrated or channel.")
-    ] = None,
+    select: SelectOption = None,
+    order: OrderOption = None,
+    score: ScoreOption = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of selection and sampling.")] = None,
+    strict: StrictOption = False,
     model: ModelOption = None,
     show_prompt: Annotated[
         bool, typer.Option("--show-prompt", help="Show the exact prompt on standard error.")
@@ -83,19 +97,10 @@ def run(
             raise UserError("there is no prompt file; `chatapp run` alone lists the library")
         _list(as_json=as_json)
         return
-    given = {"--shots": shots, "--select": select, "--order": order, "--score": score}
-    prompt = changed(
-        load_prompt(prompt_path(file)),
-        shots=shots,
-        select=select,
-        order=order,
-        scoring=score,
-        seed=seed,
-    )
-    _refuse(prompt, text, inputs, output, show_prompt=show_prompt, as_json=as_json)
-    for option, value in given.items():
-        if prompt.text is not None and value is not None:
-            raise UserError(f"{option} means nothing with {prompt.path}, a text to complete")
+    prompt = load_prompt(prompt_path(file))
+    _refuse(prompt, context.params)
+    prompt = changed(prompt, shots=shots, select=select, order=order, scoring=score, seed=seed)
+    report_pool(prompt.pool, strict=strict)
     goes_on = f"; the same command goes on where {output} ends" if output else ""
     with interruptible(f"interrupted{goes_on}"):
         if inputs is None:
@@ -124,28 +129,25 @@ def _list(*, as_json: bool) -> None:
         write(f"{row['name']:{width}}  {row.get('error') or row['description']}\n")
 
 
-def _refuse(
-    prompt: "PromptFile",
-    text: str | None,
-    inputs: str | None,
-    output: Path | None,
-    *,
-    show_prompt: bool,
-    as_json: bool,
-) -> None:
+def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
     """Raise UserError for options that do not go together."""
+    text, inputs = options["text"], options["inputs"]
     if text is not None and inputs is not None:
         raise UserError("--input and --inputs exclude each other")
-    if prompt.text is None and text is None and inputs is None:
+    if prompt.text is not None:
+        if text is not None or inputs is not None:
+            raise UserError(f"{prompt.path}: is a text to complete and takes no input")
+        for name in ("shots", "select", "order", "score"):
+            if options[name] is not None:
+                raise UserError(f"--{name} means nothing with {prompt.path}, a text to complete")
+    elif text is None and inputs is None:
         raise UserError("there is no input; give it with --input, or a file of them with --inputs")
-    if prompt.text is not None and (text is not None or inputs is not None):
-        raise UserError(f"{prompt.path}: is a text to complete and takes no input")
     if text is not None and not text.strip():
         raise UserError("--input is empty")
-    if inputs is None and output is not None:
+    if inputs is None and options["output"] is not None:
         raise UserError("--output is for the answers to --inputs")
-    if inputs is not None and (show_prompt or as_json):
-        option = "--show-prompt" if show_prompt else "--json"
+    if inputs is not None and (options["show_prompt"] or options["as_json"]):
+        option = "--show-prompt" if options["show_prompt"] else "--json"
         raise UserError(f"{option} is for one input; the answers to --inputs hold everything")
 
 
@@ -246,9 +248,9 @@ def _show(question: "Question") -> None:
     if question.segments:  # a vote asks no model
         console.print(_coloured(question))
     for title, items in (("shown", question.examples), ("dropped", question.dropped)):
-        for each in items:
-            near = "" if each.similarity is None else f", similarity {each.similarity:.3f}"
-            console.print(f"example {each.index} {title}{near}", markup=False, style="dim")
+        for item in items:
+            near = "" if item.similarity is None else f", similarity {item.similarity:.3f}"
+            console.print(f"example {item.index} {title}{near}", markup=False, style="dim")
 
 
 def _coloured(question: "Question") -> "Text":
@@ -258,7 +260,7 @@ def _coloured(question: "Question") -> "Text":
     from chatapp.foreign import printable
 
     return Text.assemble(
-        *((printable(each.text), _STYLES[each.kind]) for each in question.segments)
+        *((printable(segment.text), _STYLES[segment.kind]) for segment in question.segments)
     )
 
 

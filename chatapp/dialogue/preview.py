@@ -1,12 +1,12 @@
 """What a chat would be held with, and what a message would then become, before it is chosen.
 
-The one invariant: what is shown is written by the writer that would write the chat.
+Keep: what is shown is written by the writer that would write the chat.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chatapp.dialogue.fewshot import FewShotWriter
+from chatapp.dialogue.fewshot_chat import FewShotWriter
 from chatapp.dialogue.prompt import Exchange, Prompt, PromptWriter, Writer
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Basis

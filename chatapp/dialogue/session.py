@@ -345,7 +345,7 @@ class Session:
         Raises PromptError as long as the file is no good.
         """
         if self._writer is None and self.prompt:
-            from chatapp.dialogue.fewshot import FewShotWriter
+            from chatapp.dialogue.fewshot_chat import FewShotWriter
 
             writer = FewShotWriter.open(self.model, self.prompt)
             if not self._sampling_is_set:

@@ -15,8 +15,8 @@ the answer to one item in one setting:
     output          the text generated or voted for; null where labels were scored
     tokens, seconds the prompt's length, and the time the answer took
 
-The one invariant: every figure of a report is arithmetic on these lines, so that accuracy
-under another decision rule needs no model: `accuracies(path, rule)`.
+Keep: every figure of a report is arithmetic on these lines, so that accuracy under another
+decision rule needs no model: `accuracies(path, rule)`.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-from chatapp.evaluation.journal import Row, read_rows
+from chatapp.evaluation.journal import JournalRow, read_rows
 from chatapp.fewshot.scoring import Likelihoods, best, probabilities
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.promptfile import Scoring
@@ -38,17 +38,17 @@ Setting = tuple[str, int, str, str, str]
 """Task, shots, selection, order and layout."""
 
 
-def setting_of(row: Row) -> Setting:
+def setting_of(row: JournalRow) -> Setting:
     return row["task"], row["shots"], row["selection"], row["order"], row["layout"]
 
 
-def likelihoods_of(row: Row) -> Likelihoods:
+def likelihoods_of(row: JournalRow) -> Likelihoods:
     """The likelihoods of a row of labels."""
-    found = row["log_likelihoods"]
-    return Likelihoods(found["direct"], tuple(found["content_free"]), found["channel"])
+    by_kind = row["log_likelihoods"]
+    return Likelihoods(by_kind["direct"], tuple(by_kind["content_free"]), by_kind["channel"])
 
 
-def decided(row: Row, scoring: str) -> str:
+def decided(row: JournalRow, scoring: str) -> str:
     """The answer of a row; `scoring` decides between labels where there are any."""
     if row["log_likelihoods"] is None:
         return str(row["output"])
@@ -73,10 +73,10 @@ def accuracies(path: Path, rule: Rule) -> dict[Setting, float]:
             tokens = head["tasks"][row["task"]]["label_tokens"]
             answer = rule(likelihoods_of(row), tokens)
             right.setdefault(setting_of(row), []).append(answer == row["gold"])
-    return {setting: fmean(each) for setting, each in right.items()}
+    return {setting: fmean(rights) for setting, rights in right.items()}
 
 
-def read_answers(path: Path) -> tuple[dict[str, Any], Iterator[Row]]:
+def read_answers(path: Path) -> tuple[dict[str, Any], Iterator[JournalRow]]:
     """The head and the answers in a file. Raises PromptError."""
     rows = read_rows(path)
     head = next(rows, {})

@@ -1,7 +1,7 @@
 """Answers to a file of inputs, row by row, in a file that a second start continues.
 
-The one invariant: row n of the output belongs to row n of the inputs, bad ones included, so
-that a continued run loses none and does none twice.
+Keep: row n of the output belongs to row n of the inputs, bad ones included, so that a continued
+run loses none and does none twice.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -9,14 +9,14 @@ from itertools import islice
 from typing import Any
 
 from chatapp.evaluation.inputs import Inputs
-from chatapp.evaluation.journal import Journal, Row
+from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.fewshot.answering import Answer, Answerer
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.fewshot import Demonstration
+from chatapp.prompting.layout import Demonstration
 from chatapp.prompting.segments import text_of
 
 
-def document(answer: Answer) -> Row:
+def document(answer: Answer) -> dict[str, Any]:
     """An answer as plain data. Times are in seconds, likelihoods in nats."""
     finished = answer.finished
     return {
@@ -24,8 +24,8 @@ def document(answer: Answer) -> Row:
         "output": answer.output,
         "label_probabilities": answer.probabilities,
         "log_likelihoods": log_likelihoods(answer),
-        "examples": [_demonstration(each) for each in answer.question.examples],
-        "dropped": [_demonstration(each) for each in answer.question.dropped],
+        "examples": [_demonstration(example) for example in answer.question.examples],
+        "dropped": [_demonstration(example) for example in answer.question.dropped],
         "prompt": text_of(answer.question.segments),
         "finish_reason": finished.reason if finished else None,
         "prompt_tokens": answer.prompt_tokens,
@@ -36,20 +36,20 @@ def document(answer: Answer) -> Row:
     }
 
 
-def log_likelihoods(answer: Answer) -> Row | None:
+def log_likelihoods(answer: Answer) -> dict[str, Any] | None:
     """The raw numbers behind an answer; None where it is no scored label."""
-    found = answer.likelihoods
-    if found is None:
+    likelihoods = answer.likelihoods
+    if likelihoods is None:
         return None
     return {
-        "direct": dict(found.direct),
-        "content_free": [dict(each) for each in found.content_free],
-        "channel": dict(found.channel),
+        "direct": dict(likelihoods.direct),
+        "content_free": [dict(sums) for sums in likelihoods.content_free],
+        "channel": dict(likelihoods.channel),
     }
 
 
-def _demonstration(each: Demonstration) -> dict[str, Any]:
-    return {"index": each.index, "similarity": each.similarity}
+def _demonstration(example: Demonstration) -> dict[str, Any]:
+    return {"index": example.index, "similarity": example.similarity}
 
 
 def answer_all(
@@ -60,19 +60,18 @@ def answer_all(
     identity: str,
     journal: Journal | None,
     report: Callable[[str], None],
-) -> Iterator[list[Row]]:
+) -> Iterator[list[JournalRow]]:
     """Answer every input; yields the new rows a few at a time, after they are written.
 
     A row is the `document` of an answer, with the `line` of its input and the `run` it
     belongs to; of a bad input it has an `error` instead of an answer.
     source: what the inputs are read from, for errors. identity: of prompt, model and options.
-    report: is told of each bad row, also of those an
-    earlier start met.
+    report: is called with the error of each bad row, also of those an earlier start met.
     Raises PromptError when the journal is of another run or of other inputs.
     """
     waiting = _new(inputs, journal, identity, report)
-    while some := list(islice(waiting, answerer.batch)):
-        rows = _answered(answerer, some, source)
+    while batch := list(islice(waiting, answerer.batch)):
+        rows = _answered(answerer, batch, source)
         for row in rows:
             row["run"] = identity
             if "error" in row:
@@ -113,12 +112,12 @@ def _place(journal: Journal | None) -> str:
 
 
 def _answered(
-    answerer: Answerer, some: Iterable[tuple[int, str | PromptError]], source: str
-) -> list[Row]:
-    rows: list[Row] = []
+    answerer: Answerer, batch: Iterable[tuple[int, str | PromptError]], source: str
+) -> list[JournalRow]:
+    rows: list[JournalRow] = []
     questions = []
-    for line, text in some:
-        row: Row = {"line": line, "input": None}
+    for line, text in batch:
+        row: JournalRow = {"line": line, "input": None}
         rows.append(row)
         if isinstance(text, PromptError):
             row["error"] = str(text)

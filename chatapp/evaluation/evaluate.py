@@ -1,8 +1,7 @@
 """Prompt files on test items in many settings: shots × selection × order × scoring × seeds.
 
-The one invariant: every answer is a row of its own (see `answers`), written before the next
-few are asked for, so that an evaluation that was ended goes on where it was, also with more
-settings than before.
+Keep: every answer is a row of its own (see `answers`), written before the next few are asked for,
+so that an evaluation that was ended goes on where it was, also with more settings than before.
 """
 
 import hashlib
@@ -16,12 +15,13 @@ from chatapp.evaluation.answers import FORMAT, read_answers
 from chatapp.evaluation.batch import log_likelihoods
 from chatapp.evaluation.identity import model_identity, prompt_identity
 from chatapp.evaluation.inputs import Item
-from chatapp.evaluation.journal import Journal, Row
+from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.fewshot.answering import Answer, Answerer
-from chatapp.fewshot.choices import changed, method_and_encoder, selector_for
+from chatapp.fewshot.choices import changed, method_of, selector_for
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.promptfile import PromptFile, Scoring
-from chatapp.prompting.selection import Select, Selector, vote
+from chatapp.prompting.selection.methods import Fixed, Selector, vote
+from chatapp.prompting.selection.select import Select
 
 NONE = "none"
 """The selection and the order of a prompt without demonstrations."""
@@ -30,9 +30,6 @@ AS_CHOSEN = "as chosen"
 """The order of demonstrations that have no nearness, where none is asked for."""
 
 Progress = Callable[[int, int], None]
-
-_RANKED = ("bm25", "knn", "mmr")
-_DRAWN = ("random", "balanced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ def prompt_of(task: Task, cell: Cell) -> PromptFile:
     return changed(
         task.prompt,
         shots=cell.shots,
-        select="fixed" if cell.selection == NONE else cell.selection,
+        select=Fixed.name if cell.selection == NONE else cell.selection,
         order=None if given else cell.order,
         scoring=cell.layout if cell.layout in ("calibrated", "channel") else "direct",
         seed=cell.seed,
@@ -118,15 +115,15 @@ def prompt_of(task: Task, cell: Cell) -> PromptFile:
 
 
 def _order(prompt: PromptFile, select: str, order: str | None) -> str:
-    method, _ = method_and_encoder(select)
-    if method == "vote":
+    method = method_of(select)
+    if method.votes:
         return NONE
     order = order or prompt.select.order
-    return order or ("nearest-last" if method in _RANKED else AS_CHOSEN)
+    return order or ("nearest-last" if method.ranks else AS_CHOSEN)
 
 
 def _layouts(prompt: PromptFile, selection: str, scorings: Sequence[Scoring]) -> list[str]:
-    if selection.partition(":")[0] == "vote":
+    if selection != NONE and method_of(selection).votes:
         return ["vote"]
     if not prompt.labels:
         return ["text"]
@@ -139,8 +136,8 @@ def _is_drawn(prompt: PromptFile, cell: Cell) -> bool:
     """Whether another seed can give other answers."""
     if not prompt.labels and prompt.generate.get("temperature", 0.0) > 0:
         return True
-    chosen = prompt.select.method in _DRAWN or cell.order == "shuffled"
-    return chosen and cell.shots > 0
+    is_drawn = prompt.select.selector.draws or cell.order == "shuffled"
+    return is_drawn and cell.shots > 0
 
 
 class Selectors:
@@ -155,13 +152,14 @@ class Selectors:
     def of(self, prompt: PromptFile) -> Selector | None:
         """The selector of a prompt file that differs from the task's in its settings."""
         select = prompt.select
+        method = select.selector
         key = select.model_copy(
             update={
                 "k": 0,
                 "order": None,
-                # Only what is drawn depends on the seed; `vote` is `knn` without a model.
-                "seed": select.seed if select.method in _DRAWN else 0,
-                "method": "knn" if select.method == "vote" else select.method,
+                # Only what is drawn depends on the seed; voters are chosen by the baseline.
+                "seed": select.seed if method.draws else 0,
+                "method": method.baseline if method.votes else method.name,
             }
         ).model_dump_json()
         if key not in self._built:
@@ -171,15 +169,14 @@ class Selectors:
     def voted(self, cell: Cell) -> list[str] | None:
         """What the majority of the k nearest says of each item, without a language model.
 
-        Nearest by BM25 where that selects, else by the encoder in force. None where there
-        are no demonstrations.
+        Nearest by the baseline of the method that selects, by the encoder in force. None where
+        there are no demonstrations.
         """
         if not cell.shots:
             return None
         prompt = prompt_of(self._task, cell)
-        select = prompt.select
-        if select.method != "bm25":
-            prompt = replace(prompt, select=select.model_copy(update={"method": "knn"}))
+        baseline = {"method": prompt.select.selector.baseline}
+        prompt = replace(prompt, select=prompt.select.model_copy(update=baseline))
         selector = self.of(prompt)
         assert selector is not None  # there are shots, so there is a pool
         chosen = (selector.select(item.input, cell.shots) for item in self._task.items)
@@ -193,7 +190,7 @@ def evaluate(
     *,
     journal: Journal | None = None,
     progress: Progress | None = None,
-) -> list[Row]:
+) -> list[JournalRow]:
     """The rows of every cell, those of an earlier start included.
 
     selectors: by the task's name. Raises PromptError when the journal is of another
@@ -202,7 +199,7 @@ def evaluate(
     tasks = {task.name: task for task, _ in cells}
     _check_fit(model, cells)
     done = _earlier(journal, _head(model, tasks.values())) if journal else {}
-    rows: list[Row] = []
+    rows: list[JournalRow] = []
     total = sum(len(task.items) for task, _ in cells)
     for task, cell in cells:
         known = done.get(cell, {})
@@ -224,9 +221,11 @@ def evaluate(
     return rows
 
 
-def _ask(answerer: Answerer, task: Task, cell: Cell, numbers: Sequence[int]) -> list[Row]:
+def _ask(answerer: Answerer, task: Task, cell: Cell, numbers: Sequence[int]) -> list[JournalRow]:
     answers = answerer.answer([answerer.prepare(task.items[number].input) for number in numbers])
-    return [_row(task, cell, each, answer) for each, answer in zip(numbers, answers, strict=True)]
+    return [
+        _row(task, cell, number, answer) for number, answer in zip(numbers, answers, strict=True)
+    ]
 
 
 def _check_fit(model: LanguageModel, cells: Iterable[tuple[Task, Cell]]) -> None:
@@ -241,11 +240,11 @@ def _check_fit(model: LanguageModel, cells: Iterable[tuple[Task, Cell]]) -> None
                 raise PromptError(f"{task.source}, line {item.line}: {error}") from None
 
 
-def _row(task: Task, cell: Cell, number: int, answer: Answer) -> Row:
+def _row(task: Task, cell: Cell, number: int, answer: Answer) -> JournalRow:
     item = task.items[number]
     if answer.finished and answer.finished.reason == "error":
         raise PromptError(f"{task.source}, line {item.line}: {answer.finished.message}")
-    found = log_likelihoods(answer)
+    likelihoods = log_likelihoods(answer)
     return {
         "task": cell.task,
         "shots": cell.shots,
@@ -257,16 +256,16 @@ def _row(task: Task, cell: Cell, number: int, answer: Answer) -> Row:
         "line": item.line,
         "input": item.input,
         "gold": item.output,
-        "examples": [each.index for each in answer.question.examples],
+        "examples": [example.index for example in answer.question.examples],
         "dropped": len(answer.question.dropped),
-        "log_likelihoods": found,
-        "output": answer.output if found is None else None,
+        "log_likelihoods": likelihoods,
+        "output": answer.output if likelihoods is None else None,
         "tokens": answer.prompt_tokens,
         "seconds": answer.seconds,
     }
 
 
-def _head(model: LanguageModel, tasks: Iterable[Task]) -> Row:
+def _head(model: LanguageModel, tasks: Iterable[Task]) -> JournalRow:
     return {
         "format": FORMAT,
         "model": model_identity(model),
@@ -289,19 +288,19 @@ def _items_identity(items: Sequence[Item]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _earlier(journal: Journal, head: Row) -> dict[Cell, dict[int, Row]]:
+def _earlier(journal: Journal, head: JournalRow) -> dict[Cell, dict[int, JournalRow]]:
     """What an earlier start has answered; writes the head when this is the first."""
     if next(journal.rows(), None) is None:
         journal.append([head])
         return {}
-    found, rows = read_answers(journal.path)
+    earlier, rows = read_answers(journal.path)
     for part, what in (("model", "another model"), ("tasks", "other prompts or test items")):
-        if found[part] != head[part]:
+        if earlier[part] != head[part]:
             raise PromptError(
                 f"{journal.path}: holds the answers of an evaluation of {what}; "
                 "name another folder to keep it"
             )
-    done: dict[Cell, dict[int, Row]] = {}
+    done: dict[Cell, dict[int, JournalRow]] = {}
     for row in rows:
         names = ("task", "shots", "selection", "order", "layout", "seed")
         done.setdefault(Cell(*(row[name] for name in names)), {})[row["item"]] = row

@@ -1,16 +1,18 @@
 """The arithmetic and word-scrambling tasks of the GPT-3 paper, made anew from a seed.
 
 The shapes are those of the files published with the paper (Brown et al. 2020, sections 3.9.1
-and 3.9.2, appendix G). The one invariant: the same task, number, seed and words give the
-same items, and no two items of a call are alike.
+and 3.9.2, appendix G).
+
+Keep: the same task, number, seed and words give the same items, and no two items of a call are
+alike.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 
+from chatapp.evaluation.words import own_words
 from chatapp.prompting.examples import Example, Pool, PromptError
 from chatapp.prompting.promptfile import PromptFile
 
@@ -101,8 +103,8 @@ def generate(name: str, n: int, seed: int, words: Sequence[str] = ()) -> list[Ex
     if name not in TASKS:
         raise PromptError(f"there is no task {name!r}; there are {', '.join(TASKS)}")
     draw = random.Random(f"{name} {seed}")
-    made = _sums(name, draw) if name in _ARITHMETIC else _scrambled(name, words, draw)
-    items = dict(zip(made, range(n), strict=False))
+    drawn = _sums(name, draw) if name in _ARITHMETIC else _scrambled(name, words, draw)
+    items = dict(zip(drawn, range(n), strict=False))
     if len(items) < n:
         hint = "; name a file of more words" if name in _SCRAMBLING else ""
         raise PromptError(f"the task {name} gives {len(items)} different items, not {n}{hint}")
@@ -130,7 +132,7 @@ def _scrambled(name: str, words: Sequence[str], draw: random.Random) -> Iterator
     for word in usable:
         # A word whose middle is of one letter, such as "queen" in A2, never changes.
         tries = (scramble(word, draw) for _ in range(20))
-        changed = next((each for each in tries if each != word), None)
+        changed = next((scrambled for scrambled in tries if scrambled != word), None)
         if changed is not None:
             request = "Please unscramble the letters into a word, and write that word:"
             yield Example(f"{request}\n{changed} =", word)
@@ -138,21 +140,6 @@ def _scrambled(name: str, words: Sequence[str], draw: random.Random) -> Iterator
 
 def _usable(word: str) -> bool:
     return _SHORTEST <= len(word) <= _LONGEST and word.isalpha() and word.islower()
-
-
-def own_words() -> list[str]:
-    """Common English words that come with the program."""
-    return files("chatapp.evaluation").joinpath("words.txt").read_text("utf-8").split()
-
-
-def read_words(path: Path) -> list[str]:
-    """Words from a file, separated by white space. Raises PromptError."""
-    try:
-        return path.read_text(encoding="utf-8-sig").split()
-    except OSError as error:
-        raise PromptError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise PromptError(f"{path}: is not UTF-8 text; save the file as UTF-8") from None
 
 
 def task_prompt(name: str, pool: Sequence[Example]) -> PromptFile:

@@ -1,6 +1,6 @@
 """Short digests of prompts and models, so that a run is never continued with other ones.
 
-The one invariant: whatever changes an answer changes the digest; names and places do not.
+Keep: whatever changes an answer changes the digest; names and places do not.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Inputs for `run` and test items for `eval`, from files and from standard input.
 
-The one invariant: every row of a file comes out once, with the line it begins on, as an
-input or as the sentence that says why it is none.
+Keep: every row of a file comes out once, with the line it begins on, as an input or as the
+sentence that says why it is none.
 """
 
 import json

@@ -1,7 +1,13 @@
 """A JSON Lines file that a later start continues.
 
-The one invariant: whatever kills the program, the file is whole lines and at most one half
-line at its end; that one is cut off when the file is opened again, and its row is done anew.
+The format: UTF-8 in which all but ASCII is escaped, one JSON object a line, each line ended by
+a line feed, rows in the order in which they were made. What a row holds is its writer's affair:
+those of `run --output` are described in `batch`, those of `eval --report` in `answers`, whose
+first row is a head. While a process writes NAME, it holds a lock on the file .NAME.lock beside
+it, which holds nothing and is gone when the process ends.
+
+Keep: whatever kills the program, the file is whole lines and at most one half line at its end;
+that one is cut off when the file is opened again, and its row is done anew.
 """
 
 import json
@@ -12,16 +18,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from chatapp.prompting.examples import PromptError
+from filelock import FileLock, Timeout
 
-Row = dict[str, Any]
+from chatapp.prompting.examples import PromptError
+from chatapp.userfiles import reason
+
+JournalRow = dict[str, Any]
 
 
 class NotWritten(Exception):
     """Rows that could not be written, in one sentence; those before them are on the disk."""
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[JournalRow]:
     """The whole rows of a file, one at a time; half a row at its end is passed over.
 
     Raises PromptError at a line that is no row, and when the file cannot be read.
@@ -41,7 +50,7 @@ def read_rows(path: Path) -> Iterator[Row]:
                 if not is_half:
                     yield row
     except OSError as error:
-        raise PromptError(f"{path}: cannot be read: {error.strerror}") from None
+        raise PromptError(f"{path}: cannot be read: {reason(error)}") from None
 
 
 class Journal:
@@ -58,16 +67,20 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
+            self._lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
+            self._lock.acquire()
+        except Timeout:
+            self._file.close()
+            raise PromptError(f"{path}: another process is writing this file") from None
         except OSError as error:
-            raise PromptError(f"{path}: cannot be written: {error.strerror}") from None
-        self._lock()
+            raise PromptError(f"{path}: cannot be written: {reason(error)}") from None
         self._is_whole = False
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[JournalRow]:
         """The rows that are there (see `read_rows`)."""
         return read_rows(self.path)
 
-    def append(self, rows: Iterable[Row]) -> None:
+    def append(self, rows: Iterable[JournalRow]) -> None:
         """Write rows, and have them on the disk before this returns. Raises NotWritten."""
         try:
             if not self._is_whole:
@@ -77,7 +90,7 @@ class Journal:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise NotWritten(f"{self.path}: cannot be written: {error.strerror}") from None
+            raise NotWritten(f"{self.path}: cannot be written: {reason(error)}") from None
 
     def __enter__(self) -> "Journal":
         return self
@@ -90,19 +103,10 @@ class Journal:
     ) -> None:
         with suppress(OSError):  # what `append` could not write is tried once more here
             self._file.close()
-
-    def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise PromptError(f"{self.path}: another process is writing this file") from None
-        except OSError:
-            return  # a file system without locks
+        # While it is still held: a moment later it may be the lock of another process.
+        with suppress(OSError):
+            os.unlink(self._lock.lock_file)
+        self._lock.release()
 
     def _cut(self) -> None:
         """Drop what stands after the last line break."""
@@ -110,9 +114,9 @@ class Journal:
         while end:
             begin = max(0, end - 2**16)
             self._file.seek(begin)
-            found = self._file.read(end - begin).rfind(b"\n")
-            if found >= 0:
-                end = begin + found + 1
+            line_end = self._file.read(end - begin).rfind(b"\n")
+            if line_end >= 0:
+                end = begin + line_end + 1
                 break
             end = begin
         self._file.truncate(end)

@@ -1,7 +1,7 @@
 """Answers against gold answers as numbers, and how far those numbers can be trusted.
 
-The one invariant: every measure is the one its name stands for in the literature, as its
-docstring says, from 0 to 1, so that figures can be compared with published ones (times 100).
+Keep: every measure is the one its name stands for in the literature, as its docstring says, from
+0 to 1, so that figures can be compared with published ones (times 100).
 """
 
 import math
@@ -88,6 +88,8 @@ MEASURES: dict[Measure, Score] = {
     "rouge_l": rouge_l,
 }
 
+IntervalMethod = Literal["wilson", "bootstrap", "logit-t"]
+
 _PROPORTIONS = ("accuracy", "exact_match")
 
 
@@ -117,9 +119,9 @@ def _longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> 
     lengths = [0] * (len(second) + 1)
     for word in first:
         diagonal = 0
-        for place, other in enumerate(second, start=1):
-            above = lengths[place]
-            lengths[place] = diagonal + 1 if word == other else max(above, lengths[place - 1])
+        for column, other in enumerate(second, start=1):
+            above = lengths[column]
+            lengths[column] = diagonal + 1 if word == other else max(above, lengths[column - 1])
             diagonal = above
     return lengths[-1]
 
@@ -133,14 +135,14 @@ class Estimate:
         `wilson`: one run of a proportion, over the items (Wilson 1927).
         `bootstrap`: one run of another measure, over the items: percentiles of 1,000
             resamples (Efron 1979).
-        `t`: several runs, Student's t over the seeds. The items are the same in each, so it
-            speaks of other seeds, not of other items.
+        `logit-t`: several runs, Student's t over the seeds on the scale of log odds. The items
+            are the same in each, so it speaks of other seeds, not of other items.
     """
 
     mean: float
     spread: float | None
     interval: tuple[float, float]
-    interval_of: Literal["wilson", "bootstrap", "t"]
+    interval_of: IntervalMethod
 
 
 def estimate(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[str]) -> Estimate:
@@ -150,7 +152,7 @@ def estimate(measure: Measure, runs: Sequence[Sequence[str]], golds: Sequence[st
     """
     values = [MEASURES[measure](answers, golds) for answers in runs]
     if len(values) > 1:
-        return Estimate(fmean(values), stdev(values), t_interval(values), "t")
+        return Estimate(fmean(values), stdev(values), logit_t_interval(values), "logit-t")
     if measure in _PROPORTIONS:
         interval = wilson(round(values[0] * len(golds)), len(golds))
         return Estimate(values[0], None, interval, "wilson")
@@ -167,10 +169,23 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
-def t_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of a mean of two or more values by Student's t, not cut to 0 … 1."""
-    half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return fmean(values) - half, fmean(values) + half
+def logit_t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of a mean of two or more values from 0 to 1; it lies there as well.
+
+    Student's t on the scale of log odds: logit(m) ± t · e / (m (1 - m)) turned back into
+    shares, with m the mean and e its standard error, which the delta method brings to that
+    scale: the logit interval for a proportion (Brown, Cai and DasGupta 2001), with the
+    standard error and the degrees of freedom of the runs, as R's
+    `survey::svyciprop(method = "xlogit")` takes those of clusters.
+    """
+    mean = fmean(values)
+    error = stdev(values) / math.sqrt(len(values))
+    if not error:  # all values are the same, perhaps 0 or 1, which have no odds
+        return mean, mean
+    odds = mean / (1 - mean)
+    factor = math.exp(t_quantile(len(values) - 1) * error / (mean * (1 - mean)))
+    low, high = odds / factor, odds * factor
+    return low / (1 + low), high / (1 + high)
 
 
 def bootstrap(
@@ -203,8 +218,8 @@ def _bleu_over_items(
     from sacrebleu.metrics.bleu import BLEU
 
     scorer = BLEU(effective_order=True)
-    found = [scorer.sentence_score(a, [g]) for a, g in zip(answers, golds, strict=True)]
-    counts = np.array([[*each.counts, *each.totals, each.sys_len, each.ref_len] for each in found])
+    scores = [scorer.sentence_score(a, [g]) for a, g in zip(answers, golds, strict=True)]
+    counts = np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores])
 
     def score(items: Sequence[int]) -> float:
         sums = counts[items].sum(axis=0).tolist()

@@ -1,9 +1,9 @@
 """How well a model predicts a text: perplexity over a sliding window.
 
-The one invariant: every token of the text is scored exactly once. The first window begins
-with the end-of-text token, which GPT-2 saw before every document, so that the text's first
-token is scored as well; each later window begins a stride after its predecessor and gives a
-token at least window - stride tokens of context.
+Keep: every token of the text is scored exactly once. The first window begins with the end-of-text
+token, which GPT-2 saw before every document, so that the text's first token is scored as well;
+each later window begins a stride after its predecessor and gives a token at least window - stride
+tokens of context.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The picture of an evaluation: the first measure of each task, with its baselines, as a PNG.
 
-The one invariant: every point stands with its interval, on an axis from 0 to 1, and nothing
-drawn hides a figure: legends stand beside the axes, and points side by side.
+Keep: every point stands with its interval, on an axis from 0 to 1, and nothing drawn hides a
+figure: legends stand beside the axes, and points side by side.
 """
 
 import warnings
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatapp.evaluation.report import Result
+from chatapp.fewshot.choices import method_of
 from chatapp.foreign import printable
 
 if TYPE_CHECKING:
@@ -24,14 +25,14 @@ _BASELINE = "0.35"
 _PANEL, _LEGEND, _NARROWEST = 3.4, 2.2, 7.5
 
 
-def plot(found: Sequence[Result], path: Path) -> None:
+def plot(results: Sequence[Result], path: Path) -> None:
     """Write the picture of these results as a PNG."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a name may be in a script the font has not
-        picture(found).savefig(path, format="png", dpi=150)
+        picture(results).savefig(path, format="png", dpi=150)
 
 
-def picture(found: Sequence[Result]) -> "Figure":
+def picture(results: Sequence[Result]) -> "Figure":
     """Results over the number of demonstrations where that varies, else by selection.
 
     Over demonstrations as Figures 13 and 17 of the GPT-3 paper do, with a panel for each
@@ -39,9 +40,9 @@ def picture(found: Sequence[Result]) -> "Figure":
     """
     from matplotlib.figure import Figure
 
-    groups = _by_task(found)
-    heights = [3.8 if _shots(each)[1:] else 1.7 + 0.55 * len(_rows(each)) for each in groups]
-    panels = max(len(_scorings(each)) if _shots(each)[1:] else 0 for each in groups)
+    groups = _by_task(results)
+    heights = [3.8 if _shots(group)[1:] else 1.7 + 0.55 * len(_rows(group)) for group in groups]
+    panels = max(len(_scorings(group)) if _shots(group)[1:] else 0 for group in groups)
     width = max(_NARROWEST, _PANEL * panels + _LEGEND)
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(groups), squeeze=False, height_ratios=heights)[:, 0]
@@ -57,19 +58,19 @@ def picture(found: Sequence[Result]) -> "Figure":
 def _over_shots(part: "SubFigure", group: Sequence[Result]) -> None:
     """A curve for each selection and order, in a panel for each scoring."""
     shots, scorings = _shots(group), _scorings(group)
-    selections = list(dict.fromkeys(each.selection for each in group if each.shots))
+    selections = list(dict.fromkeys(result.selection for result in group if result.shots))
     legend: dict[str, Any] = {}
     all_axes = part.subplots(1, len(scorings), sharey=True, squeeze=False)[0]
     for axes, scoring in zip(all_axes, scorings, strict=True):
-        curves = _curves([each for each in group if each.scoring == scoring])
+        curves = _curves([result for result in group if result.scoring == scoring])
         for number, ((selection, order), points) in enumerate(curves.items()):
             style = selections.index(selection) if selection in selections else 0
-            orders = [other for each, other in curves if each == selection]
+            orders = [other for name, other in curves if name == selection]
             # Side by side, so that no interval hides another.
             aside = 0.04 * (number - (len(curves) - 1) / 2)
             drawn = axes.errorbar(
-                [shots.index(each.shots) + aside for each in points],
-                [each.mean for each in points],
+                [shots.index(result.shots) + aside for result in points],
+                [result.mean for result in points],
                 _bars(points),
                 color=f"C{style % 10}",
                 marker=_MARKERS[style % len(_MARKERS)],
@@ -106,18 +107,20 @@ def _over_selections(part: "SubFigure", group: Sequence[Result]) -> None:
     axes = part.subplots()
     legend: dict[str, Any] = {}
     for number, scoring in enumerate(scorings):
-        points = [each for each in group if each.scoring == scoring]
+        points = [result for result in group if result.scoring == scoring]
         aside = 0.22 * (number - (len(scorings) - 1) / 2)
         legend[scoring] = axes.errorbar(
-            [each.mean for each in points],
-            [rows.index((each.selection, each.order)) + aside for each in points],
+            [result.mean for result in points],
+            [rows.index((result.selection, result.order)) + aside for result in points],
             xerr=_bars(points),
             color=f"C{number % 10}",
             marker=_MARKERS[number % len(_MARKERS)],
             linestyle="none",
             capsize=3,
         )
-    votes = {(each.selection, each.order): each.vote for each in group if each.vote is not None}
+    votes = {
+        (result.selection, result.order): result.vote for result in group if result.vote is not None
+    }
     if votes:
         places = [rows.index(row) for row in votes]
         (legend["vote of the nearest"],) = axes.plot(
@@ -134,54 +137,54 @@ def _over_selections(part: "SubFigure", group: Sequence[Result]) -> None:
     part.legend(legend.values(), legend.keys(), loc="outside right center", fontsize="small")
 
 
-def _by_task(found: Sequence[Result]) -> list[list[Result]]:
+def _by_task(results: Sequence[Result]) -> list[list[Result]]:
     """The results of each task in its first measure."""
     groups: dict[str, list[Result]] = defaultdict(list)
-    for each in found:
-        group = groups[each.task]
-        if not group or each.metric == group[0].metric:
-            group.append(each)
+    for result in results:
+        group = groups[result.task]
+        if not group or result.metric == group[0].metric:
+            group.append(result)
     return list(groups.values())
 
 
 def _shots(group: Sequence[Result]) -> list[int]:
-    return sorted({each.shots for each in group})
+    return sorted({result.shots for result in group})
 
 
 def _scorings(group: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(each.scoring for each in group))
+    return list(dict.fromkeys(result.scoring for result in group))
 
 
 def _rows(group: Sequence[Result]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((each.selection, each.order) for each in group))
+    return list(dict.fromkeys((result.selection, result.order) for result in group))
 
 
 def _bars(points: Sequence[Result]) -> tuple[list[float], list[float]]:
     """How far the intervals reach below and above the means."""
-    below = [max(0.0, each.mean - each.interval[0]) for each in points]
-    above = [max(0.0, each.interval[1] - each.mean) for each in points]
+    below = [max(0.0, result.mean - result.interval[0]) for result in points]
+    above = [max(0.0, result.interval[1] - result.mean) for result in points]
     return below, above
 
 
 def _curves(group: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
     """The points of each selection and order of one scoring, by rising shots."""
-    zero = [each for each in group if not each.shots]
+    zero = [result for result in group if not result.shots]
     curves: dict[tuple[str, str], list[Result]] = {}
-    for each in sorted(group, key=lambda each: each.shots):
-        if each.shots:
-            curves.setdefault((each.selection, each.order), list(zero)).append(each)
+    for result in sorted(group, key=lambda result: result.shots):
+        if result.shots:
+            curves.setdefault((result.selection, result.order), list(zero)).append(result)
     return curves or dict.fromkeys(_rows(zero), zero)
 
 
 def _votes(group: Sequence[Result]) -> dict[str, dict[int, float]]:
     """The different baselines by vote, each over shots, by its name."""
     by_selection: dict[str, dict[int, float]] = defaultdict(dict)
-    for each in sorted(group, key=lambda each: each.shots):
-        if each.vote is not None:
-            by_selection[each.selection][each.shots] = each.vote
+    for result in sorted(group, key=lambda result: result.shots):
+        if result.vote is not None:
+            by_selection[result.selection][result.shots] = result.vote
     different: dict[str, dict[int, float]] = {}
-    # What is drawn at random stands beside the vote of the nearest, and lends it no name.
-    for selection in sorted(by_selection, key=lambda name: name in ("random", "balanced", "fixed")):
+    # What does not rank stands beside the vote of the nearest as well, and lends it no name.
+    for selection in sorted(by_selection, key=lambda name: not method_of(name).ranks):
         if by_selection[selection] not in different.values():
             different[f"vote beside {selection}"] = by_selection[selection]
     return {"vote": by_selection.popitem()[1]} if len(different) == 1 else different

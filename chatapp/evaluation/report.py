@@ -1,7 +1,7 @@
 """What an evaluation found: results as data and as a table for a terminal.
 
-The one invariant: beside each figure stands what is reached without the model's
-understanding: the commonest answer, and the vote of the nearest examples.
+Keep: beside each figure stands what is reached without the model's understanding: the commonest
+answer, and the vote of the nearest examples.
 """
 
 import platform
@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from chatapp import __version__
 from chatapp.evaluation.answers import decided, setting_of
 from chatapp.evaluation.evaluate import Cell, Task
-from chatapp.evaluation.journal import Row
-from chatapp.evaluation.metrics import MEASURES, estimate
+from chatapp.evaluation.journal import JournalRow
+from chatapp.evaluation.metrics import MEASURES, IntervalMethod, estimate
 from chatapp.prompting.promptfile import Measure, Scoring
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Result:
     mean: float
     spread: float | None
     interval: tuple[float, float]
-    interval_of: Literal["wilson", "bootstrap", "t"]
+    interval_of: IntervalMethod
     n: int
     seeds: int
     majority: float
@@ -66,7 +66,7 @@ class Result:
 
 def results(
     tasks: Sequence[Task],
-    rows: Iterable[Row],
+    rows: Iterable[JournalRow],
     scorings: Sequence[Scoring],
     votes: Mapping[str, Vote],
 ) -> list[Result]:
@@ -75,10 +75,10 @@ def results(
     scorings: to decide by, empty for the prompt files' own. votes: by the task's name.
     """
     by_name = {task.name: task for task in tasks}
-    settings: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    settings: dict[tuple[Any, ...], list[JournalRow]] = defaultdict(list)
     for row in rows:
         settings[setting_of(row)].append(row)
-    found = []
+    measured = []
     for (name, shots, selection, order, layout), group in settings.items():
         task = by_name[name]
         cell = Cell(name, shots, selection, order, layout, group[0]["seed"])
@@ -87,8 +87,8 @@ def results(
             runs = _runs(group, scoring)
             for metric in task.prompt.metrics:
                 golds = [item.output for item in task.items]
-                measured = estimate(metric, runs, golds)
-                found.append(
+                estimated = estimate(metric, runs, golds)
+                measured.append(
                     Result(
                         name,
                         shots,
@@ -96,13 +96,13 @@ def results(
                         order,
                         scoring,
                         metric,
-                        **asdict(measured),
+                        **asdict(estimated),
                         n=len(golds),
                         seeds=len(runs),
                         **beside(metric),
                     )
                 )
-    return found
+    return measured
 
 
 def _deciding(layout: str, scorings: Sequence[Scoring]) -> list[str]:
@@ -117,7 +117,7 @@ def _deciding(layout: str, scorings: Sequence[Scoring]) -> list[str]:
     return [scoring for scoring in scorings if scoring in allowed[layout]]
 
 
-def _runs(group: Sequence[Row], scoring: str) -> list[list[str]]:
+def _runs(group: Sequence[JournalRow], scoring: str) -> list[list[str]]:
     """The answers of each seed, in the order of the items."""
     answers: dict[int, dict[int, str]] = defaultdict(dict)
     for row in group:
@@ -126,7 +126,7 @@ def _runs(group: Sequence[Row], scoring: str) -> list[list[str]]:
 
 
 def _beside(
-    task: Task, group: Sequence[Row], voted: list[str] | None
+    task: Task, group: Sequence[JournalRow], voted: list[str] | None
 ) -> Callable[[Measure], dict[str, Any]]:
     """What stands beside a measure of these answers."""
     golds = [item.output for item in task.items]
@@ -135,15 +135,15 @@ def _beside(
         [task.prompt.pool.outputs[index] == row["gold"] for index in row["examples"]]
         for row in group
     ]
-    each = [right for rights in shown for right in rights]
+    rights = [right for golden in shown for right in golden]
 
     def beside(metric: Measure) -> dict[str, Any]:
         score = MEASURES[metric]
         return {
             "majority": score([commonest] * len(golds), golds),
             "vote": None if voted is None else score(voted, golds),
-            "gold_label_share": fmean(each) if each else None,
-            "gold_in_demonstrations": fmean(map(any, shown)) if each else None,
+            "gold_label_share": fmean(rights) if rights else None,
+            "gold_in_demonstrations": fmean(map(any, shown)) if rights else None,
             "dropped": fmean(row["dropped"] for row in group),
             "tokens": fmean(row["tokens"] for row in group),
             "seconds_per_item": fmean(row["seconds"] for row in group),
@@ -152,14 +152,14 @@ def _beside(
     return beside
 
 
-def document(config: dict[str, Any], found: Iterable[Result]) -> dict[str, Any]:
+def document(config: dict[str, Any], results: Iterable[Result]) -> dict[str, Any]:
     """The report as plain data; report.json holds this."""
     packages = ("torch", "transformers", "tokenizers", "numpy", "bm25s", "sacrebleu")
     own = {"chatapp": __version__, "python": platform.python_version()}
     return {
         "config": config,
         "versions": own | {package: version(package) for package in packages},
-        "results": [asdict(each) for each in found],
+        "results": [asdict(result) for result in results],
     }
 
 
@@ -198,7 +198,7 @@ def _or_blank(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def table(found: Sequence[Result], width: int | None = None) -> "Table":
+def table(results: Sequence[Result], width: int | None = None) -> "Table":
     """The results for a terminal; what is the same in all of them stands in the title.
 
     width: in columns; where they do not fit, those of `_LEAVE_OUT` go, and are named below.
@@ -206,31 +206,31 @@ def table(found: Sequence[Result], width: int | None = None) -> "Table":
     from rich.console import Console
 
     console = Console(width=10_000)
-    orders = {(each.selection, each.order) for each in found}
-    is_needed = len(orders) > len({each.selection for each in found})
+    orders = {(result.selection, result.order) for result in results}
+    is_needed = len(orders) > len({result.selection for result in results})
     leave_out = _LEAVE_OUT[:-1] if is_needed else _LEAVE_OUT
     for number in range(len(leave_out) + 1):
-        made = _table(found, leave_out[:number])
-        if width is None or console.measure(made).maximum <= width:
+        shown = _table(results, leave_out[:number])
+        if width is None or console.measure(shown).maximum <= width:
             break
-    return made
+    return shown
 
 
-def _table(found: Sequence[Result], leave_out: Sequence[str]) -> "Table":
+def _table(results: Sequence[Result], leave_out: Sequence[str]) -> "Table":
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     from chatapp.foreign import printable
 
-    cells = {name: [printable(show(each)) for each in found] for name, show in _COLUMNS}
+    cells = {name: [printable(show(result)) for result in results] for name, show in _COLUMNS}
     common = {
         name: values[0]
         for name, values in cells.items()
-        if len(found) > 1 and len(set(values)) == 1 and name != "mean"
+        if len(results) > 1 and len(set(values)) == 1 and name != "mean"
     }
     title = ", ".join(f"{name} {value}" for name, value in common.items() if value)
-    made = Table(
+    shown = Table(
         title=Text(title),
         title_justify="left",
         caption_justify="left",
@@ -240,11 +240,11 @@ def _table(found: Sequence[Result], leave_out: Sequence[str]) -> "Table":
     )
     left_out = [name for name in cells if name in leave_out and name not in common]
     if left_out:
-        made.caption = Text(f"not shown for want of width: {', '.join(left_out)}")
+        shown.caption = Text(f"not shown for want of width: {', '.join(left_out)}")
     names = [name for name in cells if name not in common and name not in leave_out]
     for name in names:
         is_text = name in ("task", "measure", "selection", "order", "scoring", "95 % by")
-        made.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+        shown.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     for row in zip(*(cells[name] for name in names), strict=True):
-        made.add_row(*map(Text, row))
-    return made
+        shown.add_row(*map(Text, row))
+    return shown

@@ -1,12 +1,12 @@
 """Answers to inputs by a prompt file and a model, a label or a text: what `run` and `eval` do.
 
-How labels become tokens: a label is what `fewshot` prints after the output prefix, a space
+How labels become tokens: a label is what `layout` prints after the output prefix, a space
 and the label, and nothing behind it. Only where the tokens of one label begin those of
 another ("entity", "entity type"), which could then never win, each label is followed by the
 first token of what stands between two examples, as if to say that it is over.
 
-The one invariant: what is scored or continued are the tokens of the prompt's segments,
-encoded one by one, so that the prompt shown is the prompt the model saw.
+Keep: what is scored or continued are the tokens of the prompt's segments, encoded one by one, so
+that the prompt shown is the prompt the model saw.
 """
 
 import math
@@ -20,7 +20,7 @@ from chatapp.engine.events import Finished
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.fewshot.scoring import CONTENT_FREE, Likelihoods, best, probabilities
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.fewshot import (
+from chatapp.prompting.layout import (
     Demonstration,
     continuation,
     demonstrations,
@@ -30,7 +30,7 @@ from chatapp.prompting.fewshot import (
 )
 from chatapp.prompting.promptfile import PromptFile
 from chatapp.prompting.segments import Segment
-from chatapp.prompting.selection import Selector, vote
+from chatapp.prompting.selection.methods import Selector, vote
 
 # Questions answered at once: enough to share what their prompts have in common, few to lose.
 _BATCH = 16
@@ -112,7 +112,7 @@ class Answerer:
         if prompt.text is not None:
             return Question(text, render(prompt, [], text), [], [])
         chosen = demonstrations(prompt, self._selector, text)
-        if prompt.select.method == "vote":
+        if prompt.select.selector.votes:
             return Question(text, [], list(chosen.values()), [])
         count, room = lambda part: len(self._encode(part)), self._room(text)
         fitted = fit(prompt, list(chosen), text, count, room)
@@ -125,7 +125,7 @@ class Answerer:
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer a few questions at once; labels of all of them are scored together."""
-        if self._prompt.select.method == "vote":
+        if self._prompt.select.selector.votes:
             return [self._by_vote(question) for question in questions]
         if not self._prompt.labels:
             return [self._generated(question) for question in questions]
@@ -201,15 +201,15 @@ class Answerer:
         def by_label() -> dict[str, float]:
             return {label: next(sums) for label in self._labels}
 
-        found = []
+        likelihoods = []
         for _ in questions:
             if self._prompt.scoring == "channel":
-                found.append(Likelihoods(channel=by_label()))
+                likelihoods.append(Likelihoods(channel=by_label()))
                 continue
             direct = by_label()
             free = CONTENT_FREE if self._prompt.scoring == "calibrated" else ()
-            found.append(Likelihoods(direct, tuple(by_label() for _ in free)))
-        return found
+            likelihoods.append(Likelihoods(direct, tuple(by_label() for _ in free)))
+        return likelihoods
 
     def _by_vote(self, question: Question) -> Answer:
         """The majority of the demonstrations; the votes as probabilities."""

@@ -1,31 +1,28 @@
 """What the options of `run` and `eval` make of a prompt file.
 
-The one invariant: an option says what the prompt file's own key would say, and is refused in
-a sentence that names it and the values there are.
+Keep: an option says what the prompt file's own key would say, and is refused in a sentence that
+names it and the values there are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeVar, cast, get_args
 
-from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.model import LanguageModel
 from chatapp.fewshot.encoders import EmbeddingModel, Progress, load_encoder
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.promptfile import PromptFile, Scoring
-from chatapp.prompting.selection import Method, Order, Selector, build_selector
+from chatapp.prompting.selection.methods import METHODS, Selector, with_encoder
+from chatapp.prompting.selection.select import ShotOrder, build_selector
 from chatapp.userfiles import did_you_mean, quoted
 
-METHODS: tuple[Method, ...] = get_args(Method)
-ORDERS: tuple[Order, ...] = get_args(Order)
+ORDERS: tuple[ShotOrder, ...] = get_args(ShotOrder)
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
-EMBEDDING: tuple[Method, ...] = ("knn", "mmr", "vote")
-"""Methods that need vectors of texts."""
 
 _Name = TypeVar("_Name", bound=str)
 
 
-def one_of(value: str, known: Sequence[_Name], option: str) -> _Name:
+def one_of(value: str, known: Collection[_Name], option: str) -> _Name:
     """The value as one of the known names. Raises PromptError that lists them."""
     if value not in known:
         hint = did_you_mean(value, known) or f"; there are {', '.join(known)}"
@@ -33,17 +30,23 @@ def one_of(value: str, known: Sequence[_Name], option: str) -> _Name:
     return cast(_Name, value)
 
 
-def method_and_encoder(value: str) -> tuple[Method, str | None]:
+def method_and_encoder(value: str) -> tuple[str, str | None]:
     """`knn` or `knn:minilm`: how to select, and by which encoder. Raises PromptError."""
     name, colon, encoder = value.partition(":")
     method = one_of(name, METHODS, "--select")
-    if colon and method not in EMBEDDING:
+    if colon and not METHODS[method].needs_encoder:
         raise PromptError(
-            f"--select is {quoted(value)}; only {', '.join(EMBEDDING)} take an encoder"
+            f"--select is {quoted(value)}; only {', '.join(with_encoder())} take an encoder"
         )
     if colon and not encoder:
         raise PromptError(f"--select is {quoted(value)}; expected an encoder after the colon")
     return method, encoder or None
+
+
+def method_of(selection: str) -> type[Selector]:
+    """The method of a selection such as "knn:minilm". Raises PromptError."""
+    method, _ = method_and_encoder(selection)
+    return METHODS[method]
 
 
 def changed(
@@ -82,15 +85,13 @@ def selector_for(
 ) -> Selector | None:
     """What chooses demonstrations as the prompt file says; None where there are none to choose.
 
-    model: for the encoder `lm`. Raises ModelError when the encoder cannot be had.
+    model: for the encoder `lm`. Raises ModelError when the encoder cannot be had, PromptError
+    when its embeddings cannot be used.
     """
     if not len(prompt.pool) or prompt.text is not None:
         return None
     encoder = None
-    if prompt.select.method in EMBEDDING:
+    if prompt.select.selector.needs_encoder:
         own = cast(EmbeddingModel, model) if hasattr(model, "embed") else None
         encoder = load_encoder(prompt.select, own, progress)
-    try:
-        return build_selector(prompt.pool, prompt.select, encoder)
-    except ValueError as error:  # vectors that are not numbers
-        raise ModelError(str(error)) from None
+    return build_selector(prompt.pool, prompt.select, encoder)

@@ -1,8 +1,8 @@
 """Texts to vectors, for choosing demonstrations by nearness: sentence encoders, the language
 model itself, and a cache on disk for both.
 
-The invariant to keep: an encoder's fingerprint covers the files and settings its vectors are
-made from, so that a cached vector is what encoding the text again would give.
+Keep: an encoder's fingerprint covers the files and settings its vectors are made from, so that a
+cached vector is what encoding the text again would give.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ from chatapp.engine.load import model_folder
 from chatapp.engine.model import Tokenizer
 from chatapp.foreign import without_surrogates
 from chatapp.paths import cache_dir
-from chatapp.prompting.selection import Encoder, Pooling, Scores, Select
+from chatapp.prompting.selection.select import Pooling, Select
+from chatapp.prompting.selection.similarity import Embeddings, Encoder
 
 Progress = Callable[[int, int], None]
 """Called with how many texts are encoded, and of how many."""
@@ -44,7 +45,7 @@ class EmbeddingModel(Protocol):
     context: int
     tokenizer: Tokenizer
 
-    def embed(self, ids: Sequence[int], layer: int) -> Scores:
+    def embed(self, ids: Sequence[int], layer: int) -> Embeddings:
         """The mean hidden state of `ids` at a layer, the last one being -1: (dimensions,)."""
         ...
 
@@ -109,7 +110,7 @@ class SentenceEncoder:
         self._longest = int(min(limits))
         self.fingerprint = f"{folder_digest(folder)}-{self._pooling}-{self._longest}"
 
-    def encode(self, texts: Sequence[str]) -> Scores:
+    def encode(self, texts: Sequence[str]) -> Embeddings:
         import torch
 
         vectors = np.empty((len(texts), self._model.config.hidden_size), dtype=np.float32)
@@ -149,10 +150,10 @@ class ModelEncoder:
         self._layer = layer
         self.fingerprint = f"{folder_digest(model.folder)}-layer{layer}"
 
-    def encode(self, texts: Sequence[str]) -> Scores:
+    def encode(self, texts: Sequence[str]) -> Embeddings:
         return np.stack([self._embed(text) for text in texts])
 
-    def _embed(self, text: str) -> Scores:
+    def _embed(self, text: str) -> Embeddings:
         tokenizer = self._model.tokenizer
         ids = tokenizer.encode(text)[: self._model.context] or [tokenizer.end_id]
         return self._model.embed(ids, self._layer)
@@ -172,7 +173,7 @@ class CachedEncoder:
         self._file = folder / f"{encoder.fingerprint}.sqlite"
         self._progress = progress
 
-    def encode(self, texts: Sequence[str]) -> Scores:
+    def encode(self, texts: Sequence[str]) -> Embeddings:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(self._file, timeout=60)) as cache:
@@ -183,37 +184,37 @@ class CachedEncoder:
                 "it can be deleted without loss"
             ) from None
 
-    def _encode(self, texts: Sequence[str], cache: sqlite3.Connection) -> Scores:
+    def _encode(self, texts: Sequence[str], cache: sqlite3.Connection) -> Embeddings:
         with cache:
             cache.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB)")
         rows: dict[bytes, int] = {}
         # For each text the row of the first one like it.
         first = np.array([rows.setdefault(_key(text), row) for row, text in enumerate(texts)])
-        vectors: Scores = np.empty((len(texts), 0), dtype=np.float32)
+        vectors: Embeddings = np.empty((len(texts), 0), dtype=np.float32)
         missing = []
         for key, row in rows.items():
-            found = cache.execute("SELECT vector FROM vectors WHERE key = ?", (key,)).fetchone()
-            if found is None:
+            kept = cache.execute("SELECT vector FROM vectors WHERE key = ?", (key,)).fetchone()
+            if kept is None:
                 missing.append(row)
                 continue
-            vector = np.frombuffer(found[0], dtype=np.float32)
+            vector = np.frombuffer(kept[0], dtype=np.float32)
             if not vectors.size:
                 vectors = np.empty((len(texts), len(vector)), dtype=np.float32)
             vectors[row] = vector
         for start in range(0, len(missing), _COMMIT):
-            some = missing[start : start + _COMMIT]
-            fresh = self._encoder.encode([texts[row] for row in some])
+            batch = missing[start : start + _COMMIT]
+            fresh = self._encoder.encode([texts[row] for row in batch])
             if not vectors.size:
                 vectors = np.empty((len(texts), fresh.shape[1]), dtype=np.float32)
-            vectors[some] = fresh
+            vectors[batch] = fresh
             with cache:
                 # Another process may have been here first, with the same vectors.
                 cache.executemany(
                     "INSERT OR REPLACE INTO vectors VALUES (?, ?)",
-                    ((_key(texts[row]), vectors[row].tobytes()) for row in some),
+                    ((_key(texts[row]), vectors[row].tobytes()) for row in batch),
                 )
             if self._progress and len(missing) > _BATCH:  # not for a single query
-                self._progress(start + len(some), len(missing))
+                self._progress(start + len(batch), len(missing))
         again = np.flatnonzero(first != np.arange(len(texts)))
         vectors[again] = vectors[first[again]]
         return vectors

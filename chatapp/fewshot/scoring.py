@@ -1,7 +1,7 @@
 """From log-likelihoods to probabilities of labels: three ways to decide between them.
 
-The one invariant: everything here is arithmetic on the numbers of a `Likelihoods`, so that
-an answer can be decided again, by another rule, without the model.
+Keep: everything here is arithmetic on the numbers of a `Likelihoods`, so that an answer can be
+decided again, by another rule, without the model.
 """
 
 import math
@@ -52,7 +52,7 @@ def probabilities(likelihoods: Likelihoods, scoring: Scoring) -> dict[str, float
     direct = softmax(likelihoods.direct)
     if scoring == "direct":
         return direct
-    free = [softmax(each) for each in likelihoods.content_free]
+    free = [softmax(sums) for sums in likelihoods.content_free]
     # In logarithms: a probability can be too small for a float, its logarithm never.
     logs = {
         label: likelihoods.direct[label] - math.log(max(fmean(p[label] for p in free), 1e-300))

@@ -1,9 +1,9 @@
 """What of a chat fits the context window, and what is left out. Pure arithmetic on counts.
 
-The one invariant: the oldest whole turns go first, in steps of at least a quarter of the
-window, and where the steps lie depends on the turns before them alone. So the prompt of the
-next turn nearly always starts like that of the last one, whose keys and values the model
-still holds, and a chat that is opened again leaves out what it left out before.
+Keep: the oldest whole turns go first, in steps of at least a quarter of the window, and where the
+steps lie depends on the turns before them alone. So the prompt of the next turn nearly always
+starts like that of the last one, whose keys and values the model still holds, and a chat that is
+opened again leaves out what it left out before.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Examples from files: rows of input and output, read as a stream and kept as two lists.
 
-The invariant to keep: what a pool holds is text that a prompt can show as it is. Every row
-was valid UTF-8, held exactly one input and one output, both strings, and stands in the pool
-once; anything else is refused in one sentence that names the file and the line.
+Keep: what a pool holds is text that a prompt can show as it is. Every row was valid UTF-8 and
+held exactly one input and one output, both strings; anything else is refused in one sentence that
+names the file and the line. A row that stands in the file twice is in the pool once.
 """
 
 import csv
@@ -12,14 +12,12 @@ import re
 import sys
 import unicodedata
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
-from chatapp.userfiles import UserError, did_you_mean, quoted, shown
+from chatapp.userfiles import UserError, did_you_mean, encoding_hint, quoted, reason, shown
 
 INPUT_FIELDS = ("input", "context", "prompt", "question", "text")
 OUTPUT_FIELDS = ("output", "completion", "target", "answer", "label")
@@ -45,7 +43,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Example):
+class PoolRow(Example):
     """A row of a file; `output` is empty where none was asked for and none was given.
 
     fields: the names under which the file held the two.
@@ -76,11 +74,17 @@ class Pool:
     """Examples to choose demonstrations from, an index naming each.
 
     inputs, outputs: equally long. fields: the names under which the first row held them.
+    source: what the rows were read from. repeats: how many rows of it are left out, because
+        another holds the same input and the same output.
+    conflicts: a sentence on each input that stands with two labels.
     """
 
     inputs: list[str]
     outputs: list[str]
     fields: tuple[str, str] = ("input", "output")
+    source: str = ""
+    repeats: int = 0
+    conflicts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -93,14 +97,16 @@ def read_pool(path: Path, labels: Iterable[str] = ()) -> Pool:
     """The pool in a JSONL or CSV file (see `read_rows` for what a row looks like).
 
     labels: when given, the only outputs there may be.
-    Raises PromptError at the first row that cannot be used, at a row that repeats another,
-    and for a file without rows.
+    Raises PromptError at the first row that cannot be used, and for a file without rows.
     """
     return collect(read_rows(path), str(path), "line", labels)
 
 
 def collect(
-    rows: Iterable[tuple[int, Row | PromptError]], source: str, unit: str, labels: Iterable[str]
+    rows: Iterable[tuple[int, PoolRow | PromptError]],
+    source: str,
+    unit: str,
+    labels: Iterable[str],
 ) -> Pool:
     """A pool of rows that are numbered in `source`, as by lines, in the unit named."""
     allowed = frozenset(labels)
@@ -123,29 +129,53 @@ def collect(
         fields = fields or row.fields
     if fields is None:
         raise PromptError(f"{source}: holds no examples")
-    if repeat := _first_repeat(inputs, outputs):
-        first, second = (numbers[index] for index in repeat)
-        raise PromptError(f"{source}, {unit} {second}: the same example as {unit} {first}")
-    return Pool(inputs, outputs, fields)
+    pool = Pool(inputs, outputs, fields, source)
+    return _distinct(pool, lambda index: f"{unit} {numbers[index]}", labelled=bool(allowed))
 
 
-def _first_repeat(inputs: list[str], outputs: list[str]) -> tuple[int, int] | None:
-    """The indices of the first row that repeats an earlier one, with that one first."""
-    hashes = map(hash, zip(inputs, outputs, strict=True))
-    keys = np.fromiter(hashes, dtype=np.int64, count=len(inputs))
-    order = np.argsort(keys, kind="stable")
-    alike = np.flatnonzero(keys[order[1:]] == keys[order[:-1]])
-    pairs = (
-        (int(first), int(second))
-        for first, second in zip(order[alike], order[alike + 1], strict=True)
-        if inputs[first] == inputs[second] and outputs[first] == outputs[second]
+def _distinct(pool: Pool, place: Callable[[int], str], *, labelled: bool) -> Pool:
+    """The pool with each row once, and with a sentence on each input that has two labels."""
+    repeats: set[int] = set()
+    conflicts: list[str] = []
+    for indices in _with_equal_inputs(pool.inputs):
+        first: dict[str, int] = {}
+        repeats.update(i for i in indices if first.setdefault(pool.outputs[i], i) != i)
+        # Of texts, several may be right; of labels, one is.
+        if labelled and len(first) > 1:
+            (one, earlier), (other, later) = list(first.items())[:2]
+            conflicts.append(
+                f"{pool.source}, {place(later)}: {quoted(pool.inputs[later])} has the label "
+                f"{quoted(other)}, in {place(earlier)} {quoted(one)}"
+            )
+    if not repeats and not conflicts:
+        return pool
+    kept = [index for index in range(len(pool)) if index not in repeats]
+    return replace(
+        pool,
+        inputs=[pool.inputs[index] for index in kept],
+        outputs=[pool.outputs[index] for index in kept],
+        repeats=len(repeats),
+        conflicts=tuple(conflicts),
     )
-    return min(pairs, key=lambda pair: pair[1], default=None)
+
+
+def _with_equal_inputs(inputs: list[str]) -> list[list[int]]:
+    """The indices of each input that stands more than once, in rising order."""
+    import numpy as np  # here, because help and completion import this module without it
+
+    # Sorted hashes take a tenth of the memory of a dictionary of texts.
+    hashes = np.fromiter(map(hash, inputs), dtype=np.int64, count=len(inputs))
+    order = np.argsort(hashes, kind="stable")
+    alike = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+    groups: dict[str, list[int]] = {}
+    for index in sorted({*order[alike].tolist(), *order[alike + 1].tolist()}):
+        groups.setdefault(inputs[index], []).append(index)
+    return [indices for indices in groups.values() if len(indices) > 1]
 
 
 def read_rows(
     path: Path, *, output_required: bool = True
-) -> Iterator[tuple[int, Row | PromptError]]:
+) -> Iterator[tuple[int, PoolRow | PromptError]]:
     """The rows of a JSONL or CSV file, one at a time, each with the line it begins on.
 
     A row is a JSON object, or a CSV row under a header, with one of INPUT_FIELDS and one of
@@ -169,17 +199,19 @@ def read_rows(
                 except PromptError as error:
                     yield line, error
     except OSError as error:
-        raise PromptError(f"{path}: cannot be read: {error.strerror}") from None
+        raise PromptError(f"{path}: cannot be read: {reason(error)}") from None
 
 
-def parse_row(record: Mapping[Any, Any], place: str, *, output_required: bool = True) -> Row:
+def parse_row(record: Mapping[Any, Any], place: str, *, output_required: bool = True) -> PoolRow:
     """One row. Raises PromptError, beginning with `place`, when it is not an example."""
     input_field = _field(record, INPUT_FIELDS, "input", place)
     text = _text(record[input_field], input_field, place)
     if not output_required and not any(name in record for name in OUTPUT_FIELDS):
-        return Row(text, "", (input_field, "output"))
+        return PoolRow(text, "", (input_field, "output"))
     output_field = _field(record, OUTPUT_FIELDS, "output", place)
-    return Row(text, _text(record[output_field], output_field, place), (input_field, output_field))
+    return PoolRow(
+        text, _text(record[output_field], output_field, place), (input_field, output_field)
+    )
 
 
 def _field(record: Mapping[Any, Any], names: tuple[str, ...], role: str, place: str) -> str:
@@ -253,9 +285,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def not_utf8(data: bytes) -> str:
     """In words, that these bytes are no UTF-8, with a guess at what they are."""
-    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-    guess = "UTF-16" if wide else "Latin-1 or Windows-1252"
-    return f"is not UTF-8 text (perhaps {guess}); save the file as UTF-8"
+    return f"is not UTF-8 text {encoding_hint(data)}"
 
 
 def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:

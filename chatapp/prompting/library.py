@@ -1,14 +1,14 @@
 """The prompt files there are by name: the user's own, then those that come with the program.
 
-The one invariant: a name stands for the same file everywhere, for `run`, `eval` and the chat;
-a file of the user's own takes the place of one that comes with the program.
+Keep: a name stands for the same file everywhere, for `run`, `eval` and the chat; a file of the
+user's own takes the place of one that comes with the program.
 """
 
 from pathlib import Path
 
 from chatapp.paths import prompts_dir
 from chatapp.prompting.examples import PromptError
-from chatapp.userfiles import did_you_mean, quoted
+from chatapp.userfiles import did_you_mean, quoted, reason
 
 _TASKS = (".toml", ".txt")
 
@@ -65,14 +65,14 @@ def _files(below: str) -> list[Path]:
     # Within the package when installed, beside it when run from a copy of the sources.
     places = (package / "prompts", package.parent / "prompts")
     shipped = next((place for place in places if place.is_dir()), None)
-    found: list[Path] = []
+    paths: list[Path] = []
     for place in (shipped, prompts_dir()):
         if place is None:
             continue
         folder = place / below
         try:
             if folder.is_dir():
-                found += sorted(each for each in folder.iterdir() if each.is_file())
+                paths += sorted(path for path in folder.iterdir() if path.is_file())
         except OSError as error:
-            raise PromptError(f"{folder}: cannot be read: {error.strerror}") from None
-    return found
+            raise PromptError(f"{folder}: cannot be read: {reason(error)}") from None
+    return paths

@@ -1,12 +1,11 @@
 """A prompt file: what a task is, how its prompt is laid out, and which examples it has.
 And a persona: instructions for a chat.
 
-The invariant to keep: a file either becomes something that can be rendered as it is, or
-one `PromptError` that names the file, the line, the key and what was expected there. No key
-is ignored and no value is converted in silence.
+Keep: a file either becomes something that can be rendered as it is, or one `PromptError` that
+names the file, the line, the key and what was expected there. No key is ignored and no value is
+converted in silence.
 """
 
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
@@ -14,21 +13,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
-from pydantic_core import ErrorDetails
 
 from chatapp.prompting.examples import (
     POOL_SUFFIXES,
     Pool,
+    PoolRow,
     PromptError,
-    Row,
     collect,
-    not_utf8,
     parse_row,
     read_pool,
 )
-from chatapp.prompting.selection import Select
+from chatapp.prompting.selection.select import Select
 from chatapp.prompting.template import TEMPLATES
-from chatapp.userfiles import did_you_mean, quoted, shown
+from chatapp.prompting.tomlkeys import invalid_key, invalid_toml, key_error, line_of
+from chatapp.userfiles import quoted, read_required, shown
 
 Scoring = Literal["direct", "calibrated", "channel"]
 Measure = Literal["accuracy", "macro_f1", "exact_match", "token_f1", "bleu", "rouge_l"]
@@ -42,7 +40,7 @@ _TEXT_MEASURES: tuple[Measure, ...] = ("exact_match", "token_f1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFile:
-    """A task, ready to be rendered (see `fewshot` for the layout).
+    """A task, ready to be rendered (see `layout`).
 
     path: the file it was read from. text: a prompt that is completed as it stands; it takes
         no input, and what follows means nothing to it.
@@ -82,16 +80,16 @@ class PromptFile:
             raise self.error("labels", "holds a label twice")
         if self.labels:
             return
-        if self.select.method in ("balanced", "vote"):
+        if self.select.selector.needs_labels:
             raise self.error("select.method", f"is {self.select.method!r}, which needs labels")
         if self.scoring != "direct":
             raise self.error("score.method", f"is {self.scoring!r}, which needs labels")
-        if needy := [each for each in self.metrics if each in _LABEL_MEASURES]:
+        if needy := [metric for metric in self.metrics if metric in _LABEL_MEASURES]:
             raise self.error("metrics", f"holds {needy[0]!r}, which needs labels")
 
     def error(self, key: str, message: str) -> PromptError:
         """An error about a key of this file ("select.k"), naming the line it stands on."""
-        return _error(self.path, self.source, tuple(key.split(".")), message)
+        return key_error(self.path, self.source, tuple(key.split(".")), message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ def load_for_chat(path: Path) -> PromptFile | Persona:
         if own.template and own.template not in TEMPLATES:
             known = ", ".join(TEMPLATES)
             message = f"is {quoted(own.template)}; there are {known}"
-            raise _error(path, source, ("template",), message)
+            raise key_error(path, source, ("template",), message)
         return Persona(path, own.description.strip(), own.system, own.template)
     prompt = load_prompt(path)
     if prompt.text is not None:
@@ -151,7 +149,9 @@ def load_prompt(path: Path) -> PromptFile:
     if suffix == ".txt":
         return _from_text(path, source)
     if "system" in _keys_of(source):
-        raise _error(path, source, ("system",), "is the key of a persona, which only a chat takes")
+        raise key_error(
+            path, source, ("system",), "is the key of a persona, which only a chat takes"
+        )
     return _from_toml(path, source)
 
 
@@ -176,19 +176,7 @@ def prompt_from_pool(path: Path) -> PromptFile:
 
 
 def _read(path: Path) -> str:
-    if "\0" in str(path):
-        raise PromptError(f"{quoted(str(path))}: holds a NUL character and is no path")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise PromptError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeEncodeError:
-        raise PromptError(f"{quoted(str(path))}: is no path") from None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise PromptError(f"{path}, line {line}: {not_utf8(data)}") from None
+    text = read_required(path, PromptError)
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise PromptError(f"{path}, line {line}: holds a NUL character, which no text has")
@@ -256,13 +244,6 @@ class _File(_Described):
     generate: _Generate = _Generate()
 
 
-_TABLES: dict[tuple[str, ...], type[BaseModel]] = {
-    ("select",): Select,
-    ("score",): _Score,
-    ("generate",): _Generate,
-}
-
-
 _Schema = TypeVar("_Schema", bound=_Described)
 
 
@@ -273,12 +254,13 @@ def _parsed(path: Path, source: str, schema: type[_Schema]) -> _Schema:
     except ValidationError as error:
         # A key that does not exist is likely why another one is missing: it comes first.
         details = error.errors()
-        unknown = [each for each in details if each["type"] == "extra_forbidden"]
-        raise _invalid(path, source, (unknown or details)[0], schema) from None
+        unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
+        whole = "persona" if schema is _PersonaFile else "prompt file"
+        raise invalid_key(path, source, (unknown or details)[0], schema, whole) from None
     except RecursionError:
         raise PromptError(f"{path}: is nested too deeply") from None
     except ValueError as error:
-        raise _not_toml(path, source, str(error)) from None
+        raise invalid_toml(path, source, str(error)) from None
 
 
 def _keys_of(source: str) -> Set[str]:
@@ -313,7 +295,7 @@ def _from_toml(path: Path, source: str) -> PromptFile:
 def _pool(path: Path, source: str, file: _File) -> Pool:
     if file.examples_file is not None:
         if file.examples is not None:
-            raise _error(path, source, ("examples",), "stands beside 'examples_file'; keep one")
+            raise key_error(path, source, ("examples",), "stands beside 'examples_file'; keep one")
         pool = path.parent / file.examples_file
         try:
             exists = pool.is_file()
@@ -321,96 +303,17 @@ def _pool(path: Path, source: str, file: _File) -> Pool:
             exists = False
         if not exists:
             message = f"is {quoted(file.examples_file)}, but there is no file {quoted(str(pool))}"
-            raise _error(path, source, ("examples_file",), message)
+            raise key_error(path, source, ("examples_file",), message)
         return read_pool(pool, file.labels)
     if file.examples is None:
         return Pool([], [])
-    place = f"{path}{_line_of(source, ('examples',))}"
+    place = f"{path}{line_of(source, ('examples',))}"
     return collect(_inline(file.examples, place), place, "example", file.labels)
 
 
-def _inline(rows: list[Any], place: str) -> Iterator[tuple[int, Row | PromptError]]:
+def _inline(rows: list[Any], place: str) -> Iterator[tuple[int, PoolRow | PromptError]]:
     for number, row in enumerate(rows, 1):
-        here = f"{place}, example {number}"
+        row_place = f"{place}, example {number}"
         if not isinstance(row, dict):
-            raise PromptError(f"{here}: is {shown(row)}, expected {{input = …, output = …}}")
-        yield number, parse_row(row, here)
-
-
-def _invalid(
-    path: Path, source: str, details: ErrorDetails, schema: type[_Described]
-) -> PromptError:
-    """What pydantic found first, as a sentence about a key of the file."""
-    keys = tuple(str(each) for each in details["loc"] if isinstance(each, str))
-    items = "".join(f"[{each + 1}]" for each in details["loc"] if isinstance(each, int))
-    kind, value, context = details["type"], details["input"], details.get("ctx", {})
-    if kind == "extra_forbidden":
-        known = _TABLES.get(keys[:-1], schema).model_fields
-        hint = did_you_mean(keys[-1], known) or f"; there are {', '.join(known)}"
-        whole = "persona" if schema is _PersonaFile else "prompt file"
-        return _error(path, source, keys, f"is no key of a {whole}{hint}")
-    if kind == "model_type":
-        expected = "a table"
-    elif kind == "string_too_short":
-        expected = "a text that is not empty"
-    elif kind == "too_short":
-        return _error(path, source, keys, f"holds {context['actual_length']}, expected two or more")
-    else:
-        bounds = "a number " if kind in ("greater_than_equal", "less_than_equal") else ""
-        expected = bounds + details["msg"].removeprefix("Input should be ")
-        expected = expected.replace("a valid integer", "a whole number").replace("a valid ", "a ")
-    return _error(path, source, keys, f"is {shown(value)}, expected {expected}", items)
-
-
-def _not_toml(path: Path, source: str, message: str) -> PromptError:
-    """What tomllib says, with its place moved to the front."""
-    found = re.fullmatch(r"(.*) \(at (line \d+, column \d+|end of document)\)", message)
-    what, where = found.groups() if found else (message, "")
-    if where == "end of document":
-        last = source.rstrip().count("\n") + 1
-        where = f"line {last}"
-    place = f", {where}" if where else ""
-    return PromptError(f"{path}{place}: is not valid TOML: {what.split(';')[0]}")
-
-
-def _error(
-    path: Path, source: str, keys: tuple[str, ...], message: str, items: str = ""
-) -> PromptError:
-    name = quoted(".".join(keys) + items)
-    return PromptError(f"{path}{_line_of(source, keys)}: {name} {message}")
-
-
-def _line_of(source: str, keys: tuple[str, ...]) -> str:
-    """Where a TOML source sets a key, as ", line 3"; empty when that cannot be said.
-
-    tomllib keeps no positions, and this reads less than all of TOML: three quotes within a
-    comment or a string of one line can move or hide the line, never more than that.
-    """
-    blanked = re.sub(
-        r'("""|\'\'\').*?\1', lambda found: "\n" * found[0].count("\n"), source, flags=re.DOTALL
-    )
-    table: tuple[str, ...] = ()
-    for number, line in enumerate(blanked.split("\n"), 1):
-        header = re.match(r"\s*\[\[?([^\[\]]+)\]", line)
-        assignment = re.match(r"([^=#]+)=", line)
-        if header:
-            here = table = _keys(header[1])
-        else:
-            here = (*table, *_keys(assignment[1])) if assignment else ()
-        # A table written within a line stands for its keys.
-        if here == keys or (assignment and len(here) > len(table) and here == keys[: len(here)]):
-            return f", line {number}"
-    return ""
-
-
-def _keys(text: str) -> tuple[str, ...]:
-    """A dotted key of TOML in its parts; nothing when it is none."""
-    try:
-        value: Any = tomllib.loads(f"{text} = 0")
-    except (ValueError, RecursionError):
-        return ()
-    keys: list[str] = []
-    while isinstance(value, dict):
-        key, value = next(iter(value.items()))
-        keys.append(key)
-    return tuple(keys)
+            raise PromptError(f"{row_place}: is {shown(row)}, expected {{input = …, output = …}}")
+        yield number, parse_row(row, row_place)

@@ -1,10 +1,9 @@
 """Dialogue templates as data: how a list of messages becomes one long string.
 
-The one invariant: the same template renders a chat for generation and a training example
-for the loss mask, and rendering a chat up to an open reply gives a prefix of rendering it
-with that reply. White space belongs to the segment after it, as GPT-2's tokenizer has it, so
-that segments encoded one by one are the tokens of the whole string, and a prompt never ends
-in a space.
+Keep: the same template renders a chat for generation and a training example for the loss mask,
+and rendering a chat up to an open reply gives a prefix of rendering it with that reply. White
+space belongs to the segment after it, as GPT-2's tokenizer has it, so that segments encoded one
+by one are the tokens of the whole string, and a prompt never ends in a space.
 """
 
 import hashlib
@@ -16,6 +15,11 @@ from typing import Any
 
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment
+from chatapp.userfiles import UserError, read_json_object
+
+
+class TemplateError(UserError, ValueError):
+    """A template that there is not, or that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class DialogueTemplate:
     def __post_init__(self) -> None:
         for marker in (self.user_marker, self.assistant_marker):
             if not marker.strip() or marker.endswith(" "):
-                raise ValueError(
+                raise TemplateError(
                     f"template {self.name!r}: a marker must hold text and not end in a space, "
                     f"found {marker!r}"
                 )
@@ -65,13 +69,13 @@ class DialogueTemplate:
     def from_dict(cls, data: dict[str, Any]) -> "DialogueTemplate":
         """The inverse of `to_dict`.
 
-        Raises ValueError in one sentence when a key is missing, unknown or of the wrong
+        Raises TemplateError in one sentence when a key is missing, unknown or of the wrong
         type, or when a saved fingerprint is not that of the saved fields.
         """
         kinds = {field.name: field.type for field in fields(cls)}
         given = {key: value for key, value in data.items() if key != "fingerprint"}
         for key in given.keys() ^ kinds.keys():
-            raise ValueError(f"template: {'unknown' if key in given else 'missing'} key {key!r}")
+            raise TemplateError(f"template: {'unknown' if key in given else 'missing'} key {key!r}")
         for key, value in given.items():
             if key == "stop":
                 right = isinstance(value, list) and all(isinstance(s, str) and s for s in value)
@@ -80,11 +84,11 @@ class DialogueTemplate:
             else:
                 right = isinstance(value, str)
             if not right:
-                raise ValueError(f"template: key {key!r} cannot be {value!r}")
+                raise TemplateError(f"template: key {key!r} cannot be {value!r}")
         template = cls(**{**given, "stop": tuple(given["stop"])})
         saved = data.get("fingerprint", template.fingerprint)
         if saved != template.fingerprint:
-            raise ValueError(
+            raise TemplateError(
                 f"template {template.name!r}: its fields give the fingerprint "
                 f"{template.fingerprint}, the file says {saved}"
             )
@@ -191,12 +195,12 @@ TEMPLATES = {template.name: template for template in (PLAIN, ALPACA, CHAT)}
 
 
 def named(name: str) -> DialogueTemplate:
-    """A built-in template. Raises ValueError that lists the names there are."""
+    """A built-in template. Raises TemplateError that lists the names there are."""
     try:
         return TEMPLATES[name]
     except KeyError:
         known = ", ".join(TEMPLATES)
-        raise ValueError(f"there is no template {name!r}; there are {known}") from None
+        raise TemplateError(f"there is no template {name!r}; there are {known}") from None
 
 
 TEMPLATE_FILE = "chatapp_template.json"
@@ -211,18 +215,14 @@ def save_template(template: DialogueTemplate, folder: Path) -> None:
 def load_template(folder: Path) -> DialogueTemplate | None:
     """The template saved with a model, or None when there is none.
 
-    Raises ValueError, naming the file, when it cannot be read.
+    Raises TemplateError, naming the file, when it cannot be read.
     """
     path = folder / TEMPLATE_FILE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json_object(path, TemplateError)
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: expected a JSON object")
     try:
         return DialogueTemplate.from_dict(data)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    except TemplateError as error:
+        raise TemplateError(f"{path}: {error}") from None

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chatapp.evaluation.gpt3_tasks import own_words
+from chatapp.evaluation.words import own_words
 from finetune.bundled_model.generators import arithmetic, dialogues, incontext, people, repetition
 from finetune.bundled_model.generators.tasks import all_tasks, in_more_words, letter_tasks
 from finetune.bundled_model.smalltalk import ABOUT_ITSELF, small_talk

@@ -34,10 +34,10 @@ from chatapp.engine.events import Finished, Token
 from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.evaluation.evaluate import NONE, Grid, Selectors, Task, evaluate, plan
-from chatapp.evaluation.gpt3_tasks import own_words
 from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal
 from chatapp.evaluation.report import results
+from chatapp.evaluation.words import own_words
 from chatapp.prompting.template import DialogueTemplate
 from chatapp.userfiles import UserError, quoted
 from finetune.bundled_model.generators.incontext import HeldOut, held_out_tasks

@@ -17,7 +17,7 @@ from chatapp.engine.load import load_model, model_folder
 from chatapp.fewshot.answering import Answerer
 from chatapp.prompting.promptfile import load_prompt
 from chatapp.prompting.segments import text_of
-from chatapp.prompting.selection import build_selector
+from chatapp.prompting.selection.select import build_selector
 
 PROMPT = Path(__file__).parents[2] / "prompts" / "question_type.toml"
 ITEMS = 300

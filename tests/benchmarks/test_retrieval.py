@@ -13,7 +13,9 @@ import pytest
 
 from chatapp.fewshot.encoders import CachedEncoder
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.selection import Method, Scores, Select, Selector, build_selector
+from chatapp.prompting.selection.methods import Selector
+from chatapp.prompting.selection.select import Select, build_selector
+from chatapp.prompting.selection.similarity import Embeddings
 
 ROWS = 100_000
 DIMENSIONS = 384
@@ -36,7 +38,7 @@ class RandomEncoder:
 
     fingerprint = "random"
 
-    def encode(self, texts: Sequence[str]) -> Scores:
+    def encode(self, texts: Sequence[str]) -> Embeddings:
         seeds = [int.from_bytes(text.encode()[-8:]) for text in texts]
         return np.stack(
             [np.random.default_rng(s).standard_normal(DIMENSIONS, np.float32) for s in seeds]
@@ -60,7 +62,7 @@ def measure(name: str, texts: list[str], build: "Build") -> tuple[float, float]:
 
 
 class Build:
-    def __init__(self, method: Method, encoder: CachedEncoder | None = None) -> None:
+    def __init__(self, method: str, encoder: CachedEncoder | None = None) -> None:
         self.method = method
         self.encoder = encoder
 
@@ -70,7 +72,7 @@ class Build:
 
 @pytest.mark.benchmark
 @pytest.mark.parametrize("method", ["bm25", "knn"])
-def test_word_indexes(texts: list[str], method: Method) -> None:
+def test_word_indexes(texts: list[str], method: str) -> None:
     built, median = measure("TF-IDF" if method == "knn" else "BM25", texts, Build(method))
     assert built < 60
     assert median < 0.020

@@ -175,6 +175,41 @@ def test_lambada(run: Run, use_model: UseModel, tmp_path: Path, name: str) -> No
     )
 
 
+def test_lambada_says_which_passage_failed(run: Run, use_model: UseModel, tmp_path: Path) -> None:
+    replies = [" bat", " bat", RuntimeError("out of memory")]
+    use_model(ScriptedModel(replies))
+    file = tmp_path / "passages.txt"
+    file.write_text("it was the bat\n\nit fell\n")
+    result = run("eval", "--lambada", str(file), "--json")
+    assert result.status == 1
+    made = json.loads(result.out)
+    assert (made["n"], made["failed"], made["last_word"]["accuracy"]) == (1, 1, 1.0)
+    assert f"{file}, line 3: out of memory" in result.err
+    assert "1 of 2 passages failed and are in no figure" in result.err
+
+
+def test_a_pool_of_real_data(
+    run: Run, test_file: str, model: ScriptedModel, tmp_path: Path
+) -> None:
+    """Rows that stand twice, and an input with two labels, as Banking77 and others have."""
+    rows = [("fox", "animal"), ("oak", "plant"), ("fox", "animal"), ("oak", "animal")]
+    pool = tmp_path / "pool.jsonl"
+    pool.write_text("".join(json.dumps({"text": t, "label": y}) + "\n" for t, y in rows))
+    task = tmp_path / "living.toml"
+    task.write_text('labels = ["animal", "plant"]\nexamples_file = "pool.jsonl"\n')
+    conflict = f"{pool}, line 4: 'oak' has the label 'animal', in line 2 'plant'"
+    for command in (["eval", str(task), "--test", test_file], ["run", str(task), "--input", "x"]):
+        result = run(*command)
+        assert result.status == 0
+        assert f"{pool}: 1 row repeats another one; each is used once" in result.err
+        assert f"{conflict}; these rows are used as they stand" in result.err
+        strict = run(*command, "--strict")
+        assert strict.status == 2
+        assert conflict in strict.err
+    shown = json.loads(run("run", str(task), "--input", "x", "--json").out)
+    assert [each["index"] for each in shown["examples"]] == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -39,7 +39,7 @@ def test_each_figure_is_named(run: Run, model: ScriptedModel, tmp_path: Path) ->
     ("content", "options", "error"),
     [
         (b" \n", [], "there are no words to predict"),
-        (b"a\xff", [], "is not UTF-8 text"),
+        (b"a\xff", [], "line 1: is not valid UTF-8"),
         (b"words", ["--stride", "16"], "the stride is 16; expected 1 to 15"),
         (None, [], "cannot be read: No such file"),
     ],

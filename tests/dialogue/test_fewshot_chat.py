@@ -8,7 +8,7 @@ import pytest
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
-from chatapp.dialogue.fewshot import FewShotWriter
+from chatapp.dialogue.fewshot_chat import FewShotWriter
 from chatapp.dialogue.prompt import Exchange, Shot
 from chatapp.dialogue.session import MessageTooLong, Session, Started
 from chatapp.dialogue.store import Basis, Store

@@ -11,12 +11,13 @@ from fakes import ScriptedModel
 from chatapp.evaluation.answers import accuracies, decided, per_token, read_answers
 from chatapp.evaluation.evaluate import Cell, Grid, Selectors, Task, evaluate, plan, subset
 from chatapp.evaluation.inputs import Item
-from chatapp.evaluation.journal import Journal, Row
+from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.evaluation.report import Result, document, results, table
 from chatapp.fewshot.scoring import Likelihoods, best
 from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.selection import Select, vote
+from chatapp.prompting.selection.methods import vote
+from chatapp.prompting.selection.select import Select
 
 LABELS = ("animal", "plant")
 POOL = Pool(
@@ -64,7 +65,7 @@ def make(**changes: object) -> Task:
 
 def run(
     task: Task, grid: Grid, path: Path | None = None, model: ScriptedModel | None = None
-) -> tuple[list[Row], list[Result]]:
+) -> tuple[list[JournalRow], list[Result]]:
     model = model or Biased()
     selectors = {task.name: Selectors(task, model, None)}
     cells = [(task, cell) for cell in plan(task, grid)]
@@ -161,7 +162,7 @@ def test_numbers_by_hand() -> None:
     assert knn.vote == pytest.approx(agreeing / 5)
     assert knn.tokens == pytest.approx(sum(row["tokens"] for row in mine) / 5)
     drawn = by_setting[2, "random", "accuracy"]
-    assert (drawn.seeds, drawn.spread, drawn.interval_of) == (3, 0.0, "t")
+    assert (drawn.seeds, drawn.spread, drawn.interval_of) == (3, 0.0, "logit-t")
     assert drawn.vote == knn.vote
     assert len({tuple(row["examples"]) for row in rows if row["selection"] == "random"}) > 5
 

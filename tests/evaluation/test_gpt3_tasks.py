@@ -9,13 +9,12 @@ import pytest
 from chatapp.evaluation.gpt3_tasks import (
     TASKS,
     generate,
-    own_words,
     published_row,
-    read_words,
     task_prompt,
 )
+from chatapp.evaluation.words import own_words, read_words
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.fewshot import render
+from chatapp.prompting.layout import render
 from chatapp.prompting.segments import text_of
 
 SIGNS = {"plus": "+", "minus": "-", "times": "*"}
@@ -110,7 +109,7 @@ def test_words_from_a_file(tmp_path: Path) -> None:
         "yellow",
     }
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(PromptError, match="not UTF-8"):
+    with pytest.raises(PromptError, match="not valid UTF-8"):
         read_words(file)
     with pytest.raises(PromptError, match="cannot be read"):
         read_words(tmp_path / "none")

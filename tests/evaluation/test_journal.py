@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from chatapp.evaluation.journal import Journal, NotWritten, read_rows
 from chatapp.prompting.examples import PromptError
 
+ROOT = Path(__file__).parent.parent.parent
 ROWS = [{"line": n, "text": "é\ud800" * n} for n in range(4)]
 
 
@@ -69,6 +72,35 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     with Journal(path), pytest.raises(PromptError, match="another process is writing"):
         Journal(path)
     write(path, ROWS)
+
+
+def test_a_second_writer_is_refused_where_there_is_no_fcntl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    path = tmp_path / "rows.jsonl"
+    with Journal(path), pytest.raises(PromptError, match="another process is writing"):
+        Journal(path)
+
+
+def test_no_lock_is_left_behind(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for _ in range(2):
+        with Journal(path) as journal:
+            journal.append(ROWS)
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_the_lock_of_a_killed_process_is_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    script = (
+        "import os, sys; from pathlib import Path; from chatapp.evaluation.journal import Journal;"
+        "journal = Journal(Path(sys.argv[1])); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(path)], check=False, cwd=ROOT)
+    assert (tmp_path / ".rows.jsonl.lock").exists()
+    write(path, ROWS)
+    assert list(read_rows(path)) == ROWS
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_last_token(gpt2: LocalModel, gpt2_folder: Path, passages: list[str]) ->
     accuracy, perplexity = slow(
         gpt2_folder, gpt2, [each[:-1] for each in ids], [each[-1:] for each in ids]
     )
-    found = lambada(gpt2, passages)["last_token"]
+    found = lambada(gpt2, passages).figures["last_token"]
     assert 0 < found.accuracy == accuracy < 1
     assert found.perplexity == pytest.approx(perplexity, rel=1e-3)
 
@@ -75,7 +75,7 @@ def test_last_word(gpt2: LocalModel, gpt2_folder: Path, passages: list[str]) -> 
     # A line break in a passage stays one; here it is not before the last word.
     contexts[3] = gpt2.tokenizer.encode("no one\nsaid a")
     accuracy, perplexity = slow(gpt2_folder, gpt2, contexts, targets)
-    found = lambada(gpt2, passages)["last_word"]
+    found = lambada(gpt2, passages).figures["last_word"]
     assert found.accuracy == accuracy
     assert found.perplexity == pytest.approx(perplexity, rel=1e-3)
 
@@ -85,11 +85,21 @@ def test_a_word_is_right_when_it_is_said_greedily() -> None:
     seen: list[tuple[int, int]] = []
     found = lambada(
         model, ["it was the bat", "it was a bat"], lambda done, of: seen.append((done, of))
-    )
+    ).figures
     assert found["last_word"].accuracy == found["last_token"].accuracy == 0.5
     assert found["last_word"].perplexity == pytest.approx(math.e)
     assert all(sampling.temperature == 0 for sampling in model.samplings)
     assert seen == [(1, 2), (2, 2)]
+
+
+def test_a_generation_that_fails_is_no_wrong_answer() -> None:
+    replies = [" bat", " bat", RuntimeError("out of memory"), " no", " no"]
+    measured = lambada(ScriptedModel(replies), ["it was the bat", "it fell", "it was a bat"])
+    assert measured.failures == {1: "out of memory"}
+    assert measured.figures["last_word"].accuracy == 0.5
+    assert measured.figures["last_token"].accuracy == 0.5
+    none = lambada(ScriptedModel([RuntimeError("out of memory")]), ["it fell"])
+    assert none.figures == {}
 
 
 def test_what_is_a_passage() -> None:

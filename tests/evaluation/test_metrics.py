@@ -1,13 +1,15 @@
 """Every measure against values worked out by hand or published."""
 
 import math
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 
 from chatapp.evaluation import metrics
-from chatapp.evaluation.metrics import MEASURES, estimate, t_interval, t_quantile, wilson
+from chatapp.evaluation.metrics import MEASURES, estimate, logit_t_interval, t_quantile, wilson
 
 
 def test_accuracy() -> None:
@@ -84,15 +86,35 @@ def test_wilson_interval() -> None:
     assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
 
 
-def test_several_seeds_give_students_interval() -> None:
+def test_several_seeds_give_students_interval_of_the_log_odds() -> None:
     runs = [["a", "a", "a", "b"], ["a", "a", "b", "b"], ["a", "b", "b", "b"]]
     found = estimate("accuracy", runs, ["a", "a", "a", "a"])
     assert found.mean == pytest.approx(0.5)
     assert found.spread == pytest.approx(0.25)
-    half = 4.302653 * 0.25 / math.sqrt(3)
-    assert found.interval == pytest.approx((0.5 - half, 0.5 + half))
-    assert found.interval_of == "t"
-    assert t_interval([0.75, 0.5, 0.25]) == pytest.approx(found.interval)
+    half = 4.302653 * 0.25 / math.sqrt(3) / (0.5 * 0.5)
+    expected = [1 / (1 + math.exp(-logit)) for logit in (-half, half)]
+    assert found.interval == pytest.approx(expected)
+    assert found.interval_of == "logit-t"
+    assert logit_t_interval([0.75, 0.5, 0.25]) == pytest.approx(found.interval)
+
+
+@given(st.lists(st.sampled_from([0.0, 1e-9, 0.02, 0.5, 0.9, 0.999, 1.0]), min_size=2, max_size=5))
+def test_no_interval_of_seeds_leaves_what_a_share_can_be(values: list[float]) -> None:
+    low, high = logit_t_interval(values)
+    assert 0 <= low <= fmean(values) + 1e-12
+    assert fmean(values) - 1e-12 <= high <= 1
+
+
+def test_two_seeds_that_differ_give_a_share() -> None:
+    found = estimate("accuracy", [["a", "a", "a", "b"], ["a", "b", "b", "b"]], ["a"] * 4)
+    assert 0 < found.interval[0] < found.mean < found.interval[1] < 1
+
+
+def test_few_seeds_that_agree_give_students_interval() -> None:
+    """Where the values are close together, the scale hardly matters."""
+    values = [0.500, 0.502, 0.498, 0.501, 0.499]
+    half = 2.776445 * stdev(values) / math.sqrt(5)
+    assert logit_t_interval(values) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
 
 
 def test_one_seed_gives_an_interval_over_the_items() -> None:

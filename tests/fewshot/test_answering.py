@@ -16,7 +16,7 @@ from chatapp.fewshot.scoring import CONTENT_FREE
 from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.promptfile import PromptFile, load_prompt
 from chatapp.prompting.segments import text_of
-from chatapp.prompting.selection import Select, build_selector
+from chatapp.prompting.selection.select import Select, build_selector
 
 LogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]
 

@@ -31,7 +31,8 @@ from chatapp.fewshot.encoders import (
     load_encoder,
     minilm_folder,
 )
-from chatapp.prompting.selection import Pooling, Scores, Select
+from chatapp.prompting.selection.select import Pooling, Select
+from chatapp.prompting.selection.similarity import Embeddings
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"who what where is the a river mountain".split()]
 TEXTS = ["who is the river", "what", "where is the mountain the river the", "", "\ud800 {who}"]
@@ -152,7 +153,7 @@ class Lengths:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def encode(self, texts: Sequence[str]) -> Scores:
+    def encode(self, texts: Sequence[str]) -> Embeddings:
         self.asked += texts
         return np.array([[len(text), 1.0] for text in texts], dtype=np.float32)
 
@@ -211,7 +212,7 @@ def test_a_killed_process_loses_only_what_it_had_not_written(tmp_path: Path) -> 
 
 def test_several_can_fill_a_cache_at_once(tmp_path: Path) -> None:
     texts = [f"row {n}" for n in range(2_000)]
-    results: list[Scores] = []
+    results: list[Embeddings] = []
 
     def fill() -> None:
         results.append(CachedEncoder(Lengths(), tmp_path).encode(texts))
@@ -237,7 +238,7 @@ def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 class EmbeddingModel(ScriptedModel):
     """A scripted model whose hidden state is the mean of the ids, times the layer."""
 
-    def embed(self, ids: Sequence[int], layer: int) -> Scores:
+    def embed(self, ids: Sequence[int], layer: int) -> Embeddings:
         assert 0 < len(ids) <= self.context
         return np.array([np.mean(ids) * layer, len(ids)], dtype=np.float32)
 

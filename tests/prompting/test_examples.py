@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from chatapp.prompting import examples
 from chatapp.prompting.examples import (
     Example,
     PromptError,
@@ -115,9 +116,6 @@ JSONL_REFUSALS = {
     '{"input": "a", "label": ""}': "'label' is empty",
     '{"input": "a\\u0000b", "label": "b"}': "'input' holds a NUL character",
     '{"input": "a\0b", "label": "b"}': "is not valid JSON: Invalid control character",
-    '{"input":"a","label":"b"}\n\n{"label":"b","input":" a "}': (
-        "pool.jsonl, line 3: the same example as line 1"
-    ),
 }
 
 
@@ -156,6 +154,40 @@ def test_an_output_outside_the_labels_is_refused(tmp_path: Path) -> None:
     body = '{"text": "a", "label": "spam"}\n{"text": "b", "label": "Ham"}'
     message = refusal(write(tmp_path, body), ("spam", "ham"))
     assert message == "pool.jsonl, line 2: 'Ham' is none of the labels; did you mean 'ham'?"
+
+
+def test_a_row_that_stands_twice_is_used_once(tmp_path: Path) -> None:
+    rows = [("a", "x"), ("b", "y"), ("a", "x"), (" a ", "x"), ("b", "x"), ("c", "x")]
+    body = "\n\n".join(json.dumps({"text": text, "label": label}) for text, label in rows)
+    pool = read_pool(write(tmp_path, body))
+    assert [pool[index] for index in range(len(pool))] == [
+        Example("a", "x"),
+        Example("b", "y"),
+        Example("b", "x"),
+        Example("c", "x"),
+    ]
+    assert pool.repeats == 2
+    assert pool.source == str(tmp_path / "pool.jsonl")
+    assert pool.conflicts == ()  # of texts, more than one may be right
+
+
+def test_an_input_with_two_labels_is_named(tmp_path: Path) -> None:
+    rows = [("a", "x"), ("b", "y"), ("a", "y"), ("b", "y"), ("a", "x"), ("c", "x"), ("c", "y")]
+    path = write(tmp_path, "\n".join(json.dumps({"text": t, "label": y}) for t, y in rows))
+    pool = read_pool(path, ("x", "y"))
+    assert len(pool) == 5
+    assert pool.repeats == 2
+    assert pool.conflicts == (
+        f"{path}, line 3: 'a' has the label 'y', in line 1 'x'",
+        f"{path}, line 7: 'c' has the label 'y', in line 6 'x'",
+    )
+
+
+def test_inputs_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examples, "hash", lambda text: 7, raising=False)
+    path = write(tmp_path, '{"text": "a", "label": "x"}\n{"text": "b", "label": "x"}\n' * 2)
+    pool = read_pool(path)
+    assert (pool.inputs, pool.repeats) == (["a", "b"], 2)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatapp.prompting.examples import PromptError, read_rows
-from chatapp.prompting.fewshot import fit, render, render_channel
+from chatapp.prompting.layout import fit, render, render_channel
 from chatapp.prompting.promptfile import PromptFile, load_prompt
 from chatapp.prompting.segments import text_of
-from chatapp.prompting.selection import build_selector
+from chatapp.prompting.selection.select import build_selector
 
 QUERY = 'a {query} with "quotes", [markup] and \ud800'
 

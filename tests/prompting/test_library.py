@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from chatapp.prompting.examples import normalise, same_item
-from chatapp.prompting.fewshot import fit, render, render_channel
+from chatapp.prompting.layout import fit, render, render_channel
 from chatapp.prompting.promptfile import PromptFile, load_prompt
 from chatapp.prompting.segments import text_of
-from chatapp.prompting.selection import build_selector
+from chatapp.prompting.selection.select import build_selector
 
 FOLDER = Path(__file__).parents[2] / "prompts"
 TASKS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".toml", ".txt"))

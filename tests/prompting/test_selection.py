@@ -9,20 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp.prompting.examples import Pool, same_item
-from chatapp.prompting.selection import (
+from chatapp.prompting.selection.methods import (
+    METHODS,
     Balanced,
+    Fixed,
+    Knn,
+    Mmr,
+    Random,
+    vote,
+)
+from chatapp.prompting.selection.select import Select, build_selector
+from chatapp.prompting.selection.similarity import (
     Bm25Index,
     DenseIndex,
-    Diverse,
-    Fixed,
-    Method,
-    Nearest,
-    Random,
-    Scores,
-    Select,
+    Embeddings,
+    Similarities,
     TfidfIndex,
-    build_selector,
-    vote,
 )
 
 QUESTIONS = [
@@ -43,18 +45,16 @@ class LetterEncoder:
 
     fingerprint = "letters"
 
-    def encode(self, texts: Sequence[str]) -> Scores:
+    def encode(self, texts: Sequence[str]) -> Embeddings:
         letters = "abcdefghijklmnopqrstuvwxyz"
         return np.array(
             [[text.lower().count(letter) for letter in letters] for text in texts], dtype=np.float32
         )
 
 
-@pytest.mark.parametrize("method", ["fixed", "random", "balanced", "bm25", "knn", "mmr", "vote"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("k", [0, 1, 3, 7, 100])
-def test_every_selector_returns_k_distinct_indices_without_the_query(
-    method: Method, k: int
-) -> None:
+def test_every_selector_returns_k_distinct_indices_without_the_query(method: str, k: int) -> None:
     selector = build_selector(POOL, Select(method=method, seed=1))
     chosen = selector.select(" where is the LONGEST river of asia", k)
     assert len(chosen) == len(set(chosen)) == min(k, len(POOL) - 1)
@@ -62,21 +62,21 @@ def test_every_selector_returns_k_distinct_indices_without_the_query(
     assert len(selector.similarities("x", chosen)) == len(chosen)
 
 
-@pytest.mark.parametrize("method", ["fixed", "random", "balanced", "bm25", "knn", "mmr", "vote"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("query", ["", " ", "\ud800{}", "zzzz qqqq", "a" * 10_000, "¿?"])
-def test_every_selector_survives_any_query(method: Method, query: str) -> None:
+def test_every_selector_survives_any_query(method: str, query: str) -> None:
     selector = build_selector(POOL, Select(method=method))
     assert len(selector.select(query, 3)) == 3
     assert selector.select(query, 3) == selector.select(query, 3)
 
 
-@pytest.mark.parametrize("method", ["fixed", "random", "balanced", "bm25", "knn", "mmr", "vote"])
-def test_an_empty_pool_gives_nothing(method: Method) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_an_empty_pool_gives_nothing(method: str) -> None:
     assert build_selector(Pool([], []), Select(method=method)).select("x", 3) == []
 
 
 @pytest.mark.parametrize("method", ["bm25", "knn", "mmr", "vote"])
-def test_outputs_are_no_part_of_an_index(method: Method) -> None:
+def test_outputs_are_no_part_of_an_index(method: str) -> None:
     hidden = Pool(POOL.inputs, [f"river {number}" for number in range(len(POOL))])
     for encoder in (None, LetterEncoder()):
         ours, theirs = (
@@ -124,8 +124,8 @@ def test_balanced_draws_alike_of_every_label() -> None:
 
 def test_signs_tell_equations_apart() -> None:
     for index in (Bm25Index(POOL.inputs), TfidfIndex(POOL.inputs)):
-        assert Nearest(POOL, index).select("What is 3 - 5?", 1) == [7]
-        assert Nearest(POOL, index).select("What is 3 + 5?", 1) == [6]
+        assert Knn(POOL, index).select("What is 3 - 5?", 1) == [7]
+        assert Knn(POOL, index).select("What is 3 + 5?", 1) == [6]
 
 
 def test_bm25_is_the_formula() -> None:
@@ -189,7 +189,7 @@ def test_a_text_without_direction_is_near_to_nothing() -> None:
 
 def test_an_encoder_that_gives_no_numbers_is_refused() -> None:
     class Broken(LetterEncoder):
-        def encode(self, texts: Sequence[str]) -> Scores:
+        def encode(self, texts: Sequence[str]) -> Embeddings:
             return np.full((len(texts), 2), np.nan, dtype=np.float32)
 
     with pytest.raises(ValueError, match="the encoder letters gives values that are not finite"):
@@ -203,15 +203,15 @@ def test_an_encoder_that_gives_no_numbers_is_refused() -> None:
 )
 def test_ranking_is_a_stable_sort(values: list[int], k: int, same: int) -> None:
     class Given:
-        def scores(self, query: str) -> Scores:
+        def scores(self, query: str) -> Similarities:
             return np.array(values, dtype=np.float32)
 
-        def between(self, row: int) -> Scores:
+        def between(self, row: int) -> Similarities:
             raise AssertionError
 
     # The first few inputs are the query itself.
     inputs = ["query" if row < same else f"input {row}" for row in range(len(values))]
-    chosen = Nearest(Pool(inputs, inputs), Given()).select("query", k)
+    chosen = Knn(Pool(inputs, inputs), Given()).select("query", k)
     ranked = sorted(range(len(values)), key=lambda row: -values[row])
     assert chosen == [row for row in ranked if not same_item(inputs[row], "query")][:k]
 
@@ -236,7 +236,7 @@ def test_mmr_equals_a_plain_implementation() -> None:
     nearness = index.scores(query)
     for relevance in (0.0, 0.3, 0.7, 1.0):
         expected: list[int] = []
-        candidates = Nearest(pool, index).select(query, 50)
+        candidates = Knn(pool, index).select(query, 50)
         while len(expected) < 6:
             left = [row for row in candidates if row not in expected]
             expected.append(
@@ -249,7 +249,7 @@ def test_mmr_equals_a_plain_implementation() -> None:
                     ),
                 )
             )
-        assert Diverse(pool, index, relevance).select(query, 6) == expected
+        assert Mmr(pool, index, relevance).select(query, 6) == expected
 
 
 def test_mmr_avoids_repeating_itself() -> None:
@@ -280,11 +280,11 @@ def test_word_indexes_survive_any_text(inputs: list[str], query: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["knn", "mmr"])
-def test_a_query_is_compared_with_the_pool_once(method: Method) -> None:
+def test_a_query_is_compared_with_the_pool_once(method: str) -> None:
     asked: list[Sequence[str]] = []
 
     class Counting(LetterEncoder):
-        def encode(self, texts: Sequence[str]) -> Scores:
+        def encode(self, texts: Sequence[str]) -> Embeddings:
             asked.append(texts)
             return super().encode(texts)
 

@@ -3,7 +3,7 @@
 MetaICL's layout (Min et al. 2022), with a loss on the answer of every demonstration that the
 ones before it explain, not on the last alone.
 
-Keep: the text is that of chatapp.prompting.fewshot, so the tokens are those which `chatapp run`
+Keep: the text is that of chatapp.prompting.layout, so the tokens are those which `chatapp run`
 and `eval` prompt with.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.fewshot import continuation, render
+from chatapp.prompting.layout import continuation, render
 from chatapp.prompting.promptfile import PromptFile
 from chatapp.prompting.segments import Segment
 from finetune.bundled_model.generators.content import table

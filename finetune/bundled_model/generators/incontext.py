@@ -17,7 +17,7 @@ from typing import Any
 
 from chatapp.prompting.examples import Pool
 from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.selection import Select, build_selector
+from chatapp.prompting.selection.select import Select, build_selector
 from finetune.bundled_model.generators.content import is_kept_out, table
 from finetune.bundled_model.generators.fewshot import Shot, draw_layout, few_shot_row
 from finetune.bundled_model.generators.labels import draw_labels, made_up_word

@@ -7,7 +7,7 @@ their hash (see `content.is_kept_out`), for measuring.
 import random
 from functools import cache
 
-from chatapp.evaluation.gpt3_tasks import own_words
+from chatapp.evaluation.words import own_words
 from finetune.bundled_model.generators.content import is_kept_out, table
 
 KEPT_OUT = 0.15

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from chatapp.evaluation.gpt3_tasks import own_words
+from chatapp.evaluation.words import own_words
 from finetune.bundled_model.generators import grammar
 from finetune.bundled_model.generators.content import is_kept_out, table
 from finetune.bundled_model.generators.labels import made_up_word

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.evaluation.gpt3_tasks import generate, own_words
+from chatapp.evaluation.gpt3_tasks import generate
+from chatapp.evaluation.words import own_words
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.fewshot import continuation, render
+from chatapp.prompting.layout import continuation, render
 from chatapp.prompting.promptfile import PromptFile
 from chatapp.prompting.segments import text_of
 from finetune.bundled_model.generators import arithmetic, dialogues, incontext, people, repetition

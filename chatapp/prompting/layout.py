@@ -18,9 +18,9 @@ an empty line as the separator:
 - Every other character is printed as it is. What is put in is never looked at again, so
   braces, quotes and markup of users are plain characters.
 
-The invariant to keep: white space belongs to the segment after it. So a prompt never ends in
-a space, and wherever two segments meet at white space, encoding them one by one gives the same
-tokens as encoding the whole text, because GPT-2's tokenizer begins a new piece there as well.
+Keep: white space belongs to the segment after it. So a prompt never ends in a space, and wherever
+two segments meet at white space, encoding them one by one gives the same tokens as encoding the
+whole text, because GPT-2's tokenizer begins a new piece there as well.
 """
 
 import functools
@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from chatapp.prompting.examples import Example, PromptError
 from chatapp.prompting.promptfile import PromptFile
 from chatapp.prompting.segments import Kind, Segment
-from chatapp.prompting.selection import Select, Selector
+from chatapp.prompting.selection.methods import Selector
+from chatapp.prompting.selection.select import Select
 
 Part = tuple[Kind, str]
 
@@ -134,7 +135,6 @@ def fit(
     Raises PromptError when the instruction and the query alone do not fit: they are never
     cut.
     """
-
     count = functools.cache(count_tokens)
 
     def length(segments: Iterable[Segment]) -> int:
@@ -173,7 +173,7 @@ def arrange(ranked: Sequence[int], select: Select) -> list[int]:
     """Indices, nearest first, in the order they are printed in."""
     order = select.order
     if order is None:
-        order = "nearest-last" if select.method in ("bm25", "knn", "mmr") else "nearest-first"
+        order = "nearest-last" if select.selector.ranks else "nearest-first"
     match order:
         case "nearest-first":
             return list(ranked)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from chatapp.prompting.examples import Pool, PromptError
-from chatapp.prompting.fewshot import (
+from chatapp.prompting.layout import (
     arrange,
     continuation,
     fit,
@@ -19,7 +19,7 @@ from chatapp.prompting.fewshot import (
 )
 from chatapp.prompting.promptfile import PromptFile
 from chatapp.prompting.segments import Segment, text_of
-from chatapp.prompting.selection import Select
+from chatapp.prompting.selection.select import Select
 
 SPAM = PromptFile(
     path=Path("spam.toml"),

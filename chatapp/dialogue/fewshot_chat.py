@@ -4,8 +4,8 @@ A file whose demonstrations are fixed is the beginning of a dialogue, and the ch
 where they end. A file that has them chosen for the input, or has labels, is a task: each
 message is asked about by itself, and a label is the only reply there can be.
 
-The one invariant: the examples and the layout for a message are those of `chatapp run` for
-the same input, but for what the chat itself takes of the window.
+Keep: the examples and the layout for a message are those of `chatapp run` for the same input, but
+for what the chat itself takes of the window.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from chatapp.fewshot.answering import Answerer, Question, sampling_of
 from chatapp.fewshot.choices import selector_for
 from chatapp.prompting import budget
 from chatapp.prompting.examples import Example, PromptError
-from chatapp.prompting.fewshot import (
+from chatapp.prompting.layout import (
     Demonstration,
     Fitted,
     continuation,
@@ -30,7 +30,7 @@ from chatapp.prompting.fewshot import (
 from chatapp.prompting.library import find
 from chatapp.prompting.promptfile import Persona, PromptFile, load_for_chat
 from chatapp.prompting.segments import Segment
-from chatapp.prompting.selection import Selector
+from chatapp.prompting.selection.methods import Selector
 
 _MOST_LABELS = 4
 
@@ -77,7 +77,8 @@ class FewShotWriter(Writer):
     @property
     def goes_on(self) -> bool:
         """Whether a prompt holds the chat so far, and not the message alone."""
-        return self.prompt.select.method == "fixed" and not self.prompt.labels
+        method = self.prompt.select.selector
+        return not (method.ranks or method.draws or self.prompt.labels)
 
     def sampling(self, base: Sampling) -> Sampling:
         """How replies are drawn: as the file says, and as `base` where it says nothing."""
@@ -163,6 +164,6 @@ class FewShotWriter(Writer):
     def _shots(self, chosen: Iterable[Demonstration]) -> tuple[Shot, ...]:
         pool = self._prompt.pool
         return tuple(
-            Shot(pool.inputs[each.index], pool.outputs[each.index], each.similarity)
-            for each in chosen
+            Shot(pool.inputs[shot.index], pool.outputs[shot.index], shot.similarity)
+            for shot in chosen
         )

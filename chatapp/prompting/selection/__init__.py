@@ -1,0 +1,1 @@
+"""Choosing demonstrations: a pool and a query give indices into the pool, nearest first."""

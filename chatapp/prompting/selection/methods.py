@@ -1,0 +1,291 @@
+"""The table of selection methods, each a class that says of itself what others need to know.
+
+A class added to METHODS is known to prompt files, options, help, errors, plots and completion.
+
+Keep: a selector sees the inputs of a pool, never what it should not know. The outputs are no part
+of any index (only `Balanced` reads them, to draw evenly), and a pool item that is the same as the
+query is never chosen for it.
+"""
+
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from chatapp.prompting.examples import Pool, normalise
+
+# Help and completion read the table, and should not wait for numpy.
+if TYPE_CHECKING:
+    from chatapp.prompting.selection.similarity import Encoder, Index, Metric, Similarities
+
+
+class Options(Protocol):
+    """What methods read of a [select] table; `select.Select` says what each key means."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def metric(self) -> "Metric": ...
+    @property
+    def relevance(self) -> float: ...
+
+
+class Selector(ABC):
+    """Chooses demonstrations from a pool; its class says what the method is.
+
+    name: in prompt files and options. summary: for help, which ones it chooses.
+    ranks: it knows how near a demonstration is to the query.
+    draws: another seed gives another choice. One that neither ranks nor draws chooses the same
+        for every query.
+    needs_encoder: it compares embeddings. needs_labels: the outputs have to be labels.
+    votes: the majority output of those chosen is the answer, and no language model is asked.
+    baseline: the method whose vote stands beside this one in an evaluation.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    ranks: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    needs_encoder: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = False
+    votes: ClassVar[bool] = False
+    baseline: ClassVar[str] = "knn"
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    @classmethod
+    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> "Selector":
+        """A selector of this method. encoder: for those that need one; None is TF-IDF."""
+        return cls(pool)
+
+    @abstractmethod
+    def select(self, query: str, k: int) -> list[int]:
+        """At most k indices into the pool, nearest first, without the query itself."""
+
+    def similarities(self, query: str, indices: Sequence[int]) -> list[float | None]:
+        """How near each index is to the query; None where the method does not rank."""
+        return [None] * len(indices)
+
+    def _first(self, indices: Iterable[int], query: str, k: int) -> list[int]:
+        """The first k whose input is not the same item as the query."""
+        same = normalise(query)
+        others = (i for i in indices if normalise(self._pool.inputs[i]) != same)
+        return list(islice(others, k))
+
+
+class Fixed(Selector):
+    """The first k of the pool, in its order."""
+
+    name = "fixed"
+    summary = "the first of the pool"
+
+    def select(self, query: str, k: int) -> list[int]:
+        return self._first(range(len(self._pool)), query, k)
+
+
+class Random(Selector):
+    """k drawn without replacement, by the seed and the query and nothing else.
+
+    So the choice for a query does not depend on which queries came before it.
+    """
+
+    name = "random"
+    summary = "drawn anew for each input"
+    draws = True
+
+    def __init__(self, pool: Pool, seed: int) -> None:
+        super().__init__(pool)
+        self._seed = seed
+
+    @classmethod
+    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> Selector:
+        return cls(pool, options.seed)
+
+    def select(self, query: str, k: int) -> list[int]:
+        shuffled = _shuffled(range(len(self._pool)), _generator(self._seed, query))
+        return self._first(shuffled, query, k)
+
+
+class Balanced(Random):
+    """As many of each output as possible, drawn by the seed and the query.
+
+    The outputs take turns, so that leaving out the last ones keeps the balance. Which output
+    begins is drawn as well.
+    """
+
+    name = "balanced"
+    summary = "drawn, as many of each label"
+    needs_labels = True
+
+    def __init__(self, pool: Pool, seed: int) -> None:
+        super().__init__(pool, seed)
+        self._by_output: dict[str, list[int]] = {}
+        for index, output in enumerate(pool.outputs):
+            self._by_output.setdefault(output, []).append(index)
+
+    def select(self, query: str, k: int) -> list[int]:
+        generator = _generator(self._seed, query)
+        shuffled = [_shuffled(indices, generator) for indices in self._by_output.values()]
+        generator.shuffle(shuffled)
+        return self._first(_in_turn(shuffled), query, k)
+
+
+class Nearest(Selector):
+    """The k most similar inputs by an index; what all methods that rank have in common."""
+
+    ranks = True
+
+    def __init__(self, pool: Pool, index: "Index") -> None:
+        super().__init__(pool)
+        self._index = index
+        self._last: tuple[str, Similarities] | None = None
+
+    def select(self, query: str, k: int) -> list[int]:
+        from chatapp.prompting.selection.similarity import ranked
+
+        return self._first(ranked(self._scores(query), k), query, k)
+
+    def similarities(self, query: str, indices: Sequence[int]) -> list[float | None]:
+        scores = self._scores(query)
+        return [float(scores[index]) for index in indices]
+
+    def _scores(self, query: str) -> "Similarities":
+        """Of the whole pool, kept until another query comes: it is asked for several times."""
+        if self._last is None or self._last[0] != query:
+            self._last = query, self._index.scores(query)
+        return self._last[1]
+
+
+class Bm25(Nearest):
+    """The k best by BM25."""
+
+    name = "bm25"
+    summary = "the nearest by the words they share"
+    baseline = "bm25"
+
+    @classmethod
+    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> Selector:
+        from chatapp.prompting.selection.similarity import Bm25Index
+
+        return cls(pool, Bm25Index(pool.inputs))
+
+
+class Knn(Nearest):
+    """The k nearest by embedding (KATE, Liu et al. 2021)."""
+
+    name = "knn"
+    summary = "the nearest by embedding"
+    needs_encoder = True
+
+    @classmethod
+    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> Selector:
+        return cls(pool, _index(pool, options, encoder))
+
+
+class Mmr(Nearest):
+    """Maximal marginal relevance (Carbonell and Goldstein 1998).
+
+    Each next one has the highest relevance · similarity to the query
+    - (1 - relevance) · highest similarity to those already chosen, among the nearest 4k
+    or 50, whichever is more: further ones are different, but of no use.
+    """
+
+    name = "mmr"
+    summary = "near ones that differ from each other"
+    needs_encoder = True
+
+    def __init__(self, pool: Pool, index: "Index", relevance: float = 0.5) -> None:
+        super().__init__(pool, index)
+        self._relevance = relevance
+
+    @classmethod
+    def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> Selector:
+        return cls(pool, _index(pool, options, encoder), options.relevance)
+
+    def select(self, query: str, k: int) -> list[int]:
+        import numpy as np
+
+        near = np.array(super().select(query, max(4 * k, 50)), dtype=np.intp)
+        nearness = self._scores(query)[near]
+        redundancy = np.full(len(near), -np.inf, dtype=np.float32)
+        left = np.ones(len(near), dtype=bool)
+        chosen: list[int] = []
+        while len(chosen) < k and left.any():
+            penalty = redundancy if chosen else np.zeros_like(redundancy)
+            value = self._relevance * nearness - (1 - self._relevance) * penalty
+            best = int(np.argmax(np.where(left, value, -np.inf)))
+            left[best] = False
+            chosen.append(int(near[best]))
+            redundancy = np.maximum(redundancy, self._index.between(chosen[-1])[near])
+        return chosen
+
+
+class Vote(Knn):
+    """The k nearest by embedding as voters (see `vote`): the baseline of every kNN result."""
+
+    name = "vote"
+    summary = "no demonstrations, the majority label of the nearest is the answer"
+    needs_labels = True
+    votes = True
+
+
+METHODS: dict[str, type[Selector]] = {
+    method.name: method for method in (Fixed, Random, Balanced, Bm25, Knn, Mmr, Vote)
+}
+
+
+def with_encoder() -> list[str]:
+    """The names of the methods that need an encoder."""
+    return [name for name, method in METHODS.items() if method.needs_encoder]
+
+
+def help_on_methods() -> str:
+    """What the methods choose, for the help of a command."""
+    summaries = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
+    *most, last = with_encoder()
+    return f"{summaries}. {', '.join(most)} and {last} also with an encoder, as knn:minilm."
+
+
+def vote(pool: Pool, indices: Sequence[int]) -> str:
+    """The majority output of these pool items, nearest first; in a tie the nearest's wins.
+
+    Raises ValueError when there are no items.
+    """
+    votes = Counter(pool.outputs[index] for index in indices)
+    if not votes:
+        raise ValueError("a vote needs at least one example")
+    # A counter keeps the order of first appearance, and max takes the first of equals.
+    return max(votes, key=lambda output: votes[output])
+
+
+def _index(pool: Pool, options: Options, encoder: "Encoder | None") -> "Index":
+    from chatapp.prompting.selection.similarity import DenseIndex, TfidfIndex
+
+    if encoder is None:
+        return TfidfIndex(pool.inputs)
+    return DenseIndex(pool.inputs, encoder, options.metric)
+
+
+def _generator(seed: int, query: str) -> random.Random:
+    return random.Random(f"{seed} {query}".encode("utf-8", "surrogatepass"))
+
+
+def _shuffled(items: Sequence[int], generator: random.Random) -> Iterator[int]:
+    """The items in random order (Fisher-Yates), drawn only as far as they are taken."""
+    moved: dict[int, int] = {}
+    for position in range(len(items)):
+        drawn = generator.randrange(position, len(items))
+        yield items[moved.get(drawn, drawn)]
+        moved[drawn] = moved.get(position, position)
+
+
+def _in_turn(iterators: list[Iterator[int]]) -> Iterator[int]:
+    while iterators:
+        for iterator in list(iterators):
+            try:
+                yield next(iterator)
+            except StopIteration:
+                iterators.remove(iterator)

@@ -1,0 +1,66 @@
+"""The [select] table of a prompt file, and the selector it describes.
+
+Keep: the methods are those of the table `METHODS`, and nothing here knows any of them.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from chatapp.prompting.examples import Pool
+from chatapp.prompting.selection.methods import METHODS, Fixed, Selector
+from chatapp.prompting.selection.similarity import Encoder, Metric
+
+ShotOrder = Literal["nearest-first", "nearest-last", "shuffled"]
+Pooling = Literal["mean", "cls"]
+
+
+def _known(value: Any) -> str:
+    if isinstance(value, str) and value in METHODS:
+        return value
+    *names, last = map(repr, METHODS)
+    # In pydantic's own words for a choice, so that all choices are refused alike.
+    message = f"Input should be {', '.join(names)} or {last}"
+    raise PydanticCustomError("literal_error", "{message}", {"message": message})
+
+
+class Select(BaseModel):
+    """Which demonstrations are shown, in which order.
+
+    method: one of METHODS. k: how many.
+    order: how they are printed; None is `nearest-last` where the method ranks, so that the
+        best one stands next to the query, else as chosen.
+    seed: of methods that draw, and of `shuffled`.
+    encoder: what embeds texts for methods that need it; None is the best one installed.
+    pooling: of a sentence encoder; None is its own. layer: of the encoder `lm`, counted from
+        the last when negative. metric: what nearness is.
+    relevance: the weight of nearness in `mmr`, from 0 to 1; the rest weighs redundancy.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    method: Annotated[str, PlainValidator(_known)] = Fixed.name
+    k: Annotated[int, Field(ge=0)] = 8
+    order: ShotOrder | None = None
+    seed: int = 0
+    encoder: str | None = None
+    pooling: Pooling | None = None
+    layer: int = -1
+    metric: Metric = "cosine"
+    relevance: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+    @property
+    def selector(self) -> type[Selector]:
+        """The class of the method, which says what it needs."""
+        return METHODS[self.method]
+
+
+def build_selector(pool: Pool, select: Select, encoder: Encoder | None = None) -> Selector:
+    """The selector that `select` describes; k is given anew with each query.
+
+    encoder: what embeds texts for methods that need it; None is TF-IDF.
+    Raises PromptError for an encoder whose embeddings are not finite.
+    """
+    method = select.selector if len(pool) else Fixed
+    return method.build(pool, select, encoder)

@@ -1,0 +1,137 @@
+"""A selection method is known everywhere as soon as its class stands in the table."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import ScriptedModel
+
+from chatapp.commands import completion
+from chatapp.prompting.selection.methods import METHODS, Selector
+
+ROOT = Path(__file__).parent.parent.parent
+
+Run = Callable[..., Any]
+UseModel = Callable[[ScriptedModel], ScriptedModel]
+
+TASK = """
+labels   = ["animal", "plant"]
+examples = [
+  {input = "the red fox", output = "animal"},
+  {input = "an oak", output = "plant"},
+  {input = "a grey wolf", output = "animal"},
+]
+[select]
+method = "shortest"
+k      = 2
+"""
+
+
+class Shortest(Selector):
+    """The shortest inputs."""
+
+    name = "shortest"
+    summary = "the shortest of the pool"
+    draws = True
+    needs_labels = True
+    needs_encoder = True
+
+    def select(self, query: str, k: int) -> list[int]:
+        indices = sorted(range(len(self._pool)), key=lambda i: len(self._pool.inputs[i]))
+        return self._first(indices, query, k)
+
+
+@pytest.fixture(autouse=True)
+def in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, Shortest.name, Shortest)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    path = tmp_path / "living.toml"
+    path.write_text(TASK)
+    return path
+
+
+@pytest.fixture
+def model(use_model: UseModel) -> ScriptedModel:
+    return use_model(ScriptedModel([" animal"]))
+
+
+def shown(run: Run, *command: str) -> list[int]:
+    made = json.loads(run("run", *command, "--input", "grass", "--json").out)
+    return [example["index"] for example in made["examples"]]
+
+
+def test_a_prompt_file_may_name_it(run: Run, task: Path, model: ScriptedModel) -> None:
+    assert shown(run, str(task)) == [1, 0]
+
+
+def test_an_option_may_name_it(run: Run, task: Path, model: ScriptedModel) -> None:
+    task.write_text(TASK.replace("shortest", "fixed"))
+    assert shown(run, str(task)) == [0, 1]
+    assert shown(run, str(task), "--select", "shortest") == [1, 0]
+    assert shown(run, str(task), "--select", "shortest:tfidf") == [1, 0]
+
+
+def test_errors_name_it(run: Run, task: Path, model: ScriptedModel) -> None:
+    refused = run("run", str(task), "--input", "x", "--select", "shrotest").err
+    assert "did you mean 'shortest'?" in refused
+    refused = run("run", str(task), "--input", "x", "--select", "zzz").err
+    assert "there are fixed, random, balanced, bm25, knn, mmr, vote, shortest" in refused
+    refused = run("run", str(task), "--input", "x", "--select", "bm25:tfidf").err
+    assert "only knn, mmr, vote, shortest take an encoder" in refused
+    task.write_text(TASK.replace("shortest", "zzz"))
+    assert "'mmr', 'vote' or 'shortest'" in run("run", str(task), "--input", "x").err
+    task.write_text("\n".join(line for line in TASK.splitlines() if "labels" not in line))
+    refused = run("run", str(task), "--input", "x").err
+    assert "'select.method' is 'shortest', which needs labels" in refused
+
+
+def test_the_shell_is_offered_it() -> None:
+    assert completion.methods("sho") == [("shortest", "the shortest of the pool")]
+    assert completion.lists_of_methods("knn,sho") == [("knn,shortest", "the shortest of the pool")]
+
+
+def test_an_evaluation_asks_it_what_it_is(
+    run: Run, task: Path, model: ScriptedModel, tmp_path: Path
+) -> None:
+    """It draws, so it is run with every seed; it is printed as chosen, as it does not rank."""
+    test, report = tmp_path / "test.jsonl", tmp_path / "report"
+    test.write_text('{"text": "grass", "label": "plant"}\n')
+    result = run(
+        *("eval", str(task), "--test", str(test), "--select", "shortest,knn:tfidf"),
+        *("--shots", "1,2", "--seeds", "2", "--report", str(report), "--json"),
+    )
+    rows = {
+        (row["selection"], row["order"], row["seeds"]) for row in json.loads(result.out)["results"]
+    }
+    assert rows == {("shortest", "as chosen", 2), ("knn:tfidf", "nearest-last", 1)}
+    assert (report / "accuracy.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("command", ["run", "eval"])
+def test_help_tells_what_it_chooses(command: str) -> None:
+    """In a process of its own, because the help of a command is put together at its import."""
+    script = """
+import sys
+sys.path[:0] = ["tests", "tests/cli"]
+from test_selection_methods import METHODS, Shortest
+METHODS[Shortest.name] = Shortest
+from chatapp.cli import main
+main()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script, command, "--help"],
+        cwd=ROOT,
+        env={"COLUMNS": "400"},
+        capture_output=True,
+        text=True,
+    )
+    text = " ".join(result.stdout.split())
+    assert "shortest: the shortest of the pool." in text
+    assert "knn, mmr, vote and shortest also with an encoder" in text
