@@ -1,7 +1,7 @@
 """The command line: `chatapp` is the chat, its commands are one-shot.
 
-The one invariant: nobody sees a traceback. What the user can put right is one sentence and
-exit status 2; anything else is one sentence, exit status 1, and a traceback in the log.
+Keep: nobody sees a traceback. What the user can put right is one sentence and exit status 2;
+anything else is one sentence, exit status 1, and a traceback in the log.
 """
 
 import logging
@@ -16,8 +16,8 @@ from chatapp.commands import ask, bench, history, models, perplexity, serve
 from chatapp.commands import eval as evaluation
 from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
-from chatapp.commands.ask import ModelOption, PrecisionOption, TemplateOption
 from chatapp.commands.console import complain
+from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
 from chatapp.userfiles import UserError
 
 app = typer.Typer(

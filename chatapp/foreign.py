@@ -1,7 +1,7 @@
 """Makes foreign text (of users, models and files) safe to show in a terminal.
 
-The one invariant: what `printable` returns holds no character that a terminal obeys, except
-newline and tab, and no lone surrogate, so that it can always be written as UTF-8.
+Keep: what `printable` returns holds no character that a terminal obeys, except newline and tab, and
+no lone surrogate, so that it can always be written as UTF-8.
 """
 
 import re

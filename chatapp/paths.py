@@ -1,8 +1,8 @@
 """Where configuration, chats, caches and logs live.
 
-The one invariant: every file this program keeps for its user lies in one of these folders,
-and the environment variable CHATAPP_HOME, when set, moves all of them below one folder.
-No function here creates anything.
+Keep: every file this program keeps for its user lies in one of these folders, and the environment
+variable CHATAPP_HOME, when set, moves all of them below one folder. No function here creates
+anything.
 """
 
 import os

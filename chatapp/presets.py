@@ -1,20 +1,17 @@
 """Sampling parameters that the user has given a name, in one JSON file.
 
-The one invariant: a file that cannot be read is never written to, and a write replaces the
-whole file at once, so that no preset is ever lost but by its own removal.
+Keep: a file that cannot be read is never written to, and a write replaces the whole file at
+once, so that no preset is ever lost but by its own removal.
 """
 
-import difflib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from chatapp.engine.model import Sampling
 from chatapp.foreign import without_surrogates
-from chatapp.settings import checked_sampling
-from chatapp.userfiles import UserError
+from chatapp.parameters import Sampling
+from chatapp.userfiles import UserError, read_json_object, reason, suggestion, write_whole
 
 _LONGEST = 60
 
@@ -29,25 +26,17 @@ def read_presets(path: Path) -> dict[str, Sampling]:
     Raises PresetsError when the file cannot be read or holds anything else.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        data = json.loads(text)
+        data = read_json_object(path, PresetsError)
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise PresetsError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise PresetsError(f"{path}: is not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise PresetsError(f"{path}: expected an object of presets by name")
     presets = {}
     for name, values in sorted(data.items()):
-        where = f"{path}: preset {name!r}"
         if not isinstance(values, dict):
-            raise PresetsError(f"{where}: expected an object of parameters")
+            raise PresetsError(f"{path}: preset {name!r}: expected an object of parameters")
         try:
-            presets[name] = checked_sampling(values)
+            presets[name] = Sampling.of(values)
         except ValueError as error:
-            raise PresetsError(f"{where}: {error}") from None
+            raise PresetsError(f"{path}: preset {name!r}: {error}") from None
     return presets
 
 
@@ -66,20 +55,14 @@ def remove_preset(path: Path, name: str) -> None:
 
 def no_preset(name: str, known: list[str]) -> str:
     """That there is no preset of this name, in words."""
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f"there is no preset {name!r}; did you mean {near[0]!r}?"
-    return f"there is no preset {name!r}; there are {', '.join(known) or 'none yet'}"
+    return f"there is no preset {name!r}{suggestion(name, known)}"
 
 
 def _change(path: Path, change: Callable[[dict[str, Sampling]], object]) -> None:
     presets = read_presets(path)
     change(presets)
-    text = json.dumps({name: asdict(each) for name, each in presets.items()}, indent=2)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    document = {name: asdict(sampling) for name, sampling in presets.items()}
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new.write_text(text + "\n", encoding="utf-8")
-        os.replace(new, path)
+        write_whole(path, json.dumps(document, indent=2) + "\n")
     except OSError as error:
-        raise PresetsError(f"{path}: cannot be written: {error.strerror}") from None
+        raise PresetsError(f"{path}: cannot be written: {reason(error)}") from None

@@ -1,25 +1,27 @@
 """The user's settings: defaults, then one TOML file, then CHATAPP_* variables, then flags.
 
-The one invariant: every value is checked where it comes from, so that whatever is wrong is
-refused in one sentence that names the file and line, the variable or the flag.
+Keep: every value is checked where it comes from, so that whatever is wrong is refused in one
+sentence that names the file and line, the variable or the flag. The first frame waits for the
+settings, so nothing here imports pydantic, which alone takes a tenth of a second.
 """
 
-import difflib
-import json
 import os
-import re
-import shutil
-import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from chatapp.engine.load import DEVICES, PRECISIONS
-from chatapp.engine.model import Sampling
+from chatapp.parameters import PARAMETERS, Sampling
 from chatapp.paths import settings_path
-from chatapp.userfiles import UserError
+from chatapp.userfiles import (
+    UserError,
+    line_of,
+    parse_toml,
+    read_text,
+    reason,
+    suggestion,
+    write_whole,
+)
 
 
 class SettingsError(UserError):
@@ -58,15 +60,9 @@ class Settings:
     keys: tuple[KeyChoice, ...] = ()
 
 
-_TEXTS = ("model", "template", "theme", "precision", "device")
+_TEXTS = tuple(each.name for each in fields(Settings) if each.type is str)
 _CHOICES = {"precision": PRECISIONS, "device": DEVICES}
-_NUMBERS: dict[str, type[int] | type[float]] = {
-    each.name: float if each.type is float else int for each in fields(Sampling)
-}
-_KEYS = (*_TEXTS, *_NUMBERS, "keys")
-_THEME = re.compile(
-    r"""^[ \t]*["']?theme["']?[ \t]*=[ \t]*("(?:[^"\\\n]|\\.)*"|'[^'\n]*')""", re.MULTILINE
-)
+_NAMES = (*_TEXTS, *PARAMETERS, "keys")
 
 
 def load_settings(overrides: Mapping[str, object] | None = None) -> Settings:
@@ -77,10 +73,10 @@ def load_settings(overrides: Mapping[str, object] | None = None) -> Settings:
     range, and a file that cannot be read.
     """
     values: dict[str, Any] = {}
-    for key, value, origin in (*_from_file(), *_from_environment(), *_from_flags(overrides or {})):
-        values[key] = _checked(key, value, origin)
-    others = {key: values.pop(key) for key in (*_TEXTS, "keys") if key in values}
-    return Settings(**others, sampling=Sampling(**values))
+    for name, value, origin in (*_from_file(), *_from_environment(), *_from_flags(overrides or {})):
+        values[name] = _checked(name, value, origin)
+    sampling = {name: values.pop(name) for name in PARAMETERS if name in values}
+    return Settings(**values, sampling=Sampling(**sampling))
 
 
 def keep_theme(name: str) -> None:
@@ -88,159 +84,95 @@ def keep_theme(name: str) -> None:
 
     Raises SettingsError, and changes nothing, when that cannot be done.
     """
-    path = settings_path().resolve()  # a link stays one
-    failure = f"{path}: the theme {name!r} cannot be kept"
+    import tomlkit
+
+    failure = f"the theme {name!r} cannot be kept"
+    path = settings_path()
     try:
-        old = path.read_bytes().decode("utf-8-sig") if path.exists() else ""
-        kept = False
-        line = f"theme = {json.dumps(name, ensure_ascii=False)}"
-        # Top-level keys stand before the first table.
-        table = re.search(r"^\s*\[", old, re.MULTILINE)
-        top, rest = (old[: table.start()], old[table.start() :]) if table else (old, "")
-        new_top, found = _THEME.subn(lambda match: line, top, count=1)
-        new = (new_top if found else f"{line}\n{top}") + rest
-        wanted = tomllib.loads(old) | {"theme": name}
-        with suppress(tomllib.TOMLDecodeError):
-            kept = tomllib.loads(new) == wanted
-        if not kept:
-            raise SettingsError(f"{failure}; write {line} there yourself")
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-        draft.write_bytes(new.encode())
-        if path.exists():
-            shutil.copymode(path, draft)
-        os.replace(draft, path)
+        text = _file_text()
+        if "theme" in parse_toml(text, path, SettingsError):
+            document = tomlkit.parse(text)
+            document["theme"] = name
+            text = tomlkit.dumps(document)
+        else:  # before the first table, where keys of the top level stand
+            text = tomlkit.dumps({"theme": name}) + text
+        write_whole(path, text)
+    except SettingsError as error:
+        raise SettingsError(f"{failure}: {error}") from None
     except OSError as error:
-        raise SettingsError(f"{failure}: {error.strerror}") from None
-    except ValueError as error:
-        raise SettingsError(f"{failure}: the file is not valid TOML: {error}") from None
+        raise SettingsError(f"{failure}: {path}: {reason(error)}") from None
 
 
-def parameter(name: str, text: str) -> float | int | None:
-    """The value of a field of `Sampling` that the user has written; "" is None for the seed.
-
-    Raises ValueError in one sentence when there is no such field or it cannot be that.
-    """
-    _check_is_parameter(name)
-    if not text and name == "seed":
-        return None
-    kind = _NUMBERS[name]
+def _file_text() -> str:
+    """The settings file's text; "" when there is none. Raises SettingsError."""
     try:
-        value = kind(text)
-    except ValueError:
-        expected = "a number" if kind is float else "a whole number"
-        raise ValueError(f"{name} is {text!r}; expected {expected}") from None
-    Sampling(**{name: value})  # type: ignore[arg-type]  # its own rules
-    return value
-
-
-def checked_sampling(values: Mapping[str, object]) -> Sampling:
-    """Sampling of values by name, as a file gave them; the seed may be None.
-
-    Raises ValueError in one sentence for a name that is none, or a value that cannot be.
-    """
-    for name in values:
-        _check_is_parameter(name)
-    given = {name: value for name, value in values.items() if (name, value) != ("seed", None)}
-    return Sampling(**{name: _checked_number(name, value) for name, value in given.items()})  # type: ignore[arg-type]
-
-
-def _check_is_parameter(name: str) -> None:
-    if name not in _NUMBERS:
-        near = difflib.get_close_matches(name, _NUMBERS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_NUMBERS)}"
-        raise ValueError(f"there is no parameter {name!r}; {hint}")
+        return read_text(settings_path(), SettingsError)
+    except FileNotFoundError:
+        return ""
 
 
 def _from_file() -> Iterator[tuple[str, object, str]]:
-    path = settings_path()
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        data = tomllib.loads(text)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: is not valid UTF-8: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path}: is not valid TOML: {error}") from None
-    for key, value in data.items():
-        origin, place = _place(path, text, key, 0)
-        if key == "keys" and isinstance(value, dict):
+    path, text = settings_path(), _file_text()
+
+    def origin(*keys: str) -> str:
+        return f"{path}, line {line_of(text, keys) or 1}"
+
+    for name, value in parse_toml(text, path, SettingsError).items():
+        if name == "keys" and isinstance(value, dict):
             value = tuple(
-                KeyChoice(action, keys, _place(path, text, action, place)[0])
-                for action, keys in value.items()
+                KeyChoice(action, keys, origin("keys", action)) for action, keys in value.items()
             )
-        yield key, value, origin
-
-
-def _place(path: Path, text: str, key: str, start: int) -> tuple[str, int]:
-    """Where a key is set, in words and as the place in the text, from `start` on."""
-    # tomllib keeps no positions; a key at the start of a line is where it was set.
-    pattern = re.compile(rf"^\s*\[?\s*[\"']?{re.escape(key)}\b", re.MULTILINE)
-    found = pattern.search(text, start)
-    line = text.count("\n", 0, found.end()) + 1 if found else 1
-    return f"{path}, line {line}", found.end() if found else 0
+        yield name, value, origin(name)
 
 
 def _from_environment() -> Iterator[tuple[str, object, str]]:
     for variable, text in sorted(os.environ.items()):
-        key = variable.removeprefix("CHATAPP_").lower()
+        name = variable.removeprefix("CHATAPP_").lower()
         if variable.startswith("CHATAPP_") and variable != "CHATAPP_HOME" and text:
-            yield key, _number(key, text), f"environment variable {variable}"
+            yield name, _number(name, text), f"environment variable {variable}"
 
 
-def _from_flags(overrides: Mapping[str, object]) -> Iterator[tuple[str, object, str]]:
-    for key, value in overrides.items():
-        if value is not None:
-            yield key, value, f"--{key.replace('_', '-')}"
-
-
-def _number(key: str, text: str) -> object:
+def _number(name: str, text: str) -> object:
     """The number that `text` stands for when the setting is one; else the text itself."""
     try:
-        return _NUMBERS[key](text)
+        return PARAMETERS[name].kind(text)
     except (KeyError, ValueError):
         return text
 
 
-def _checked(key: str, value: Any, origin: str) -> Any:
-    """`value` as the setting's type. Raises SettingsError naming `origin`."""
-    if key not in _KEYS:
-        near = difflib.get_close_matches(key, _KEYS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_KEYS)}"
-        raise SettingsError(f"{origin}: there is no setting {key!r}; {hint}")
-    if key == "keys":
-        if not isinstance(value, tuple):
-            raise SettingsError(f"{origin}: keys is {value!r}; expected a table of key by action")
-        for choice in value:
-            if not isinstance(choice.keys, str):
-                raise SettingsError(
-                    f"{choice.origin}: {choice.action} is {choice.keys!r}; expected a key in quotes"
-                )
-        return value
-    if key in _TEXTS:
+def _from_flags(overrides: Mapping[str, object]) -> Iterator[tuple[str, object, str]]:
+    for name, value in overrides.items():
+        if value is not None:
+            yield name, value, f"--{name.replace('_', '-')}"
+
+
+def _checked(name: str, value: Any, origin: str) -> Any:
+    """`value` as the setting's type. Raises SettingsError that names its origin."""
+    if name not in _NAMES:
+        raise SettingsError(f"{origin}: there is no setting {name!r}{suggestion(name, _NAMES)}")
+    if name == "keys":
+        _check_keys(value, origin)
+    elif name in _TEXTS:
+        known = _CHOICES.get(name)
         if not isinstance(value, str):
-            raise SettingsError(f"{origin}: {key} is {value!r}; expected text in quotes")
-        if value not in (known := _CHOICES.get(key, (value,))):
-            raise SettingsError(f"{origin}: {key} is {value!r}; expected one of {', '.join(known)}")
-        return value
-    try:
-        return _checked_number(key, value)
-    except ValueError as error:
-        raise SettingsError(f"{origin}: {error}") from None
+            raise SettingsError(f"{origin}: {name} is {value!r}; expected text in quotes")
+        if known and value not in known:
+            raise SettingsError(
+                f"{origin}: {name} is {value!r}; expected one of {', '.join(known)}"
+            )
+    else:
+        try:
+            return PARAMETERS[name].checked(value)
+        except ValueError as error:
+            raise SettingsError(f"{origin}: {error}") from None
+    return value
 
 
-def _checked_number(key: str, value: Any) -> float | int:
-    """`value` as the parameter's type. Raises ValueError in one sentence."""
-    kind = _NUMBERS[key]
-    if isinstance(value, bool) or not isinstance(value, int | kind):
-        expected = "a number" if kind is float else "a whole number"
-        raise ValueError(f"{key} is {value!r}; expected {expected}")
-    try:
-        number = kind(value)
-    except OverflowError as error:
-        raise ValueError(f"{key}: {error}") from None
-    Sampling(**{key: number})  # type: ignore[arg-type]  # its own rules, one field at a time
-    return number
+def _check_keys(choices: object, origin: str) -> None:
+    if not isinstance(choices, tuple):
+        raise SettingsError(f"{origin}: keys is {choices!r}; expected a table of key by action")
+    for choice in choices:
+        if not isinstance(choice.keys, str):
+            raise SettingsError(
+                f"{choice.origin}: {choice.action} is {choice.keys!r}; expected a key in quotes"
+            )

@@ -1,7 +1,7 @@
 """How tokens and numbers are written and coloured wherever a model is looked into.
 
-The one invariant: what `visible` returns is one line that a terminal can be given, and every
-colour comes with words or numbers beside it, so that nothing is lost where there are none.
+Keep: what `visible` returns is one line that a terminal can be given, and every colour comes with
+words or numbers beside it, so that nothing is lost where there are none.
 """
 
 from itertools import pairwise
@@ -62,11 +62,11 @@ def hexadecimal(color: RGB) -> str:
     return "#{:02x}{:02x}{:02x}".format(*color)
 
 
-def _between(scale: tuple[tuple[float, RGB], ...], place: float) -> RGB:
-    place = min(1.0, max(0.0, place))
+def _between(scale: tuple[tuple[float, RGB], ...], position: float) -> RGB:
+    position = min(1.0, max(0.0, position))
     for (start, low), (end, high) in pairwise(scale):
-        if place <= end:
-            share = (place - start) / (end - start)
+        if position <= end:
+            share = (position - start) / (end - start)
             red, green, blue = (round(a + (b - a) * share) for a, b in zip(low, high, strict=True))
             return red, green, blue
     return scale[-1][1]

@@ -7,15 +7,19 @@ write puts a whole new file in the place of the old one, or leaves that as it wa
 import difflib
 import json
 import os
+import re
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from chatapp.foreign import printable
+
+Location = tuple[str | int, ...]
+"""A place in a TOML or JSON file: keys, and numbers in a list, from 0."""
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -31,6 +35,64 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a sentence on an unknown word: the known one probably meant, or nothing."""
     close = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def suggestion(word: str, known: Collection[str]) -> str:
+    """The end of a sentence on an unknown word: the known one probably meant, or all of them."""
+    return did_you_mean(word, known) or f"; there are {', '.join(known) or 'none yet'}"
+
+
+def line_of(source: str, location: Location) -> int | None:
+    """The line on which a TOML source sets a key, from 1; None when that cannot be said.
+
+    tomllib keeps no positions, and this reads less than all of TOML: three quotes within a
+    comment or a string of one line can move or hide the line, never more than that.
+    """
+    blanked = re.sub(
+        r'("""|\'\'\').*?\1', lambda match: "\n" * match[0].count("\n"), source, flags=re.DOTALL
+    )
+    table: Location = ()
+    lengths: dict[Location, int] = {}
+    for number, line in enumerate(blanked.split("\n"), 1):
+        header = re.match(r"\s*(\[\[?)([^\[\]]+)\]", line)
+        assignment = re.match(r"([^=#]+)=", line)
+        if header and (keys := _dotted(header[2])):
+            table = _table_of(keys, header[1] == "[[", lengths)
+            if location in (table, keys):
+                return number
+        elif assignment and (keys := _dotted(assignment[1])):
+            key = (*table, *keys)
+            if location[: len(key)] == key:  # also of what is written within the line
+                return number
+    return None
+
+
+def _table_of(keys: tuple[str, ...], is_item: bool, lengths: dict[Location, int]) -> Location:
+    """Where the table of a header is, with its number in each list of tables.
+
+    lengths: of the lists, so far; brought up to date.
+    """
+    table: Location = ()
+    for depth, key in enumerate(keys, 1):
+        table = (*table, key)
+        if depth == len(keys) and is_item:
+            lengths[table] = lengths.get(table, 0) + 1
+        if table in lengths:
+            table = (*table, lengths[table] - 1)
+    return table
+
+
+def _dotted(text: str) -> tuple[str, ...]:
+    """The parts of a dotted key of TOML; none when it is no key."""
+    try:
+        value: Any = tomllib.loads(f"{text} = 0")
+    except (ValueError, RecursionError):
+        return ()
+    keys: list[str] = []
+    while isinstance(value, dict):
+        key, value = next(iter(value.items()))
+        keys.append(key)
+    return tuple(keys)
 
 
 def quoted(text: str, limit: int = 60) -> str:
@@ -94,10 +156,24 @@ def encoding_hint(data: bytes) -> str:
 
 def read_toml(path: Path, error: type[UserError] = UserError) -> dict[str, Any]:
     """The tables of a TOML file. Raises as `read_text` does, and `error` for broken TOML."""
+    return parse_toml(read_text(path, error), path, error)
+
+
+def parse_toml(text: str, path: Path, error: type[UserError] = UserError) -> dict[str, Any]:
+    """The tables in the text of a file. Raises `error` for broken TOML."""
     try:
-        return tomllib.loads(read_text(path, error))
-    except (tomllib.TOMLDecodeError, RecursionError) as problem:
-        raise error(f"{path}: is not valid TOML: {problem}") from None
+        return tomllib.loads(text)
+    except RecursionError:
+        raise error(f"{path}: is nested too deeply") from None
+    except ValueError as problem:
+        # tomllib says the place last.
+        match = re.fullmatch(r"(.*) \(at (line \d+, column \d+|end of document)\)", str(problem))
+        what, place = match.groups() if match else (str(problem), "")
+        if place == "end of document":
+            last = text.rstrip().count("\n") + 1
+            place = f"line {last}"
+        where = f"{path}, {place}" if place else f"{path}"
+        raise error(f"{where}: is not valid TOML: {what.split(';')[0]}") from None
 
 
 def read_json_object(path: Path, error: type[UserError] = UserError) -> dict[str, Any]:

@@ -5,22 +5,22 @@ trains something else in silence.
 """
 
 import tomllib
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     Tag,
-    ValidationError,
 )
 
-from chatapp.userfiles import UserError, did_you_mean, read_toml
+from chatapp import validation
+from chatapp.userfiles import UserError, parse_toml, read_required
 
 
 class ConfigError(UserError, ValueError):
@@ -216,13 +216,21 @@ class Head(Section):
     delimiter: str = Field("\n", min_length=1, description="text between the two sentences")
 
 
+def _without_nul(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("holds a NUL character, which no path does")
+    return path
+
+
 class FinetuneConfig(Section):
     """`finetune check`, `train` and `resume`."""
 
     model: str = Field(
         "bundled", min_length=1, description="bundled, a folder, an adapter, a hub id"
     )
-    output: str = Field(min_length=1, pattern=r"^[^\x00]*$", description="the run folder")
+    output: Annotated[str, AfterValidator(_without_nul)] = Field(
+        min_length=1, description="the run folder"
+    )
     seed: int = Field(0, ge=0, lt=2**32)
     data: Data
     objective: ObjectiveSettings = ObjectiveSettings.model_validate({})
@@ -241,11 +249,10 @@ def load_config(model: type[ConfigModel], path: Path, overrides: Sequence[str]) 
     A value is read as TOML (`3`, `0.1`, `true`, `[1, 2]`, `"text"`); what is not TOML is
     taken as a string. Raises ConfigError.
     """
-    try:
-        data = read_toml(path, ConfigError)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    return _laid_over(model, data, overrides, str(path))
+    source = read_required(path, ConfigError)
+    data = parse_toml(source, path, ConfigError)
+    # What is laid over it may be what is wrong; it stands on no line.
+    return _laid_over(model, data, overrides, str(path), "" if overrides else source)
 
 
 def lay_over(config: ConfigModel, overrides: Sequence[str]) -> ConfigModel:
@@ -255,19 +262,27 @@ def lay_over(config: ConfigModel, overrides: Sequence[str]) -> ConfigModel:
 
 
 def _laid_over(
-    model: type[ConfigModel], data: dict[str, Any], overrides: Sequence[str], place: str
+    model: type[ConfigModel],
+    data: dict[str, Any],
+    overrides: Sequence[str],
+    place: str,
+    source: str = "",
 ) -> ConfigModel:
     for override in overrides:
         _lay_over(data, override)
-    return validated(model, data, place)
+    return validated(model, data, place, source)
 
 
-def validated(model: type[ConfigModel], data: dict[str, Any], place: str) -> ConfigModel:
-    """Plain data as a configuration. Raises ConfigError that begins with `place`."""
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError(f"{place}: {_first_problem(model, error)}") from None
+def validated(
+    model: type[ConfigModel], data: dict[str, Any], place: str, source: str = ""
+) -> ConfigModel:
+    """Plain data as a configuration. Raises ConfigError that begins with `place`.
+
+    source: the TOML that the data is read from, for the line.
+    """
+    return validation.validated(
+        model, data, ConfigError, place=place, what="configuration", source=source
+    )
 
 
 def _lay_over(data: dict[str, Any], override: str) -> None:
@@ -284,57 +299,3 @@ def _lay_over(data: dict[str, Any], override: str) -> None:
         if not isinstance(data, dict):
             raise ConfigError(f"{override!r}: {section!r} is not a section")
     data[key] = value
-
-
-def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
-    # A misspelt key is also a missing one; the misspelling says more.
-    problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    # Pydantic puts the name of a union's branch among the keys.
-    location = tuple(
-        part for before, part in pairwise(("", *problem["loc"])) if before not in _UNIONS
-    )
-    key = ".".join(str(part) for part in location)
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {key!r}{did_you_mean(str(location[-1]), _keys(model, location))}"
-    if problem["type"] == "missing":
-        return f"key {key!r} is missing"
-    message = problem["msg"]
-    expected = _EXPECTED.get(problem["type"], message[:1].lower() + message[1:])
-    return f"key {key!r}: {expected}, found {_shortened(problem['input'])}"
-
-
-_UNIONS = ("held_out", "options")
-
-_EXPECTED = {
-    "model_type": "expected a table",
-    "list_type": "expected a list",
-    "dict_type": "expected a table",
-    "string_type": "expected text in quotes",
-    "bool_type": "expected true or false",
-    "int_type": "expected a whole number",
-    "float_type": "expected a number",
-    "string_pattern_mismatch": "expected text without a NUL character",
-    "finite_number": "expected a finite number",
-}
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "…"
-
-
-def _keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The keys allowed where an unknown one was found."""
-    for part in location[:-1]:
-        field = model.model_fields.get(str(part))
-        if field is not None:
-            model = next(_models(field.annotation), model)
-    return list(model.model_fields)
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The tables that an annotation names, however deep."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models(inner)

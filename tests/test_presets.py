@@ -40,7 +40,7 @@ def test_some_parameters_are_enough(path: Path) -> None:
     [
         ("{", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
-        ("[]", "expected an object of presets by name"),
+        ("[]", "expected a JSON object, found a list"),
         ('{"a": 1}', "preset 'a': expected an object of parameters"),
         ('{"a": {"tempreature": 1}}', "preset 'a': there is no parameter 'tempreature'; did you"),
         ('{"a": {"temperature": "hot"}}', "temperature is 'hot'; expected a number"),
@@ -68,7 +68,7 @@ def test_a_broken_file_is_one_sentence_and_stays(path: Path, text: str, words: s
 def test_a_file_that_is_no_text_and_one_that_cannot_be_written(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b'{"\xff": {}}')
-    with pytest.raises(PresetsError, match="is not valid JSON"):
+    with pytest.raises(PresetsError, match="line 1: is not valid UTF-8"):
         read_presets(path)
     with pytest.raises(PresetsError, match="cannot be read: Is a directory"):
         read_presets(path.parent)

@@ -1,7 +1,7 @@
 """`chatapp ask` and `chatapp complete`: one answer on standard output.
 
-The one invariant: whatever ends an answer early (a signal, an error, a full window), what
-there was of it has been printed.
+Keep: whatever ends an answer early (a signal, an error, a full window), what there was of it has
+been printed.
 """
 
 import signal
@@ -9,14 +9,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands import completion
 from chatapp.commands.console import complain, status, write, write_json
+from chatapp.commands.options import (
+    JsonOption,
+    ModelOption,
+    PrecisionOption,
+    TemplateOption,
+    sampling_options,
+    settings_of,
+)
 from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -28,47 +34,8 @@ _INTERRUPTED = 130
 _MOST_INPUT = 16 * 2**20
 """Bytes read from standard input: far more than any model's window."""
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        help="bundled, a model's folder, the id of a model on the hub, or a server.",
-        autocompletion=completion.models,
-    ),
-]
-TemplateOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Dialogue template; the model's own if not given.",
-        autocompletion=completion.templates,
-    ),
-]
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option(
-        help="auto, float32, bfloat16 or int8: what a GPT-2 multiplies in.",
-        autocompletion=completion.precisions,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
-TopK = Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens; 0 is off.")]
-TopP = Annotated[
-    float | None, typer.Option(help="Draw from the likeliest tokens that sum to P; 1 is off.")
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(help="Draw from tokens at least P times as likely as the likeliest; 0 is off."),
-]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option(help="Make tokens seen before less likely; 1 is off.")
-]
-NoRepeatNgram = Annotated[
-    int | None, typer.Option(help="Never say the same N tokens twice; 0 is off.")
-]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens.")]
 
-
+@sampling_options()
 def ask(
     context: typer.Context,
     question: Annotated[
@@ -80,14 +47,6 @@ def ask(
     model: ModelOption = None,
     template: TemplateOption = None,
     precision: PrecisionOption = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    no_repeat_ngram: NoRepeatNgram = None,
-    seed: Seed = None,
-    max_tokens: MaxTokens = None,
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output. Nothing is stored."""
@@ -114,6 +73,7 @@ def ask(
     _print_answer(answer, settings, chosen.name, as_json=as_json)
 
 
+@sampling_options()
 def complete(
     context: typer.Context,
     text: Annotated[
@@ -121,14 +81,6 @@ def complete(
     ] = None,
     model: ModelOption = None,
     precision: PrecisionOption = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    no_repeat_ngram: NoRepeatNgram = None,
-    seed: Seed = None,
-    max_tokens: MaxTokens = None,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a text as it stands, without any dialogue."""
@@ -145,15 +97,6 @@ def complete(
         return oneshot.complete(language_model, prompt, sampling=sampling, cancel=cancel)
 
     _print_answer(answer, settings, None, as_json=as_json)
-
-
-def settings_of(context: typer.Context) -> "Settings":
-    """The settings, with the flags of the command that has their names."""
-    from chatapp.engine.model import Sampling
-    from chatapp.settings import load_settings
-
-    names = ("model", "template", "precision", *(field.name for field in fields(Sampling)))
-    return load_settings({name: context.params.get(name) for name in names})
 
 
 def standard_input() -> str:

@@ -1,13 +1,14 @@
 """`chatapp bench`: how fast a model runs here.
 
-The one invariant: a figure comes with what it was measured on, so that it can be reported.
+Keep: a figure comes with what it was measured on, so that it can be reported.
 """
 
 import time
 from dataclasses import asdict
 
-from chatapp.commands.ask import JsonOption, ModelOption, PrecisionOption, load
+from chatapp.commands.ask import load
 from chatapp.commands.console import write, write_json
+from chatapp.commands.options import JsonOption, ModelOption, PrecisionOption
 from chatapp.commands.prompts import interruptible
 from chatapp.userfiles import UserError
 
@@ -31,23 +32,24 @@ def bench(
 
         if not isinstance(language_model, LocalGenerator):
             raise UserError(f"{settings.model}: does not run on this machine")
-        found = measure(language_model)
+        measured = measure(language_model)
     if as_json:
-        write_json({"model": settings.model, "load_seconds": loading, **asdict(found)})
+        write_json({"model": settings.model, "load_seconds": loading, **asdict(measured)})
         return
     lines = {
-        "model": f"{settings.model}, {found.precision}, {found.device}, {found.threads} threads",
+        "model": f"{settings.model}, {measured.precision}, {measured.device}, "
+        f"{measured.threads} threads",
         "load": f"{loading:,.2f} s, with what is imported for it",
-        "prefill": f"{found.prefill:,.0f} tokens/s, {found.prefill_tokens} tokens",
-        "decode": f"{found.decode:,.1f} tokens/s, {found.decode_tokens} tokens after "
-        f"{found.prompt_tokens}",
-        "memory": f"{found.bandwidth / 1e9:,.1f} GB/s read",
+        "prefill": f"{measured.prefill:,.0f} tokens/s, {measured.prefill_tokens} tokens",
+        "decode": f"{measured.decode:,.1f} tokens/s, {measured.decode_tokens} tokens after "
+        f"{measured.prompt_tokens}",
+        "memory": f"{measured.bandwidth / 1e9:,.1f} GB/s read",
     }
-    if found.matrix_bytes is not None and found.limit_share is not None:
-        limit = found.bandwidth / found.matrix_bytes
+    if measured.matrix_bytes is not None and measured.limit_share is not None:
+        limit = measured.bandwidth / measured.matrix_bytes
         lines["limit"] = (
-            f"{limit:,.1f} tokens/s: each reads {found.matrix_bytes / 1e6:,.1f} MB of weights; "
-            f"{found.limit_share:.0%} of it reached"
+            f"{limit:,.1f} tokens/s: each reads {measured.matrix_bytes / 1e6:,.1f} MB of weights; "
+            f"{measured.limit_share:.0%} of it reached"
         )
     width = max(map(len, lines))
     write("".join(f"{name:<{width}}  {value}\n" for name, value in lines.items()))

@@ -1,7 +1,7 @@
 """Standard output and error of the commands.
 
-The one invariant: standard output holds the answer alone and no control character of foreign
-text; a reader that goes away ends the command quietly.
+Keep: standard output holds the answer alone and no control character of foreign text; a reader that
+goes away ends the command quietly.
 """
 
 import json

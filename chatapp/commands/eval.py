@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatapp.commands import completion
-from chatapp.commands.ask import JsonOption, ModelOption, load
+from chatapp.commands.ask import load
 from chatapp.commands.console import complain, write, write_json
+from chatapp.commands.options import JsonOption, ModelOption
 from chatapp.commands.prompts import (
     FAILED,
     StrictOption,

@@ -19,6 +19,7 @@ import typer
 
 from chatapp.commands import completion
 from chatapp.commands.console import complain, write, write_json
+from chatapp.commands.options import JsonOption
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.foreign import printable
 from chatapp.userfiles import UserError, reason, write_whole
@@ -39,7 +40,6 @@ ChatArgument = Annotated[
         help="The chat's id, as `history list` shows it.", autocompletion=completion.chats
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Limit = Annotated[int, typer.Option(min=1, help="Show at most this many.")]
 
 

@@ -11,18 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands.ask import (
-    JsonOption,
-    MinP,
-    ModelOption,
-    Temperature,
-    TopK,
-    TopP,
-    load,
-    settings_of,
-    standard_input,
-)
+from chatapp.commands.ask import load, standard_input
 from chatapp.commands.console import write, write_json
+from chatapp.commands.options import JsonOption, ModelOption, sampling_options, settings_of
 from chatapp.commands.prompts import interruptible
 from chatapp.userfiles import UserError
 
@@ -44,6 +35,7 @@ _LONGEST_TOKEN = 18
 _SECTIONS = ("tokens", "next", "attention", "layers")
 
 
+@sampling_options("temperature", "top_k", "top_p", "min_p")
 def inspect(
     context: typer.Context,
     text: Annotated[
@@ -72,10 +64,6 @@ def inspect(
         Path | None, typer.Option(help="Write a self-contained file: .html or .svg.")
     ] = None,
     model: ModelOption = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model makes of a text: tokens, attention, layers, what comes next.

@@ -1,7 +1,7 @@
 """`chatapp models`: what models there are, and what one consists of.
 
-The one invariant: figures are read from the model's own files, or told by its server; nothing
-is loaded, and no server is asked for a list.
+Keep: figures are read from the model's own files, or told by its server; nothing is loaded, and no
+server is asked for a list.
 """
 
 from dataclasses import asdict
@@ -11,14 +11,13 @@ import typer
 
 from chatapp.commands import completion
 from chatapp.commands.console import complain, write, write_json
+from chatapp.commands.options import JsonOption
 
 if TYPE_CHECKING:
     from chatapp.engine.load import ModelInfo
     from chatapp.engine.servers import Server
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @app.command("list")
@@ -69,29 +68,29 @@ def info(
     if name != BUNDLED and (server := server_of(name)) is not None:
         _show_server(server, name, as_json=as_json)
         return
-    found = describe(model_folder(name))
-    precision = usual_precision(found.folder, load_settings().device)
+    described = describe(model_folder(name))
+    precision = usual_precision(described.folder, load_settings().device)
     if as_json:
-        write_json({"name": name, **_document(found), "precision": precision})
+        write_json({"name": name, **_document(described), "precision": precision})
         return
-    formula = found.parameters_by_formula
+    formula = described.parameters_by_formula
     lines = {
         "name": name,
-        "folder": str(found.folder),
-        "architecture": found.architecture,
-        "parameters": f"{found.parameters:,} counted in the checkpoint",
+        "folder": str(described.folder),
+        "architecture": described.architecture,
+        "parameters": f"{described.parameters:,} counted in the checkpoint",
         "": "" if formula is None else f"{formula:,} by N = 12LH² + (9L + V + n)H + 2H",
         " ": "" if formula is None else "(which leaves out the 4LH of the blocks' norms)",
-        "layers (L)": f"{found.layers:,}",
-        "heads": f"{found.heads:,}",
-        "hidden size (H)": f"{found.hidden_size:,}",
-        "vocabulary (V)": f"{found.vocabulary:,} tokens",
-        "context (n)": f"{found.context:,} tokens",
-        "stored as": found.dtype,
+        "layers (L)": f"{described.layers:,}",
+        "heads": f"{described.heads:,}",
+        "hidden size (H)": f"{described.hidden_size:,}",
+        "vocabulary (V)": f"{described.vocabulary:,} tokens",
+        "context (n)": f"{described.context:,} tokens",
+        "stored as": described.dtype,
         "computed in": f"{precision}, unless another precision is chosen",
-        "on disk": _megabytes(found.bytes),
-        "template": found.template or "none of its own; plain is used",
-        "licence": found.licence or "not named",
+        "on disk": _megabytes(described.bytes),
+        "template": described.template or "none of its own; plain is used",
+        "licence": described.licence or "not named",
     }
     _write_lines(lines)
 

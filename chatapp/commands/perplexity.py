@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from chatapp.commands.ask import JsonOption, ModelOption, PrecisionOption, load
+from chatapp.commands.ask import load
 from chatapp.commands.console import write, write_json
+from chatapp.commands.options import JsonOption, ModelOption, PrecisionOption
 from chatapp.commands.prompts import interruptible, progress
 from chatapp.userfiles import UserError, read_required
 

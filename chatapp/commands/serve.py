@@ -1,6 +1,6 @@
 """`chatapp serve`: the chat in a browser.
 
-The one invariant: nobody but this machine reaches it unless the user says so in so many words.
+Keep: nobody but this machine reaches it unless the user says so in so many words.
 """
 
 import os
@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from chatapp.commands.ask import ModelOption, PrecisionOption, TemplateOption
 from chatapp.commands.console import complain
+from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
 from chatapp.userfiles import UserError
 
 _FAILED = 1

@@ -1,23 +1,22 @@
 """Two ways to answer one message: another model, another template, other parameters.
 
-The one invariant: both replies answer the same message with the same history before it, so
+Keep: both replies answer the same message with the same history before it, so
 that nothing but what the user has set differs between them.
 """
 
 import shlex
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from chatapp.dialogue.session import Session, SessionEvent, Started
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.template_choice import choose_template
 from chatapp.engine.load import PRECISIONS
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.settings import parameter
+from chatapp.parameters import PARAMETERS
 
 _TEXTS = ("model", "precision", "template")
-_OFF = Sampling(top_p=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +49,16 @@ class Variant:
             if name in _TEXTS:
                 variant = replace(variant, **{name: value})  # type: ignore[arg-type]
             else:
-                changes = {name: parameter(name, value)}
-                sampling = replace(variant.sampling, **changes)  # type: ignore[arg-type]
-                variant = replace(variant, sampling=sampling)
+                variant = replace(variant, sampling=variant.sampling.changed(name, value))
         return variant
 
     def words(self) -> list[str]:
         """What it is, piece by piece; parameters that are off are left out."""
         pieces = [self.model, self.precision if self.precision != "auto" else "", self.template]
-        for field in fields(Sampling):
-            value = getattr(self.sampling, field.name)
-            if field.name in ("temperature", "max_tokens") or value != getattr(_OFF, field.name):
-                pieces.append(f"{field.name} {value}")
+        for name, parameter in PARAMETERS.items():
+            value = getattr(self.sampling, name)
+            if value not in (None, parameter.off):
+                pieces.append(f"{name} {value}")
         return [piece for piece in pieces if piece]
 
 

@@ -1,61 +1,20 @@
 """The `LanguageModel` protocol: what every model of this program can do.
 
-Free of torch, so that screens and commands can name these types before torch is loaded.
+Keep: free of torch, so that screens and commands can name these types before torch is loaded.
 """
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from chatapp.engine.events import Event
+from chatapp.parameters import Sampling as Sampling  # the protocol's own: `generate` takes it
 from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is drawn from the logits.
-
-    temperature: 0 is greedy decoding. top_k: 0 is off. top_p and min_p: 1.0 and 0.0 are off.
-    repetition_penalty: divides positive and multiplies negative logits of tokens already
-        seen (Keskar et al. 2019); 1.0 is off.
-    no_repeat_ngram: forbids any n-gram of this size to occur twice; 0 is off.
-    seed: None draws a new one each time.
-    max_tokens: the longest reply.
-    """
-
-    temperature: float = 0.7
-    top_k: int = 0
-    top_p: float = 0.9
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    no_repeat_ngram: int = 0
-    seed: int | None = None
-    max_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        rules = (
-            ("temperature", 0.0 <= self.temperature <= 100.0, "from 0 to 100"),
-            ("top_k", self.top_k >= 0, "0 (off) or more"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1 (off)"),
-            ("min_p", 0.0 <= self.min_p < 1.0, "from 0 (off) to below 1"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "above 0; 1 is off"),
-            ("no_repeat_ngram", self.no_repeat_ngram >= 0, "0 (off) or more"),
-            ("max_tokens", self.max_tokens >= 1, "1 or more"),
-            (
-                "seed",
-                self.seed is None or 0 <= self.seed < 2**63,
-                "empty or a whole number from 0 to 2^63 - 1",
-            ),
-        )
-        for name, holds, expected in rules:
-            if not holds:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; expected {expected}")
 
 
 class TextStream(Protocol):

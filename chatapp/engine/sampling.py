@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from chatapp.engine.model import Sampling
+from chatapp.parameters import Sampling
 
 # How many of the most probable tokens to look at before all of them: the nucleus of a
 # trained model is small, and sorting 50,257 logits costs more than the rest of a draw.
-_GUESSES = (256, 4096)
+_NUCLEUS_SIZES = (256, 4096)
 
 # Smaller temperatures are 0 in float32.
-_SMALLEST = torch.finfo(torch.float32).tiny
+_LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
 class Sampler:
@@ -44,10 +44,10 @@ class Sampler:
             return int(logits.argmax())
         kept, probabilities = self._kept(self._tempered(logits))
         uniform = torch.rand((), dtype=torch.float64, generator=self._generator)
-        heights = probabilities.double().cumsum(0)
-        place = int(torch.searchsorted(heights, uniform * heights[-1], right=True))
-        place = min(place, len(heights) - 1)
-        return place if kept is None else int(kept[place])
+        cumulative = probabilities.double().cumsum(0)
+        index = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
+        index = min(index, len(cumulative) - 1)
+        return index if kept is None else int(kept[index])
 
     def distribution(self, logits: Tensor, ids: Sequence[int]) -> Tensor:
         """How probable `draw` makes each token after `ids`: (vocabulary,), sums to 1."""
@@ -63,7 +63,7 @@ class Sampler:
     def _tempered(self, logits: Tensor) -> Tensor:
         """Logits over the temperature, the largest one at 0."""
         # Measured from the largest logit, a tiny temperature makes all others impossible.
-        return (logits - logits.max()) / max(self._sampling.temperature, _SMALLEST)
+        return (logits - logits.max()) / max(self._sampling.temperature, _LEAST_TEMPERATURE)
 
     def _penalised(self, logits: Tensor, ids: Sequence[int]) -> Tensor:
         """Logits after the repetition penalty and the ban of repeated n-grams."""
@@ -100,9 +100,9 @@ class Sampler:
             total = values.exp().sum()
         elif options.top_p < 1.0:
             total = logits.exp().sum()
-            for guess in (*_GUESSES, size):
-                values, kept = logits.topk(min(guess, size))
-                if guess >= size or values.exp().sum() >= options.top_p * total:
+            for count in (*_NUCLEUS_SIZES, size):
+                values, kept = logits.topk(min(count, size))
+                if count >= size or values.exp().sum() >= options.top_p * total:
                     break
         else:
             weights = logits.exp()

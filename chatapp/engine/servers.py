@@ -11,17 +11,15 @@ Names stand in the file servers.toml in the folder of the settings, one table ea
 Keep: no key is ever in that file or in an address, where it would be shown and stored.
 """
 
-import difflib
 import ipaddress
 import os
 import re
-import tomllib
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from chatapp.engine.checkpoint import ModelError
 from chatapp.paths import config_dir
+from chatapp.userfiles import read_toml
 
 SERVERS = "servers.toml"
 
@@ -121,45 +119,27 @@ def named_servers() -> dict[str, Server]:
     """The servers in the user's file, by their names. Raises ModelError."""
     path = config_dir() / SERVERS
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        tables = tomllib.loads(text)
+        tables = read_toml(path, ModelError)
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path}: is not valid UTF-8: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ModelError(f"{path}: is not valid TOML: {error}") from None
-    servers = {}
-    for name, table in tables.items():
-        try:
-            servers[name] = _server(table)
-        except ModelError as error:
-            raise ModelError(f"{path}, server {name!r}: {error}") from None
-    return servers
+    return {name: _server(table, f"{path}, server {name!r}") for name, table in tables.items()}
 
 
-def _server(table: Any) -> Server:
-    """Raises ModelError that names the key."""
-    if not isinstance(table, dict):
-        raise ModelError(f"is {table!r}; expected a table with a url")
-    known = {field.name: field.type for field in fields(Server)}
-    for key, value in table.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise ModelError(f"there is no key {key!r}; {hint}")
-        if type(value) is not known[key]:
-            expected = "text in quotes" if known[key] is str else "a whole number"
-            raise ModelError(f"{key} is {value!r}; expected {expected}")
-    if "url" not in table:
-        raise ModelError("has no url; expected one like http://localhost:8000/v1")
-    server = Server(**table | {"url": server_url(table["url"])})
+def _server(table: object, place: str) -> Server:
+    """One table of the file. Raises ModelError that begins with `place`."""
+    from chatapp.validation import strict_model, validated
+
+    checked = validated(strict_model(Server), table, ModelError, place=place, what="server")
+    server = Server(**dict(checked))
+    try:
+        server = replace(server, url=server_url(server.url))
+    except ModelError as error:
+        raise ModelError(f"{place}: {error}") from None
     if server.key and not _NAME.fullmatch(server.key):
         raise ModelError(
-            "key is no name of an environment variable; the key itself belongs into the variable"
+            f"{place}: 'key' is no name of an environment variable; the key itself belongs into "
+            "the variable"
         )
     if server.context < 0 or server.context == 1:
-        raise ModelError(f"context is {server.context}; expected 2 tokens or more")
+        raise ModelError(f"{place}: 'context' is {server.context}, expected 2 tokens or more")
     return server

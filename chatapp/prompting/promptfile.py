@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from chatapp.parameters import Sampling
 from chatapp.prompting.examples import (
     POOL_SUFFIXES,
     Pool,
@@ -25,8 +26,8 @@ from chatapp.prompting.examples import (
 )
 from chatapp.prompting.selection.select import Select
 from chatapp.prompting.template import TEMPLATES
-from chatapp.prompting.tomlkeys import invalid_key, invalid_toml, key_error, line_of
-from chatapp.userfiles import quoted, read_required, shown
+from chatapp.userfiles import line_of, parse_toml, quoted, read_required, shown
+from chatapp.validation import located, strict_model, validated
 
 Scoring = Literal["direct", "calibrated", "channel"]
 Measure = Literal["accuracy", "macro_f1", "exact_match", "token_f1", "bleu", "rouge_l"]
@@ -54,7 +55,7 @@ class PromptFile:
     scoring: what decides between labels: the likelihood of the label (`direct`), the same
         relative to the label's likelihood without an input (`calibrated`, Zhao et al. 2021),
         or the likelihood of the input given the label (`channel`, Min et al. 2021).
-    generate: fields of the engine's Sampling; greedy and at most 64 tokens, unless the file
+    generate: sampling parameters; greedy and at most 64 tokens, unless the file
         says otherwise; empty for a text prompt, which is the user's own to sample from.
     source: the file's own text, so that an error found later still names the line.
     """
@@ -89,7 +90,7 @@ class PromptFile:
 
     def error(self, key: str, message: str) -> PromptError:
         """An error about a key of this file ("select.k"), naming the line it stands on."""
-        return key_error(self.path, self.source, tuple(key.split(".")), message)
+        return _key_error(self.path, self.source, tuple(key.split(".")), message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def load_for_chat(path: Path) -> PromptFile | Persona:
         if own.template and own.template not in TEMPLATES:
             known = ", ".join(TEMPLATES)
             message = f"is {quoted(own.template)}; there are {known}"
-            raise key_error(path, source, ("template",), message)
+            raise _key_error(path, source, ("template",), message)
         return Persona(path, own.description.strip(), own.system, own.template)
     prompt = load_prompt(path)
     if prompt.text is not None:
@@ -149,7 +150,7 @@ def load_prompt(path: Path) -> PromptFile:
     if suffix == ".txt":
         return _from_text(path, source)
     if "system" in _keys_of(source):
-        raise key_error(
+        raise _key_error(
             path, source, ("system",), "is the key of a persona, which only a chat takes"
         )
     return _from_toml(path, source)
@@ -199,17 +200,8 @@ class _Score(_Strict):
     method: Scoring = "direct"
 
 
-class _Generate(_Strict):
-    """The fields of the engine's Sampling, which this package does not import."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram: int | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
+class _Generate(strict_model(Sampling)):  # type: ignore[misc]  # a class made of another
+    """The sampling parameters; those that the file sets count."""
 
 
 _Label = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -249,18 +241,9 @@ _Schema = TypeVar("_Schema", bound=_Described)
 
 def _parsed(path: Path, source: str, schema: type[_Schema]) -> _Schema:
     """The keys of a TOML file, checked. Raises PromptError."""
-    try:
-        return schema.model_validate(tomllib.loads(source))
-    except ValidationError as error:
-        # A key that does not exist is likely why another one is missing: it comes first.
-        details = error.errors()
-        unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
-        whole = "persona" if schema is _PersonaFile else "prompt file"
-        raise invalid_key(path, source, (unknown or details)[0], schema, whole) from None
-    except RecursionError:
-        raise PromptError(f"{path}: is nested too deeply") from None
-    except ValueError as error:
-        raise invalid_toml(path, source, str(error)) from None
+    data = parse_toml(source, path, PromptError)
+    what = "persona" if schema is _PersonaFile else "prompt file"
+    return validated(schema, data, PromptError, place=path, what=what, source=source)
 
 
 def _keys_of(source: str) -> Set[str]:
@@ -295,7 +278,7 @@ def _from_toml(path: Path, source: str) -> PromptFile:
 def _pool(path: Path, source: str, file: _File) -> Pool:
     if file.examples_file is not None:
         if file.examples is not None:
-            raise key_error(path, source, ("examples",), "stands beside 'examples_file'; keep one")
+            raise _key_error(path, source, ("examples",), "stands beside 'examples_file'; keep one")
         pool = path.parent / file.examples_file
         try:
             exists = pool.is_file()
@@ -303,11 +286,12 @@ def _pool(path: Path, source: str, file: _File) -> Pool:
             exists = False
         if not exists:
             message = f"is {quoted(file.examples_file)}, but there is no file {quoted(str(pool))}"
-            raise key_error(path, source, ("examples_file",), message)
+            raise _key_error(path, source, ("examples_file",), message)
         return read_pool(pool, file.labels)
     if file.examples is None:
         return Pool([], [])
-    place = f"{path}{line_of(source, ('examples',))}"
+    line = line_of(source, ("examples",))
+    place = f"{path}, line {line}" if line else f"{path}"
     return collect(_inline(file.examples, place), place, "example", file.labels)
 
 
@@ -317,3 +301,7 @@ def _inline(rows: list[Any], place: str) -> Iterator[tuple[int, PoolRow | Prompt
         if not isinstance(row, dict):
             raise PromptError(f"{row_place}: is {shown(row)}, expected {{input = …, output = …}}")
         yield number, parse_row(row, row_place)
+
+
+def _key_error(path: Path, source: str, keys: tuple[str, ...], message: str) -> PromptError:
+    return PromptError(f"{located(path, source, keys)} {message}")

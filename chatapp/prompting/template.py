@@ -9,7 +9,7 @@ by one are the tokens of the whole string, and a prompt never ends in a space.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ class DialogueTemplate:
                     f"template {self.name!r}: a marker must hold text and not end in a space, "
                     f"found {marker!r}"
                 )
+        if "" in self.stop:
+            raise ValueError(f"template {self.name!r}: 'stop' holds an empty text")
 
     @property
     def fingerprint(self) -> str:
@@ -66,30 +68,27 @@ class DialogueTemplate:
         return {**asdict(self), "stop": list(self.stop), "fingerprint": self.fingerprint}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "DialogueTemplate":
+    def from_dict(cls, data: dict[str, Any], place: str = "template") -> "DialogueTemplate":
         """The inverse of `to_dict`.
 
-        Raises TemplateError in one sentence when a key is missing, unknown or of the wrong
-        type, or when a saved fingerprint is not that of the saved fields.
+        Raises TemplateError in one sentence that begins with `place` when a key is missing,
+        unknown or of the wrong type, or when a saved fingerprint is not that of the fields.
         """
-        kinds = {field.name: field.type for field in fields(cls)}
+        from chatapp.validation import strict_model, validated
+
         given = {key: value for key, value in data.items() if key != "fingerprint"}
-        for key in given.keys() ^ kinds.keys():
-            raise TemplateError(f"template: {'unknown' if key in given else 'missing'} key {key!r}")
-        for key, value in given.items():
-            if key == "stop":
-                right = isinstance(value, list) and all(isinstance(s, str) and s for s in value)
-            elif key == "end_of_reply":
-                right = isinstance(value, bool)
-            else:
-                right = isinstance(value, str)
-            if not right:
-                raise TemplateError(f"template: key {key!r} cannot be {value!r}")
-        template = cls(**{**given, "stop": tuple(given["stop"])})
+        if isinstance(given.get("stop"), list):  # JSON has no tuples
+            given["stop"] = tuple(given["stop"])
+        model = strict_model(cls)
+        checked = validated(model, given, TemplateError, place=place, what="template")
+        try:
+            template = cls(**dict(checked))
+        except ValueError as error:
+            raise TemplateError(f"{place}: {error}") from None
         saved = data.get("fingerprint", template.fingerprint)
         if saved != template.fingerprint:
             raise TemplateError(
-                f"template {template.name!r}: its fields give the fingerprint "
+                f"{place}: the fields of template {template.name!r} give the fingerprint "
                 f"{template.fingerprint}, the file says {saved}"
             )
         return template
@@ -215,14 +214,11 @@ def save_template(template: DialogueTemplate, folder: Path) -> None:
 def load_template(folder: Path) -> DialogueTemplate | None:
     """The template saved with a model, or None when there is none.
 
-    Raises TemplateError, naming the file, when it cannot be read.
+    Raises TemplateError, naming the file, when it cannot be used.
     """
     path = folder / TEMPLATE_FILE
     try:
         data = read_json_object(path, TemplateError)
     except FileNotFoundError:
         return None
-    try:
-        return DialogueTemplate.from_dict(data)
-    except TemplateError as error:
-        raise TemplateError(f"{path}: {error}") from None
+    return DialogueTemplate.from_dict(data, str(path))

@@ -1,10 +1,9 @@
 """Which key does what: the bindings as they are written, and as the user's settings have them.
 
-The one invariant: an action has one name everywhere, the id of its binding, and on no screen
+Keep: an action has one name everywhere, the id of its binding, and on no screen
 do two of them share a key because of the settings.
 """
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +16,11 @@ from textual.keys import Keys
 
 from chatapp.settings import KeyChoice, SettingsError
 from chatapp.tui.textual_internals import key_of, keymap_of
+from chatapp.userfiles import suggestion
 
 Keymap = Mapping[str, str]
-Place = type[DOMNode]
+Owner = type[DOMNode]
+"""A widget, a screen or the app: what has bindings."""
 
 _KEY = re.compile(r"((?:(?:ctrl|alt|shift|super|hyper|meta)\+)*)(.+)")
 _NAMED = {str(key.value) for key in Keys if "+" not in key.value and "<" not in key.value}
@@ -27,10 +28,10 @@ _ON_A_MESSAGE = "On a message"
 _NEVER_AT_ONCE = {_ON_A_MESSAGE, "Writing"}
 
 
-def bindings_of(place: Place, keymap: Keymap) -> Iterator[Binding]:
-    """The bindings that a place defines for the user, a binding for each key."""
+def bindings_of(owner: Owner, keymap: Keymap) -> Iterator[Binding]:
+    """The bindings that an owner defines for the user, a binding for each key."""
     done = set()
-    for binding in Binding.make_bindings(place.BINDINGS):
+    for binding in Binding.make_bindings(owner.BINDINGS):
         mapped = keymap.get(binding.id or "")
         if mapped is None:
             if not binding.system:
@@ -52,32 +53,30 @@ def words_of(binding: Binding) -> str:
     return binding.tooltip or binding.description
 
 
-def read_keymap(choices: Iterable[KeyChoice], places: Sequence[Place]) -> dict[str, str]:
+def read_keymap(choices: Iterable[KeyChoice], owners: Sequence[Owner]) -> dict[str, str]:
     """What Textual's `App.set_keymap` takes.
 
-    places: whose bindings can be mapped, those with an id.
+    owners: whose bindings can be mapped, those with an id.
     Raises SettingsError in one sentence for an action or a key that there is not, and for a
     key that two actions would have.
     """
-    homes = {binding.id: place for place in places for binding in bindings_of(place, {})}
-    homes.pop(None, None)
+    owner_of = {binding.id: owner for owner in owners for binding in bindings_of(owner, {})}
+    owner_of.pop(None, None)
     keymap = {}
     for choice in choices:
-        if choice.action not in homes:
-            known = sorted(filter(None, homes))
-            near = difflib.get_close_matches(choice.action, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise SettingsError(f"{choice.origin}: there is no action {choice.action!r}; {hint}")
+        if choice.action not in owner_of:
+            hint = suggestion(choice.action, sorted(filter(None, owner_of)))
+            raise SettingsError(f"{choice.origin}: there is no action {choice.action!r}{hint}")
         keys = [_normal(key.strip(), choice) for key in choice.keys.split(",")]
         writes = [key for key in keys if _writes(key)]
-        if writes and homes[choice.action].BINDING_GROUP_TITLE != _ON_A_MESSAGE:
+        if writes and owner_of[choice.action].BINDING_GROUP_TITLE != _ON_A_MESSAGE:
             raise SettingsError(
                 f"{choice.origin}: {choice.action} cannot have the key {writes[0]!r}, which one "
                 "writes with; expected one such as 'ctrl+t' or 'f9'"
             )
         keymap[choice.action] = ",".join(keys)
     for choice in choices:
-        _check_alone(choice, keymap, homes, places)
+        _check_alone(choice, keymap, owner_of, owners)
     return keymap
 
 
@@ -102,14 +101,14 @@ def _writes(key: str) -> bool:
 
 
 def _check_alone(
-    choice: KeyChoice, keymap: Keymap, homes: Mapping[str | None, Place], places: Sequence[Place]
+    choice: KeyChoice, keymap: Keymap, owner_of: Mapping[str | None, Owner], owners: Sequence[Owner]
 ) -> None:
     """Raise SettingsError when another action has the key, where both can be used at once."""
-    home, keys = homes[choice.action], keymap[choice.action].split(",")
-    for place in places:
-        if {home.BINDING_GROUP_TITLE, place.BINDING_GROUP_TITLE} == _NEVER_AT_ONCE:
+    own, keys = owner_of[choice.action], keymap[choice.action].split(",")
+    for owner in owners:
+        if {own.BINDING_GROUP_TITLE, owner.BINDING_GROUP_TITLE} == _NEVER_AT_ONCE:
             continue
-        for binding in bindings_of(place, keymap):
+        for binding in bindings_of(owner, keymap):
             if binding.id != choice.action and binding.key in keys:
                 raise SettingsError(
                     f"{choice.origin}: {choice.action} cannot have the key {binding.key!r}, "

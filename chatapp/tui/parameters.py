@@ -1,11 +1,11 @@
-"""How replies are drawn: every field of `Sampling`, template and precision, and presets.
+"""F2: the sampling parameters, template and precision, and presets.
 
-The one invariant: what the user sees in the fields is what is used or kept, all of it or
+Keep: what the user sees in the fields is what is used or kept, all of it or
 nothing: one value that cannot be is said in words, and then nothing is done.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -18,26 +18,18 @@ from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
 from chatapp.engine.load import PRECISIONS
-from chatapp.engine.model import Sampling
 from chatapp.foreign import printable
+from chatapp.parameters import PARAMETERS, Sampling
 from chatapp.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
-from chatapp.settings import parameter
 from chatapp.tui.field import Field
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 HINTS = {
-    "temperature": "0 is greedy; higher varies more",
-    "top_k": "keep the k likeliest; 0 is off",
-    "top_p": "keep this probability mass; 1 is off",
-    "min_p": "least share of the likeliest; 0 is off",
-    "repetition_penalty": "above 1 repeats less; 1 is off",
-    "no_repeat_ngram": "no n tokens a second time; 0 is off",
-    "seed": "empty draws a new one each time",
-    "max_tokens": "longest reply, in tokens",
+    **{name: parameter.help for name, parameter in PARAMETERS.items()},
     "template": "how dialogues are written",
-    "precision": "auto, float32, bfloat16 or int8",
+    "precision": f"one of {', '.join(PRECISIONS)}",
     "preset": "a name: ^s keeps, ^l loads, ^r removes",
 }
 
@@ -86,9 +78,8 @@ class ParametersScreen(ModalScreen[None]):
         with Vertical(classes="dialog"):
             yield Static("Parameters", classes="title")
             with VerticalScroll(can_focus=False):
-                for field in fields(Sampling):
-                    value = getattr(self._now.sampling, field.name)
-                    yield from self._row(field.name, "" if value is None else str(value))
+                for name, value in _texts(self._now.sampling).items():
+                    yield from self._row(name, value)
                 yield from self._row("template", self._now.template, self._templates)
                 yield from self._row("precision", self._now.precision, PRECISIONS)
                 yield from self._row("preset", "")
@@ -126,14 +117,14 @@ class ParametersScreen(ModalScreen[None]):
 
     def _sampling(self) -> Sampling:
         """What stands in the fields. Raises ValueError in words, with the focus on the field."""
-        values: dict[str, float | int | None] = {}
-        for field in fields(Sampling):
+        sampling = self._now.sampling
+        for name in PARAMETERS:
             try:
-                values[field.name] = parameter(field.name, self._text(field.name))
+                sampling = sampling.changed(name, self._text(name))
             except ValueError:
-                self._field(field.name).focus()
+                self._field(name).focus()
                 raise
-        return Sampling(**values)  # type: ignore[arg-type]
+        return sampling
 
     def _field(self, name: str) -> Field:
         return self.query_one(f"#{name}", Field)
@@ -188,9 +179,8 @@ class ParametersScreen(ModalScreen[None]):
         except PresetsError as error:
             self._tell(str(error))
             return
-        for field in fields(Sampling):
-            value = getattr(sampling, field.name)
-            self._field(field.name).value = "" if value is None else str(value)
+        for parameter, value in _texts(sampling).items():
+            self._field(parameter).value = value
         self._tell(f"These are the values of {name!r}; Enter uses them.", done=True)
 
     def action_remove(self) -> None:
@@ -202,3 +192,9 @@ class ParametersScreen(ModalScreen[None]):
         else:
             self._tell(f"{name!r} is removed; ^s keeps these values under a name.", done=True)
             self._show_presets()
+
+
+def _texts(sampling: Sampling) -> dict[str, str]:
+    """The values as they stand in the fields, by name."""
+    values = {name: getattr(sampling, name) for name in PARAMETERS}
+    return {name: "" if value is None else str(value) for name, value in values.items()}

@@ -7,15 +7,13 @@ import asyncio
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from chatapp.dialogue.store import Store
-from chatapp.engine.model import Sampling
+from chatapp.parameters import PARAMETERS
 from chatapp.paths import presets_path
 from chatapp.presets import PresetsError, no_preset, read_presets
-from chatapp.settings import parameter
 from chatapp.tui.conversation import Conversation
 from chatapp.tui.library import PromptChoice, choice_of, choosable_names
 from chatapp.tui.model_switch import ModelSwitch
@@ -110,17 +108,17 @@ async def set_parameter(chat: ChatControls, argument: str) -> None:
     # As in /compare, where a value stands after an equals sign.
     name, _, text = argument.replace("=", " ").partition(" ")
     try:
-        value = parameter(name, text.strip())
+        sampling = chat.conversation.sampling.changed(name, text.strip())
     except ValueError as error:
         raise SlashError(str(error)) from None
-    conversation = chat.conversation
-    conversation.set_sampling(replace(conversation.sampling, **{name: value}))  # type: ignore[arg-type]
+    chat.conversation.set_sampling(sampling)
+    value = getattr(sampling, name)
     shown = "drawn anew each time" if value is None else value
     chat.widgets.inform(f"{name} is {shown} from the next message on.")
 
 
 def parameter_names(chat: ChatControls) -> list[str]:
-    return [field.name for field in fields(Sampling)]
+    return list(PARAMETERS)
 
 
 async def use_preset(chat: ChatControls, argument: str) -> None:

@@ -139,24 +139,51 @@ DATA: list[tuple[str, str]] = [
     ('train = "ROWS"\nheld_out = "ROWS"', "no row is left to train on: 1 held out, 1 dropped"),
     ('train = "ROWS"\nheld_out_clusters = ["nli"]', "no row belongs to a cluster 'nli'"),
     ('train = "ROWS"\nmax_length = 4096', "data.max_length is 4,096; the model's window has 128"),
-    ('train = "ROWS"\nmax_length = 1', "key 'data.max_length'"),
-    ("", "key 'data.train' is missing"),
-    ("train = []", "key 'data.train'"),
-    ("train = 3", "key 'data.train': expected a list"),
-    ('train = {pth = "a"}', "unknown key 'data.train.0.pth'; did you mean 'path'?"),
-    ('train = {path = "a", weight = 0}', "key 'data.train.0.weight'"),
-    ('train = {path = "a", columns = {prompt = 3}}', "key 'data.train.0.columns.prompt'"),
-    ('train = "ROWS"\nheld_out = 1.5', "key 'data.held_out': input should be less than 1"),
-    ('train = "ROWS"\nheld_out = true', "key 'data.held_out': expected a number"),
+    ('train = "ROWS"\nmax_length = 1', "'data.max_length' is the number 1"),
+    ("", "'data.train' is missing"),
+    ("train = []", "'data.train' holds 0, expected 1 or more"),
+    ("train = 3", "'data.train' is the number 3, expected a list"),
+    (
+        'train = {pth = "a"}',
+        "'data.train[1].pth' is no key of a configuration; did you mean 'path'?",
+    ),
+    (
+        'train = {path = "a", weight = 0}',
+        "'data.train[1].weight' is the number 0, expected a number greater than 0",
+    ),
+    (
+        'train = {path = "a", columns = {prompt = 3}}',
+        "'data.train[1].columns.prompt' is the number 3, expected a string",
+    ),
+    (
+        'train = "ROWS"\nheld_out = 1.5',
+        "'data.held_out' is the number 1.5, expected a number less than 1",
+    ),
+    ('train = "ROWS"\nheld_out = true', "'data.held_out' is true, expected a number"),
     ('train = "ROWS"\ntoo_long = "cut"', "'raise', 'drop', 'truncate-prompt' or 'truncate-hist"),
-    ('train = "ROWS"\npacking = "yes"', "key 'data.packing': expected true or false"),
-    ('train = "ROWS"\nto_long = "drop"', "unknown key 'data.to_long'; did you mean 'too_long'?"),
+    (
+        'train = "ROWS"\npacking = "yes"',
+        "'data.packing' is the string 'yes', expected true or false",
+    ),
+    (
+        'train = "ROWS"\nto_long = "drop"',
+        "'data.to_long' is no key of a configuration; did you mean 'too_long'?",
+    ),
     ('train = "ROWS"\ntrain = "ROWS"', "not valid TOML"),
-    ('train = "ROWS"\n[dta]', "unknown key 'dta'; did you mean 'data'?"),
-    ('train = "ROWS"\n[train]\nepochs = -1', "key 'train.epochs'"),
+    ('train = "ROWS"\n[dta]', "'dta' is no key of a configuration; did you mean 'data'?"),
+    (
+        'train = "ROWS"\n[train]\nepochs = -1',
+        "'train.epochs' is the number -1, expected a number greater than 0",
+    ),
     ('train = [{path = "ROWS", template = "a\\u0000"}]', "embedded null byte"),
-    ('train = "ROWS"\n[train]\nepochs = inf', "key 'train.epochs': expected a finite number"),
-    ('train = "ROWS"\n[objective]\naux_weight = "small"', "key 'objective.aux_weight': expected a"),
+    (
+        'train = "ROWS"\n[train]\nepochs = inf',
+        "'train.epochs' is the number inf, expected a finite number",
+    ),
+    (
+        'train = "ROWS"\n[objective]\naux_weight = "small"',
+        "'objective.aux_weight' is the string 'small', expected a number",
+    ),
 ]
 
 
@@ -182,7 +209,7 @@ def test_a_broken_configuration(model: Path, tmp_path: Path) -> None:
     assert "brings no dialogue template" in refused(["check", good, "data.template="])
     assert "model" in refused(["check", good, f"model={tmp_path / 'no model'}"])
     # The same files are refused by training, which then leaves no folder behind.
-    assert "unknown key 'data.to_long'" in refused(["train", good, "data.to_long=drop"])
+    assert "'data.to_long' is no key" in refused(["train", good, "data.to_long=drop"])
     assert "cannot be read" in refused(["train", good, "data.train=none.jsonl"])
     assert not (tmp_path / "run").exists()
 

@@ -203,11 +203,12 @@ def test_a_template_is_saved_with_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"lead": 3}, "key 'lead' cannot be 3"),
-        ({"stop": "x"}, "key 'stop' cannot be 'x'"),
-        ({"stop": [""]}, r"key 'stop' cannot be \[''\]"),
-        ({"end_of_reply": "yes"}, "key 'end_of_reply' cannot be 'yes'"),
-        ({"colour": "red"}, "unknown key 'colour'"),
+        ({"lead": 3}, "'lead' is the number 3, expected a string"),
+        ({"stop": "x"}, "'stop' is the string 'x', expected a list"),
+        ({"stop": ["x", 3]}, r"'stop\[2\]' is the number 3, expected a string"),
+        ({"stop": [""]}, "'stop' holds an empty text"),
+        ({"end_of_reply": "yes"}, "'end_of_reply' is the string 'yes', expected true or false"),
+        ({"colour": "red"}, "'colour' is no key of a template; there are name, instruction"),
         ({"user_marker": "User: "}, "a marker must hold text and not end in a space"),
         ({"lead": ""}, f"the file says {PLAIN.fingerprint}"),
     ],

@@ -80,7 +80,7 @@ async def test_f1_tells_the_keys_here_too(open_app: OpenApp) -> None:
     ("text", "words"),
     [
         ("hot", "'hot' is no NAME=VALUE"),
-        ("temprature=1", "did you mean temperature?"),
+        ("temprature=1", "did you mean 'temperature'?"),
         ("temperature=hot", "temperature is 'hot'; expected a number"),
         ("top_p=2", "top_p is 2.0; expected above 0"),
         ("precision=half", "precision is 'half'; expected one of auto"),

@@ -24,6 +24,7 @@ from chatapp.engine.remote.pieces import TextPieces
 from chatapp.engine.servers import SERVERS, Server
 from chatapp.engine.stopping import StopFilter
 from chatapp.foreign import without_surrogates
+from chatapp.parameters import PARAMETERS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 _ASSUMED_CONTEXT = 2048
 """Where neither the server nor the settings give one: what even old and small models have."""
 
-# Beyond the protocol, but what the servers named above draw by when they are not told
-# otherwise. The penalty has two names.
 _EXTENSIONS = {
-    "top_k": ("top_k",),
-    "min_p": ("min_p",),
-    "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
+    field
+    for parameter in PARAMETERS.values()
+    if parameter.is_extension
+    for field in parameter.request_fields
 }
+"""Beyond the protocol, but what servers draw by when they are not told otherwise."""
 
 _MOST_STOPS = 4
 """The protocol's limit of stop strings; the rest is looked for here."""
@@ -170,45 +171,41 @@ class RemoteModel:
         body: Body = {
             "model": self.server.model,
             "prompt": without_surrogates(self._text.decode(prompt)),
-            "max_tokens": most,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        options = replace(sampling, max_tokens=most)
+        for name, parameter in PARAMETERS.items():
+            value = getattr(options, name)
+            if value is not None and (self._takes_extensions or not parameter.is_extension):
+                body |= dict.fromkeys(parameter.request_fields, value)
         if stop:
             body["stop"] = list(stop[:_MOST_STOPS])
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
         if top:
             body["logprobs"] = top
-        if self._takes_extensions:
-            for option, names in _EXTENSIONS.items():
-                body |= dict.fromkeys(names, getattr(sampling, option))
         return body
 
     def _without_extensions(self, body: Body, status: int, text: str) -> Body | None:
         """The same request in the protocol's bare words, when the server names what is beyond."""
-        extensions = {name for names in _EXTENSIONS.values() for name in names}
-        named = any(name in body and name in text for name in extensions)
+        named = any(name in body and name in text for name in _EXTENSIONS)
         if status not in (400, 422) or not named:
             return None
         self._takes_extensions = False
-        return {name: value for name, value in body.items() if name not in extensions}
+        return {name: value for name, value in body.items() if name not in _EXTENSIONS}
 
     def _options_in_words(self, sampling: Sampling) -> str:
         """Which of the options the server may not have heeded, each mentioned once."""
-        usual = Sampling()
         changed = [
-            name
-            for name in (*_EXTENSIONS, "no_repeat_ngram")
-            if getattr(sampling, name) != getattr(usual, name) and name not in self._mentioned
+            parameter
+            for name, parameter in PARAMETERS.items()
+            if (parameter.is_extension or not parameter.request_fields)
+            and getattr(sampling, name) != parameter.default
+            and name not in self._mentioned
         ]
-        self._mentioned.update(changed)
-        unheeded = [
-            name for name in changed if name not in _EXTENSIONS or not self._takes_extensions
-        ]
-        uncertain = [name for name in changed if name not in unheeded]
+        self._mentioned.update(parameter.name for parameter in changed)
+        extends = self._takes_extensions
+        uncertain = [each.name for each in changed if each.is_extension and extends]
+        unheeded = [each.name for each in changed if each.name not in uncertain]
         sentences = []
         if unheeded:
             sentences.append(f"The server cannot be asked for {' and '.join(unheeded)}.")

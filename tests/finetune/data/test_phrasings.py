@@ -155,19 +155,25 @@ def test_an_empty_text_is_a_bad_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "key 'templates' is missing"),
-        ("templates = []", "key 'templates'"),
+        ("", "'templates' is missing"),
+        ("templates = []", "'templates' holds 0, expected 1 or more"),
         ('[[templates]]\nprompt = "a {b"\nresponse = "c"', "template 1: expected '}'"),
         ('[[templates]]\nprompt = "a } b"\nresponse = "c"', "template 1: Single '}'"),
         ('[[templates]]\nprompt = "a {} b"\nresponse = "c"', "the name of a field alone"),
         ('[[templates]]\nprompt = "{a!r}"\nresponse = "c"', "the name of a field alone"),
         ('[[templates]]\nprompt = "{a:>9}"\nresponse = "c"', "the name of a field alone"),
         ('[[templates]]\nprompt = "a"', "template 1: 'response' is missing"),
-        ('[[templates]]\npromt = "a"', "unknown key 'templates.0.promt'; did you mean 'prompt'?"),
+        (
+            '[[templates]]\npromt = "a"',
+            "'templates[1].promt' is no key of a configuration; did you",
+        ),
         ('answer = "a"\n[[templates]]\nprompt = "b"', "'options' and 'answer' go together"),
         ('answer = "a"\noptions = ["x"]\n[[templates]]\nprompt = "b"', "two or more different"),
         ('answer = "a"\noptions = ["x", "x "]\n[[templates]]\nprompt = "b"', "two or more"),
-        ('answer = "a"\noptions = [1, 2]\n[[templates]]\nprompt = "b"', "key 'options.0'"),
+        (
+            'answer = "a"\noptions = [1, 2]\n[[templates]]\nprompt = "b"',
+            "'options[1]' is the number 1, expected a string",
+        ),
         ("a = ", "not valid TOML"),
     ],
 )

@@ -1,0 +1,80 @@
+"""Options that several commands share, and the settings that they are laid over.
+
+Keep: an option that is not given is None, so that the settings decide; and nothing here imports
+what a command needs only when it runs.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chatapp.commands import completion
+from chatapp.parameters import PARAMETERS, Parameter
+
+if TYPE_CHECKING:
+    from chatapp.settings import Settings
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        help="bundled, a model's folder, the id of a model on the hub, or a server.",
+        autocompletion=completion.models,
+    ),
+]
+TemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Dialogue template; the model's own if not given.",
+        autocompletion=completion.templates,
+    ),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        help="auto, float32, bfloat16 or int8: what a GPT-2 multiplies in.",
+        autocompletion=completion.precisions,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def sampling_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command flags for these sampling parameters, or for all of them.
+
+    Their values do not reach the command itself: `settings_of` takes them from the context.
+    """
+    flags = [_flag(PARAMETERS[name]) for name in names or PARAMETERS]
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command)
+
+        @functools.wraps(command)
+        def with_flags(**arguments: Any) -> None:
+            command(**{name: arguments[name] for name in signature.parameters})
+
+        parameters = [*signature.parameters.values(), *flags]
+        with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return with_flags
+
+    return decorated
+
+
+def settings_of(context: typer.Context) -> "Settings":
+    """The settings, with the flags of the command that has their names."""
+    from chatapp.settings import load_settings
+
+    names = ("model", "template", "precision", *PARAMETERS)
+    return load_settings({name: context.params.get(name) for name in names})
+
+
+def _flag(parameter: Parameter) -> inspect.Parameter:
+    help = f"{parameter.help[0].upper()}{parameter.help[1:]}."
+    return inspect.Parameter(
+        parameter.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[parameter.kind | None, typer.Option(help=help)],
+    )

@@ -1,0 +1,199 @@
+"""The sampling parameters: how the next token is drawn from the logits.
+
+Keep: a parameter is described here and nowhere else. Settings, environment variables, flags,
+the fields of F2, /set, /compare, the table [generate] of prompt files, presets and requests to
+servers are made from `PARAMETERS`, so that another field of `Sampling` appears in all of them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from chatapp.userfiles import suggestion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """What one sampling parameter is.
+
+    kind: of its values. default: None where the parameter may be left open.
+    low, high: the bounds; above_low, below_high: the bound itself is outside.
+    off: the value that changes nothing; None where there is no such value.
+    meaning: some words, without a full stop.
+    request_fields: what servers call it; none when they cannot be asked for it.
+    is_extension: whether OpenAI's protocol of completions lacks it, so that not every server
+        heeds it.
+    """
+
+    name: str
+    kind: type[int] | type[float]
+    default: float | int | None
+    low: int
+    high: float = math.inf
+    above_low: bool = False
+    below_high: bool = False
+    off: int | None = None
+    meaning: str
+    request_fields: tuple[str, ...] = ()
+    is_extension: bool = False
+
+    @property
+    def help(self) -> str:
+        """The meaning, and which value is off."""
+        return self.meaning if self.off is None else f"{self.meaning}; {self.off} is off"
+
+    def parsed(self, text: str) -> float | int | None:
+        """The value that a user has written; "" leaves it open. Raises ValueError."""
+        if not text and self.default is None:
+            return None
+        try:
+            value = self.kind(text)
+        except ValueError:
+            raise self._wrong_kind(text) from None
+        return self.checked(value)
+
+    def checked(self, value: object) -> float | int | None:
+        """A value as this parameter's kind. Raises ValueError in one sentence."""
+        if value is None and self.default is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | self.kind):
+            raise self._wrong_kind(value)
+        try:
+            number = self.kind(value)
+        except OverflowError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        self.check_range(number)
+        return number
+
+    def check_range(self, value: float) -> None:
+        """Raise ValueError when a number is out of range; nan always is."""
+        above = value > self.low if self.above_low else value >= self.low
+        below = value < self.high if self.below_high else value <= self.high
+        if not (above and below):
+            raise ValueError(f"{self.name} is {value!r}; expected {self.range_in_words}")
+
+    @property
+    def range_in_words(self) -> str:
+        """As in "from 0 (off) to below 1"."""
+        low, high = (
+            f"{each} (off)" if each == self.off else each for each in (self.low, self.high)
+        )
+        if self.high == math.inf:
+            words = f"{low} or more"
+        elif self.above_low:
+            words = f"above {low} and {'below' if self.below_high else 'at most'} {high}"
+        else:
+            words = f"from {low} to {'below ' if self.below_high else ''}{high}"
+        is_named = self.off in (None, self.low, self.high)
+        return words if is_named else f"{words}; {self.off} is off"
+
+    def _wrong_kind(self, value: object) -> ValueError:
+        expected = "a number" if self.kind is float else "a whole number"
+        return ValueError(f"{self.name} is {value!r}; expected {expected}")
+
+
+def _described(default: float | int | None, **description: Any) -> Any:
+    """A field of `Sampling`. description: as in `Parameter`."""
+    return field(default=default, metadata={"default": default, **description})
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """A value for each parameter. Raises ValueError for one that is out of range."""
+
+    temperature: float = _described(
+        0.7,
+        low=0,
+        high=100,
+        meaning="0 is greedy; higher varies more",
+        request_fields=("temperature",),
+    )
+    top_k: int = _described(
+        0,
+        low=0,
+        off=0,
+        meaning="keep the k likeliest",
+        request_fields=("top_k",),
+        is_extension=True,
+    )
+    top_p: float = _described(
+        0.9,
+        low=0,
+        above_low=True,
+        high=1,
+        off=1,
+        meaning="keep this probability mass",
+        request_fields=("top_p",),
+    )
+    min_p: float = _described(
+        0.0,
+        low=0,
+        high=1,
+        below_high=True,
+        off=0,
+        meaning="least share of the likeliest",
+        request_fields=("min_p",),
+        is_extension=True,
+    )
+    # Divides positive and multiplies negative logits of tokens already seen (Keskar et al. 2019).
+    repetition_penalty: float = _described(
+        1.0,
+        low=0,
+        above_low=True,
+        high=100,
+        off=1,
+        meaning="above 1 repeats less",
+        request_fields=("repetition_penalty", "repeat_penalty"),
+        is_extension=True,
+    )
+    no_repeat_ngram: int = _described(0, low=0, off=0, meaning="no n tokens a second time")
+    seed: int | None = _described(
+        None,
+        low=0,
+        high=2**63 - 1,
+        meaning="same seed, same reply; unset is random",
+        request_fields=("seed",),
+    )
+    max_tokens: int = _described(
+        256, low=1, meaning="longest reply, in tokens", request_fields=("max_tokens",)
+    )
+
+    def __post_init__(self) -> None:
+        for name, parameter in PARAMETERS.items():
+            value = getattr(self, name)
+            if value is not None or parameter.default is not None:
+                parameter.check_range(value)
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> "Sampling":
+        """Values by name, as a file gives them; defaults for the others.
+
+        Raises ValueError in one sentence for a name or a value that cannot be.
+        """
+        return cls(**{name: parameter(name).checked(value) for name, value in values.items()})  # type: ignore[arg-type]
+
+    def changed(self, name: str, text: str) -> "Sampling":
+        """With the value of one parameter as a user has written it; "" leaves the seed open.
+
+        Raises ValueError in one sentence.
+        """
+        return replace(self, **{name: parameter(name).parsed(text)})  # type: ignore[arg-type]
+
+
+PARAMETERS: Mapping[str, Parameter] = {
+    each.name: Parameter(
+        name=each.name,
+        kind=float if each.type is float else int,
+        **each.metadata,
+    )
+    for each in fields(Sampling)
+}
+
+
+def parameter(name: str) -> Parameter:
+    """The parameter of a name. Raises ValueError with the nearest name, or all of them."""
+    try:
+        return PARAMETERS[name]
+    except KeyError:
+        raise ValueError(f"there is no parameter {name!r}{suggestion(name, PARAMETERS)}") from None

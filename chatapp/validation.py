@@ -1,0 +1,129 @@
+"""A user's data checked against a model of pydantic's.
+
+Keep: what is wrong is told in the same words for every file: where, which key, what it is, and
+what was expected. This imports pydantic, so it is imported where a file has been read, and
+never before the first frame.
+"""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic_core import ErrorDetails
+
+from chatapp.userfiles import Location, UserError, line_of, quoted, shown, suggestion
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_EXPECTED = {
+    "model_type": "a table",
+    "dict_type": "a table",
+    "tuple_type": "a list",
+    "string_type": "a string",
+    "string_too_short": "a text that is not empty",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+}
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+
+
+def validated(
+    model: type[Model],
+    data: object,
+    error: type[UserError],
+    *,
+    place: object,
+    what: str,
+    source: str = "",
+) -> Model:
+    """Data as a model. Raises `error` for the first thing that is wrong.
+
+    place: the file, for the sentence. what: the kind of file, as in "prompt file". source: its
+    text where that is TOML, for the line.
+    A validator of the model raises ValueError with what stands after the key's name.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as problem:
+        details = problem.errors()
+    # A key that does not exist is likely why another one is missing: it comes first.
+    first = min(details, key=lambda each: not _is_unknown(each))
+    location, table = _resolved(model, first["loc"])
+    sentence = _sentence(first, what, table)
+    where = located(place, source, location) if location else f"{place}:"
+    raise error(f"{where} {sentence}")
+
+
+def strict_model(schema: type) -> type[BaseModel]:
+    """A model of a dataclass, whose own module then loads without pydantic."""
+    definitions: dict[str, Any] = {
+        each.name: (each.type, ... if each.default is MISSING else each.default)
+        for each in fields(schema)
+    }
+    config = ConfigDict(extra="forbid", strict=True)
+    return create_model(schema.__name__, __config__=config, **definitions)
+
+
+def located(place: object, source: str, location: Location) -> str:
+    """The beginning of a sentence on a key: the file, the line where it is known, the key."""
+    line = line_of(source, location)
+    dotted = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in location)
+    return f"{place}{f', line {line}' if line else ''}: {quoted(dotted.removeprefix('.'))}"
+
+
+def _is_unknown(details: ErrorDetails) -> bool:
+    return details["type"] == "extra_forbidden"
+
+
+def _sentence(details: ErrorDetails, what: str, table: type[BaseModel]) -> str:
+    """What stands after the key's name. table: where the key stands."""
+    kind, context = details["type"], details.get("ctx", {})
+    if _is_unknown(details):
+        return f"is no key of a {what}{suggestion(str(details['loc'][-1]), table.model_fields)}"
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "too_short":
+        return f"holds {context['actual_length']}, expected {context['min_length']} or more"
+    expected = _EXPECTED.get(kind) or details["msg"].removeprefix("Input should be ")
+    expected = f"a number {expected}" if kind in _BOUNDS else expected.replace("a valid ", "a ")
+    return f"is {shown(details['input'])}, expected {expected}"
+
+
+def _resolved(model: type[BaseModel], location: Location) -> tuple[Location, type[BaseModel]]:
+    """The location in the user's own keys, and the model of the table that its last one is in.
+
+    Pydantic puts the name of a union's branch among the keys.
+    """
+    own: list[int | str] = []
+    table, inner, in_union = model, model, False
+    for part in location:
+        if isinstance(part, str):
+            if in_union:
+                in_union = False
+                continue
+            table = inner
+            field = table.model_fields.get(part)
+            annotation = field.annotation if field else None
+            in_union = _is_union(annotation)
+            inner = next(_tables(annotation), table)
+        own.append(part)
+    return tuple(own), table
+
+
+def _is_union(annotation: Any) -> bool:
+    """Whether there is more than one kind of value, None aside."""
+    kinds = set(get_args(annotation)) - {NoneType}
+    return get_origin(annotation) in (Union, UnionType) and len(kinds) > 1
+
+
+def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The tables that an annotation names, however deep."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _tables(inner)

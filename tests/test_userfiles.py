@@ -1,0 +1,74 @@
+"""Files that users write: the line of a key, the word probably meant, and TOML that is none."""
+
+from pathlib import Path
+
+import pytest
+
+from chatapp.userfiles import Location, UserError, line_of, parse_toml, suggestion
+
+SOURCE = '''\
+# top_k = 1
+text = """
+top_k = 2
+"""
+"top_k" = 3
+nested.key = 4
+inline = {key = 5, list = []}
+
+[keys]  # a table
+help = "f9"
+[[rows]]
+a = 1
+[[rows]]
+a = 2
+[rows.more]
+b = 3
+[[rows.parts]]
+[[rows.parts]]
+c = 4
+'''
+
+
+@pytest.mark.parametrize(
+    ("location", "line"),
+    [
+        (("text",), 2),
+        (("top_k",), 5),
+        (("nested", "key"), 6),
+        (("inline", "key"), 7),
+        (("keys",), 9),
+        (("keys", "help"), 10),
+        (("rows",), 11),
+        (("rows", 0), 11),
+        (("rows", 0, "a"), 12),
+        (("rows", 1, "a"), 14),
+        (("rows", 1, "more", "b"), 16),
+        (("rows", 1, "parts", 1, "c"), 19),
+        (("rows", 2, "a"), None),
+        (("inline", "list", 3, "key"), 7),
+        (("help",), None),
+        ((), None),
+    ],
+)
+def test_the_line_on_which_a_key_is_set(location: Location, line: int | None) -> None:
+    assert line_of(SOURCE, location) == line
+
+
+def test_an_unknown_word_is_told_with_the_one_meant_or_with_all() -> None:
+    assert suggestion("colum", ["column", "row"]) == "; did you mean 'column'?"
+    assert suggestion("zzz", ["column", "row"]) == "; there are column, row"
+    assert suggestion("zzz", []) == "; there are none yet"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a = = 3", "x.toml, line 1, column 5: is not valid TOML: Invalid value"),
+        ("a = 1\na = 2", "x.toml, line 2: is not valid TOML: Cannot overwrite a value"),
+        ("a = " + "[" * 50_000, "x.toml: is nested too deeply"),
+    ],
+)
+def test_broken_toml_is_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_toml(text, Path("x.toml"))
+    assert str(error.value) == sentence
