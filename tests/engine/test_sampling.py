@@ -127,7 +127,7 @@ def test_a_wide_nucleus_is_found_in_steps(top_p: float) -> None:
         expected = walk(reference_probabilities(logits, [0], sampling), seed)
         # At this width rounding may move the border of the nucleus by one token.
         assert abs(Sampler(sampling).draw(logits, [0]) - expected) <= 5
-    assert max(sampling_module._GUESSES) < 6000
+    assert max(sampling_module._NUCLEUS_SIZES) < 6000
 
 
 def test_greedy_takes_the_largest_and_draws_nothing() -> None:
