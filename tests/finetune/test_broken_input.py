@@ -175,7 +175,7 @@ DATA: list[tuple[str, str]] = [
         'train = "ROWS"\n[train]\nepochs = -1',
         "'train.epochs' is the number -1, expected a number greater than 0",
     ),
-    ('train = [{path = "ROWS", template = "a\\u0000"}]', "embedded null byte"),
+    ('train = [{path = "ROWS", template = "a\\u0000"}]', "'a\\x00': is no path"),
     (
         'train = "ROWS"\n[train]\nepochs = inf',
         "'train.epochs' is the number inf, expected a finite number",
