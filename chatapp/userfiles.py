@@ -8,11 +8,10 @@ import difflib
 import json
 import os
 import re
+import secrets
 import shutil
-import tempfile
 import tomllib
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +187,7 @@ def read_json_object(path: Path, error: type[UserError] = UserError) -> dict[str
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Put a file in its place at once, with the permissions of the one before it.
+    """Put a file in its place at once, with the permissions of the one before it, if there is one.
 
     Missing folders are made, for this user alone. A link stays one. Raises OSError, and the
     file before it is then as it was.
@@ -196,9 +195,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
     path = path.resolve()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".new")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.new")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with draft.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -206,8 +205,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
             shutil.copymode(path, draft)
         os.replace(draft, path)
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(draft)
+        draft.unlink(missing_ok=True)
 
 
 def reason(problem: Exception) -> str:
