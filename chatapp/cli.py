@@ -18,6 +18,7 @@ from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
 from chatapp.commands.console import complain
 from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
+from chatapp.engine.threads import wait_briefly
 from chatapp.userfiles import UserError
 
 app = typer.Typer(
@@ -76,6 +77,7 @@ def chat(
 
 def main() -> None:
     """The `chatapp` command."""
+    wait_briefly(os.environ)
     try:
         app(prog_name="chatapp")
     except Exception as error:

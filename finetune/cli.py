@@ -5,6 +5,7 @@ input is one sentence and exit status 2, failed work 1, an interruption 130.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from chatapp.engine.threads import wait_briefly
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -142,8 +145,6 @@ def pretrain(config: Config, overrides: Overrides = None) -> None:
 @contextmanager
 def _errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
     """A console on standard error, and every error as one sentence there."""
-    import os
-
     from rich.console import Console
 
     first = os.environ.get("RANK", "0") == "0"
@@ -182,14 +183,13 @@ def _verdict(error: Exception) -> tuple[int, str]:
 
 def _answer(text: str) -> None:
     """The answer on standard output, from the first of several processes."""
-    import os
-
     if os.environ.get("RANK", "0") == "0":
         sys.stdout.write(text + "\n")
 
 
 def main() -> None:
     """Entry point of the `finetune` script."""
+    wait_briefly(os.environ)
     app()
 
 

@@ -14,11 +14,13 @@ from functools import partial
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.engine.sampling import Sampler
+from chatapp.engine.threads import ComputeLock
 
 PROMPT = 64
 PREFILL = 512
@@ -34,7 +36,7 @@ class Speed:
 
     prefill, decode: tokens a second; prefill of `prefill_tokens`, decoding of
         `decode_tokens` after `prompt_tokens`. bandwidth: bytes read a second.
-    device: "cpu", "mps", or the name of a cuda device.
+    device: "cpu", "mps", or the name of a cuda device. threads: used at the end.
     matrix_bytes, limit_share: bytes of weights a token reads, and the decoding speed over
         that of reading alone; None for models whose weights this program does not hold.
     """
@@ -54,7 +56,11 @@ class Speed:
 
 def measure(model: LocalGenerator) -> Speed:
     """Time a model that runs in this process."""
-    draw = random.Random(0)
+    draw, lock = random.Random(0), ComputeLock()
+
+    def logits(ids: list[int]) -> Tensor:
+        with lock:
+            return model.next_logits(ids, _never)[0]
 
     def text(size: int) -> list[int]:
         return [draw.randrange(model.vocabulary) for _ in range(size)]
@@ -63,22 +69,24 @@ def measure(model: LocalGenerator) -> Speed:
     prefill = min(PREFILL, model.context - 1)
     prompt = min(PROMPT, model.context // 2)
     decode = min(DECODE, model.context - prompt)
-    _decode(model, text(prompt), text(2))  # the first passes reserve memory
+    _decode(logits, text(prompt), text(2))  # the first passes reserve memory
     device = model.device
     prefills, decodes, reads = [], [], []
     for _ in range(REPEATS):
         reads.append(_seconds_to_read(device))
-        prefills.append(_seconds(partial(model.next_logits, text(prefill), _never)))
+        prefills.append(_seconds(partial(logits, text(prefill))))
         start = text(prompt)
-        _decode(model, start, text(2))  # on a GPU, the second token makes a recording
-        decodes.append(_seconds(partial(_decode, model, start, text(decode))))
+        _decode(logits, start, text(2))  # on a GPU, the second token makes a recording
+        decodes.append(_seconds(partial(_decode, logits, start, text(decode))))
     bandwidth = _READ[device.type] / median(reads)
     speed = decode / median(decodes)
     size = model.gpt2.matrix_bytes if isinstance(model, LocalModel) else None
+    with lock:
+        threads = torch.get_num_threads()
     return Speed(
         precision=model.gpt2.precision if isinstance(model, LocalModel) else "float32",
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        threads=torch.get_num_threads(),
+        threads=threads,
         prefill_tokens=prefill,
         prefill=prefill / median(prefills),
         prompt_tokens=prompt,
@@ -90,13 +98,13 @@ def measure(model: LocalGenerator) -> Speed:
     )
 
 
-def _decode(model: LocalGenerator, start: list[int], rest: list[int]) -> None:
+def _decode(logits: Callable[[list[int]], Tensor], start: list[int], rest: list[int]) -> None:
     """Compute and draw a token after each of `rest`, which are read whatever was drawn."""
     sampler, ids = Sampler(Sampling(seed=0)), list(start)
     with torch.inference_mode():
         for id in rest:
             ids.append(id)
-            sampler.draw(model.next_logits(ids, _never)[0], ids)
+            sampler.draw(logits(ids), ids)
 
 
 def _seconds(work: Callable[[], object]) -> float:

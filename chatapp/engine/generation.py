@@ -23,6 +23,7 @@ from chatapp.engine.events import Alternative, Event, Finished, FinishReason, To
 from chatapp.engine.model import ContextOverflow, Sampling, Tokenizer
 from chatapp.engine.sampling import Sampler
 from chatapp.engine.stopping import StopFilter
+from chatapp.engine.threads import ComputeLock
 
 Check = Callable[[], None]
 
@@ -70,7 +71,7 @@ class LocalGenerator(ABC):
         self.tokenizer: Tokenizer = tokenizer
         self.end_ids = {tokenizer.end_id}
         self._piece = tokenizer.piece
-        self._lock = threading.Lock()
+        self._lock = ComputeLock()
 
     @property
     @abstractmethod

@@ -1,0 +1,113 @@
+"""How many threads compute, and how they wait for one another.
+
+torch computes on the threads of OpenMP, which meet after every operation, some hundred times a
+token. In libgomp, which torch brings on Linux, the first to arrive spins for 300,000 rounds,
+4 ms: as long as another program keeps a core that the last one needs. On two cores, with one
+of them taken, the bundled model wrote 4 tokens a second with two threads that spin so, 150
+with two that spin for 10,000 rounds, and 500 to 700 with one. With none taken it wrote 680
+with either spinning and 120 with none, and read 17,000 with two threads and 9,000 with one.
+GPT-2 124M wrote 1 token a second beside a busy program with two threads, 32 with one.
+
+Keep: on a machine with free cores, torch computes as if this module were not there, and what
+the user has chosen for OpenMP stays. Another number of threads adds up in another order, so
+that results differ in their last bits; therefore training keeps the number it began with.
+"""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+
+# Rounds of spinning before a thread sleeps: 130 µs. Fewer make a machine with free cores slower.
+SPINS = 10_000
+
+# Seconds from one look at the machine to the next: /proc/stat counts hundredths of a second.
+LOOK_EVERY = 0.25
+
+# What other programs may take of a core that still counts as free.
+_SLACK = 0.3
+
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+_NUMBER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def wait_briefly(environment: MutableMapping[str, str]) -> None:
+    """Let OpenMP's threads sleep soon, unless the environment says how they are to wait.
+
+    environment: of this process, in which nothing has loaded torch, because libgomp reads it
+    once; or of a process to start.
+    """
+    if not any(name in environment for name in _WAITING):
+        environment["GOMP_SPINCOUNT"] = str(SPINS)
+
+
+def thread_count(most: int, cores: int, taken: float) -> int:
+    """How many threads to compute on: at most one for each free core, and at least one.
+
+    most: torch's own number. cores: of the machine. taken: how many of them other programs
+    keep busy; at least half of one for each that competes with a thread of ours.
+    """
+    return max(1, min(most, math.floor(cores - taken + _SLACK)))
+
+
+def seconds_of_others() -> float | None:
+    """Seconds, over all cores, that other processes have computed; None where it is unknown.
+
+    Only a difference of two looks has a meaning.
+    """
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            user, nice, system, _, _, interrupts, soft, *_ = map(int, file.readline().split()[1:])
+    except (OSError, ValueError):
+        return None
+    ticks = user + nice + system + interrupts + soft
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+class ComputeLock:
+    """A lock under which torch computes on as many threads as there are free cores.
+
+    others, clock, cores: as this machine has them; environment: with the user's choices.
+    """
+
+    def __init__(
+        self,
+        others: Callable[[], float | None] = seconds_of_others,
+        clock: Callable[[], float] = time.monotonic,
+        cores: int | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._others, self._clock = others, clock
+        self._cores = cores or os.cpu_count() or 1
+        self._is_free_to_choose = not any(name in environment for name in _NUMBER)
+        self._looked, self._seconds = clock(), others()
+        self._taken = 0.0
+        self._most = 0
+
+    def __enter__(self) -> None:
+        import torch  # not before the environment is set
+
+        self._lock.acquire()
+        # For torch, the number belongs to the thread that computes.
+        self._most = torch.get_num_threads()
+        if self._most > 1 and self._is_free_to_choose:
+            self._look()
+            torch.set_num_threads(thread_count(self._most, self._cores, self._taken))
+
+    def __exit__(self, *_: object) -> None:
+        import torch
+
+        if torch.get_num_threads() != self._most:
+            torch.set_num_threads(self._most)
+        self._lock.release()
+
+    def _look(self) -> None:
+        now = self._clock()
+        if now - self._looked < LOOK_EVERY:
+            return
+        seconds = self._others()
+        if seconds is not None and self._seconds is not None:
+            self._taken = (seconds - self._seconds) / (now - self._looked)
+        self._looked, self._seconds = now, seconds

@@ -1,0 +1,181 @@
+"""How fast a model is while other programs keep cores of the machine busy.
+
+Run it with `pytest -m benchmark -s tests/benchmarks/test_busy_machine.py` on a machine that
+does nothing else. Writing, reading, scoring and training are timed beside none, one and two
+processes that never rest: as the program is started, as torch starts by itself, and with a
+single thread, each in a process of its own. Medians of three.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from test_start import gpt2_124m
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = 3
+LEAST = 0.3
+"""Seconds of work that a round has at least."""
+SLOW = 4.0
+"""Seconds of a round after which there is no other."""
+
+OWN, BEFORE, ONE = "as it is", "as torch starts", "one thread"
+Timed = Callable[[], tuple[int, float]]
+"""Does some work; returns its tokens and the seconds it took."""
+
+
+def environments() -> dict[str, dict[str, str]]:
+    """Of each way to compute; with a number of threads in it, the program chooses none."""
+    import torch
+
+    from chatapp.engine.threads import wait_briefly
+
+    bare = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMP_", "GOMP_", "KMP_"))
+    }
+    bare["PYTHONPATH"] = str(ROOT)
+    own = dict(bare)
+    wait_briefly(own)
+    every = str(torch.get_num_threads())
+    return {
+        OWN: own,
+        BEFORE: bare | {"OMP_NUM_THREADS": every},
+        ONE: bare | {"OMP_NUM_THREADS": "1"},
+    }
+
+
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """A program in a session of its own, as a browser beside a terminal is."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def figures(model: str, environment: dict[str, str]) -> dict[str, float]:
+    """Tokens a second by kind of work, from a process in this environment."""
+    command = [sys.executable, __file__, model]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.benchmark
+@pytest.mark.skipif(sys.platform != "linux", reason="libgomp is what torch brings on Linux")
+@pytest.mark.parametrize("busy", [0, 1, 2])
+@pytest.mark.parametrize("model", ["bundled", "124M"])
+def test_beside_busy_programs(model: str, busy: int, tmp_path: Path) -> None:
+    name = model if model == "bundled" else str(gpt2_124m(tmp_path))
+    with ExitStack() as stack:
+        for _ in range(busy):
+            stack.enter_context(busy_process())
+        found = {way: figures(name, each) for way, each in environments().items()}
+    print(f"\n{model}, {busy} busy; tokens a second (first: 1 over the seconds to the first)")
+    for way, values in found.items():
+        print(f"  {way:16}", *(f"{kind} {value:,.1f}" for kind, value in values.items()))
+    for kind, speed in found[OWN].items():
+        assert speed >= max(values[kind] for values in found.values()) / 2, kind
+        assert busy or speed >= 0.75 * found[BEFORE][kind], kind
+
+
+def _measure(name: str) -> dict[str, float]:
+    import torch
+
+    from chatapp.engine.load import load_model
+    from chatapp.engine.local import LocalModel
+    from chatapp.engine.model import Sampling
+
+    model = load_model(name)
+    assert isinstance(model, LocalModel)
+    model.end_ids = set()
+    draw = random.Random(0)
+    firsts: list[float] = []
+
+    def text(size: int) -> list[int]:
+        return [draw.randrange(model.vocabulary) for _ in range(size)]
+
+    def write() -> tuple[int, float]:
+        times = [time.perf_counter()]
+        for _ in model.generate(text(64), Sampling(seed=0, max_tokens=64)):
+            times.append(time.perf_counter())
+            if times[-1] - times[0] > 2 * LEAST and len(times) > 2:
+                break
+        firsts.append(times[1] - times[0])
+        return len(times) - 2, times[-1] - times[1]
+
+    def read() -> tuple[int, float]:
+        ids, started = text(512), time.perf_counter()
+        with torch.inference_mode():
+            model.next_logits(ids, lambda: None)
+        return len(ids), time.perf_counter() - started
+
+    def score() -> tuple[int, float]:
+        prompt, started = text(150), time.perf_counter()
+        model.score([(prompt, text(2)) for _ in range(6)])
+        return 162, time.perf_counter() - started
+
+    speeds = {"write": _speed(write), "first": 1 / median(firsts)}
+    return speeds | {
+        "read": _speed(read),
+        "score": _speed(score),
+        "train": _speed(_training(name, model.vocabulary)),
+    }
+
+
+def _training(name: str, vocabulary: int) -> Timed:
+    """A step of the optimiser, on rows as long as the model's size allows here."""
+    import torch
+
+    from chatapp.engine.load import model_folder
+    from finetune.adapters import fuse_activations, load_causal
+
+    network: Any = load_causal(model_folder(name))
+    fuse_activations(network)
+    network.train()
+    optimiser = torch.optim.AdamW(network.parameters(), lr=1e-5)
+    shape = (4, 256) if name == "bundled" else (1, 128)
+
+    def step() -> tuple[int, float]:
+        ids = torch.randint(0, vocabulary, shape)
+        started = time.perf_counter()
+        network(input_ids=ids, labels=ids).loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        return ids.numel(), time.perf_counter() - started
+
+    return step
+
+
+def _speed(work: Timed) -> float:
+    """Tokens a second, after a first time that reserves memory."""
+    tokens, seconds = work()
+    if seconds > SLOW:
+        return tokens / seconds
+    speeds = []
+    for _ in range(ROUNDS):
+        tokens, seconds = work()
+        while seconds < LEAST:
+            more, longer = work()
+            tokens, seconds = tokens + more, seconds + longer
+        speeds.append(tokens / seconds)
+        if seconds > SLOW:
+            break
+    return median(speeds)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(sys.argv[1])))
