@@ -13,7 +13,7 @@ from chatapp.commands import completion
 from chatapp.commands.console import complain, write, write_json
 
 if TYPE_CHECKING:
-    from chatapp.engine.load import ModelInfo
+    from chatapp.engine.description import ModelInfo
     from chatapp.engine.servers import Server
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -24,13 +24,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 @app.command("list")
 def list_models(as_json: JsonOption = False) -> None:
     """List the models on this machine, and the servers that have a name."""
-    from chatapp.engine.load import ModelError, describe, local_models, model_folder
+    from chatapp.engine.description import describe
+    from chatapp.engine.errors import ModelError
+    from chatapp.engine.folder import find_model, local_models
     from chatapp.engine.servers import named_servers
 
     rows: list[dict[str, Any]] = []
     for name in local_models():
         try:
-            info = describe(model_folder(name))
+            info = describe(find_model(name))
         except ModelError as error:
             rows.append({"name": name, "error": str(error)})
         else:
@@ -62,15 +64,18 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model consists of."""
-    from chatapp.engine.load import BUNDLED, describe, model_folder, usual_precision
+    from chatapp.engine.description import describe
+    from chatapp.engine.folder import BUNDLED, find_model
+    from chatapp.engine.load import usual_precision
     from chatapp.engine.servers import server_of
     from chatapp.settings import load_settings
 
     if name != BUNDLED and (server := server_of(name)) is not None:
         _show_server(server, name, as_json=as_json)
         return
-    found = describe(model_folder(name))
-    precision = usual_precision(found.folder, load_settings().device)
+    files = find_model(name)
+    found = describe(files)
+    precision = usual_precision(files, load_settings().device)
     if as_json:
         write_json({"name": name, **_document(found), "precision": precision})
         return
