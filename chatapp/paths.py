@@ -10,6 +10,9 @@ from pathlib import Path
 
 import platformdirs
 
+TEMPLATE_FILE = "chatapp_template.json"
+"""The dialogue template a model was trained in; it lies beside the model's weights."""
+
 
 def _folder(kind: str, default: Path) -> Path:
     home = os.environ.get("CHATAPP_HOME")

@@ -11,7 +11,8 @@ import re
 import secrets
 import shutil
 import tomllib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -187,19 +188,25 @@ def read_json_object(path: Path, error: type[UserError] = UserError) -> dict[str
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Put a file in its place at once, with the permissions of the one before it, if there is one.
+    """Put a file in its place at once; see `whole_file`. Raises OSError."""
+    with whole_file(path) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
-    Missing folders are made, for this user alone. A link stays one. Raises OSError, and the
-    file before it is then as it was.
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A draft beside `path`, to be written, that takes its place when the block has ended.
+
+    It gets the permissions of the file before it; missing folders are made, for this user
+    alone. A link stays one. Raises OSError; after an error the file before it is as it was.
     """
     path = path.resolve()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    data = content.encode() if isinstance(content, str) else content
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.new")
+    draft.open("xb").close()
     try:
-        with draft.open("xb") as file:
-            file.write(data)
-            file.flush()
+        yield draft
+        with draft.open("rb+") as file:
             os.fsync(file.fileno())
         if path.exists():
             shutil.copymode(path, draft)

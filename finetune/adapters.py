@@ -13,36 +13,22 @@ from torch import nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from chatapp.engine.checkpoint import ADAPTER_CONFIG, CONFIG
-from chatapp.engine.load import base_folder, model_folder
-from chatapp.engine.transformers_model import load_weights, merge_adapter
+from chatapp.engine.folder import COMPANIONS, ModelFiles, find_model
+from chatapp.engine.transformers_model import load_causal
 from finetune.config import Adapter, ConfigError, Train
 
 LOW_RANK = ("lora", "dora", "rslora")
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds a PEFT adapter and no whole model."""
-    return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
-
-
-def load_causal(folder: Path) -> Any:
-    """A causal language model in float32; an adapter is merged into its base model.
-
-    Raises ModelError.
-    """
-    if is_adapter(folder):
-        return merge_adapter(load_weights(base_folder(folder)), folder)
-    return load_weights(folder)
-
-
-def choose_trained(model: Any, train: Train, adapter: Adapter, *, base: str) -> Any:
+def choose_trained(
+    model: Any, train: Train, adapter: Adapter, files: ModelFiles, *, name: str
+) -> Any:
     """The model with only the chosen part trainable; of a low-rank method, wrapped by peft.
 
-    base: the model's name. Raises ConfigError.
+    files, name: of the model. Raises ConfigError.
     """
     if train.method in LOW_RANK:
-        return _with_adapter(model, train, adapter, base)
+        return _with_adapter(model, train, adapter, files, name)
     # All of it: the base of a merged adapter comes frozen.
     model.requires_grad_(train.method == "full")
     if train.method == "full":
@@ -71,17 +57,16 @@ def fuse_activations(model: nn.Module) -> None:
 
 def trained_parameters(model: nn.Module) -> int:
     """How many numbers are learned; tied ones count once."""
-    return sum(each.numel() for each in model.parameters() if each.requires_grad)
+    return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
-def _with_adapter(model: Any, train: Train, adapter: Adapter, base: str) -> Any:
+def _with_adapter(model: Any, train: Train, adapter: Adapter, files: ModelFiles, name: str) -> Any:
     import peft
 
-    folder = model_folder(base)
-    if is_adapter(folder):
+    if files.is_adapter:
         raise ConfigError(
-            f"train.method is {train.method}, but {base} is an adapter already: merge it first "
-            f"(finetune merge {base} OUT) and train on OUT"
+            f"train.method is {train.method}, but {name} is an adapter already: merge it first "
+            f"(finetune merge {name} OUT) and train on OUT"
         )
     settings = peft.LoraConfig(
         task_type="CAUSAL_LM",
@@ -99,7 +84,7 @@ def _with_adapter(model: Any, train: Train, adapter: Adapter, base: str) -> Any:
         warnings.simplefilter("ignore", FutureWarning)
         wrapped = peft.get_peft_model(model, settings)
     # While it is saved, peft would ask a hub about any other name.
-    wrapped.peft_config["default"].base_model_name_or_path = str(folder.absolute())
+    wrapped.peft_config["default"].base_model_name_or_path = str(files.path.absolute())
     return wrapped
 
 
@@ -108,11 +93,10 @@ def _blocks(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
     decoder = model.get_decoder()
     children = list(decoder.children())
     count = model.config.get_text_config().num_hidden_layers
-    for place, child in enumerate(children):
+    for index, child in enumerate(children):
         if isinstance(child, nn.ModuleList) and len(child) == count:
-            return child, [
-                each for each in children[place + 1 :] if next(each.parameters(), None) is not None
-            ]
+            after = children[index + 1 :]
+            return child, [module for module in after if any(True for _ in module.parameters())]
     raise ConfigError(
         f"train.method last-blocks: no list of {count} blocks was found in a "
         f"{model.config.model_type} model"
@@ -124,22 +108,21 @@ def merge(run: str, out: Path) -> None:
 
     Raises ConfigError and ModelError.
     """
-    folder = model_folder(run)
-    if not is_adapter(folder):
+    files = find_model(run)
+    if files.base is None:
         raise ConfigError(f"{run}: expected a run with an adapter; this is a whole model already")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists already; name a new folder")
-    model = load_causal(folder)
+    model = load_causal(files)
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
-    copy_companions(base_folder(folder), out)
-    copy_companions(folder, out)
+    copy_companions(files, out)
 
 
-def copy_companions(source: Path, target: Path) -> None:
-    """Copy what a model folder has beside config and weights: tokenizer, template, card."""
-    companions = ("tokenizer*", "vocab.*", "merges.txt", "encoder.json", "special_tokens_map.json")
-    others = ("*.model", "added_tokens.json", "generation_config.json", "chatapp_template.json")
-    for pattern in (*companions, *others):
-        for file in source.glob(pattern):
+def copy_companions(files: ModelFiles, target: Path) -> None:
+    """Copy what a model has beside config and weights; an adapter's over its base's."""
+    if files.base is not None:
+        copy_companions(files.base, target)
+    for pattern in COMPANIONS:
+        for file in files.path.glob(pattern):
             shutil.copyfile(file, target / file.name)

@@ -18,11 +18,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chatapp.engine.load import load_model, model_folder
-from chatapp.engine.transformers_model import context_of
+from chatapp.engine.folder import ModelFiles, find_model, model_folder
+from chatapp.engine.load import load_model
+from chatapp.engine.transformers_model import context_of, load_causal
 from chatapp.evaluation.metrics import exact_match, macro_f1, rouge_l
 from chatapp.prompting.template import load_template
-from finetune.adapters import load_causal
 from finetune.config import ConfigError, Data, FinetuneConfig, validated
 from finetune.data.batches import ByLength, TrainingRows, collate, loader
 from finetune.data.encoding import Encoded
@@ -112,15 +112,16 @@ def evaluate(
     device: as in `load_model`.
     Raises ConfigError and ModelError.
     """
-    folder = model_folder(model)
+    files = find_model(model)
+    folder = files.path
     config = _configuration(source, data_file)
     if (folder / HEAD_FILE).is_file():
-        return _evaluate_head(model, folder, config, bool(data_file), progress)
+        return _evaluate_head(model, files, config, bool(data_file), progress)
     if config.head:
         raise ConfigError(f"{model} has no head; {source} has one for {config.head.task}")
     template = load_template(folder) or choose_template(config.data, folder)
-    tokenizer, start = open_chat_tokenizer(folder)
-    network = load_causal(folder)
+    tokenizer, start = open_chat_tokenizer(files)
+    network = load_causal(files)
     window = context_of(network.config) - len(start)
     data = config.data.model_copy(update={"max_length": None})
     prepared = prepare(data, template, tokenizer, window, config.seed)
@@ -189,14 +190,14 @@ def _losses(
 
 
 def _evaluate_head(
-    model: str, folder: Path, config: FinetuneConfig, all_rows: bool, progress: Progress
+    model: str, files: ModelFiles, config: FinetuneConfig, all_rows: bool, progress: Progress
 ) -> Evaluation:
     """Accuracy, macro-F1 and loss of a head, beside the share of the most frequent label."""
     if config.head is None:
         raise ConfigError(f"{model} has a head; compare it with another head's run")
-    tokenizer, start = open_chat_tokenizer(folder)
-    network = load_causal(folder)
-    spec = load_head(network, folder)
+    tokenizer, start = open_chat_tokenizer(files)
+    network = load_causal(files)
+    spec = load_head(network, files.path)
     window = context_of(network.config) - len(start)
     head = config.head.model_copy(update={"labels": list(spec.labels)})
     _, prepared = prepare_labelled(

@@ -9,10 +9,11 @@ import os
 import shutil
 from pathlib import Path
 
-from chatapp.engine.checkpoint import ADAPTER_CONFIG, CONFIG
-from chatapp.engine.load import BUNDLED, base_folder
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import ADAPTER_CONFIG, BUNDLED, CONFIG
 from chatapp.prompting.template import save_template
-from finetune.adapters import copy_companions, is_adapter
+from chatapp.userfiles import read_json_object
+from finetune.adapters import copy_companions
 from finetune.checkpoints import flush
 from finetune.material import Material
 from finetune.trainer import ObjectiveTrainer
@@ -31,9 +32,7 @@ def publish(material: Material, trainer: ObjectiveTrainer, output: Path) -> None
         # Neither is of use to a reader: a pickle, and peft's blank model card.
         for name in ("training_args.bin", "README.md"):
             (aside / name).unlink(missing_ok=True)
-        if is_adapter(material.folder):
-            copy_companions(base_folder(material.folder), aside)
-        copy_companions(material.folder, aside)
+        copy_companions(material.files, aside)
         if material.template:
             save_template(material.template, aside)
         if (aside / ADAPTER_CONFIG).exists():
@@ -51,7 +50,7 @@ def _name_base(path: Path, material: Material) -> None:
     """Let the adapter name its base model as the user did, a folder by its absolute path."""
     name = material.config.model
     if name != BUNDLED and Path(name).expanduser().is_dir():
-        name = str(material.folder.absolute())
-    config = json.loads(path.read_text(encoding="utf-8"))
+        name = str(material.files.path.absolute())
+    config = read_json_object(path, ModelError)
     config["base_model_name_or_path"] = name
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -4,12 +4,10 @@ Keep: two runs with equal records learn from the same tokens, in the same
 template, on the same objective, from the same weights.
 """
 
-import hashlib
 import os
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +15,12 @@ from torch.nn import functional
 from transformers import set_seed
 
 import chatapp
-from chatapp.engine.checkpoint import CONFIG, read_json, weight_files
+from chatapp.engine.folder import ModelFiles, find_model
 from chatapp.engine.generation import PieceTokenizer
-from chatapp.engine.load import base_folder, model_folder
 from chatapp.engine.tokenizer import NotByteLevel, load_tokenizer
-from chatapp.engine.transformers_model import TOKENIZER_CONFIG, context_of, open_tokenizer
+from chatapp.engine.transformers_model import context_of, load_causal, open_tokenizer
 from chatapp.prompting.template import DialogueTemplate
-from finetune.adapters import choose_trained, fuse_activations, is_adapter, load_causal
+from finetune.adapters import choose_trained, fuse_activations
 from finetune.config import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.data.preparation import choose_template
@@ -38,13 +35,13 @@ from finetune.objectives.objective import Objective, RowSets, model_inputs
 class Material:
     """Everything that a run needs before its first step.
 
-    folder: of the model as named, an adapter's included. start: special tokens before every
+    files: of the model as named, an adapter's included. start: special tokens before each
     sequence. template: None for a head. record: plain data that tells this run from another,
     see `finetune.record`.
     """
 
     config: FinetuneConfig
-    folder: Path
+    files: ModelFiles
     model: Any
     tokenizer: PieceTokenizer
     start: list[int]
@@ -62,10 +59,10 @@ class Material:
 
 def gather(config: FinetuneConfig) -> Material:
     """Load the model and prepare the data. Raises ConfigError and ModelError."""
-    folder = model_folder(config.model)
-    tokenizer, start = open_chat_tokenizer(folder)
-    template = None if config.head else choose_template(config.data, folder)
-    model = load_causal(folder)
+    files = find_model(config.model)
+    tokenizer, start = open_chat_tokenizer(files)
+    template = None if config.head else choose_template(config.data, files.path)
+    model = load_causal(files)
     _check_vocabulary(config.model, model, tokenizer)
     check_head(model)
     fuse_activations(model)
@@ -80,18 +77,18 @@ def gather(config: FinetuneConfig) -> Material:
         data = prepare_chats(config, template, tokenizer, window, start)
         objective = L3.of(config.objective)
     set_seed(config.seed)  # an adapter's first weights are drawn
-    model = choose_trained(model, config.train, config.adapter, base=config.model)
+    model = choose_trained(model, config.train, config.adapter, files, name=config.model)
     objective.extend(model, config.seed)
     record = {
         "config": config.model_dump(mode="json"),
         "template": template.to_dict() if template else None,
         "data": data.hashes,
-        "weights": _digest(folder),
+        "weights": files.digest(),
         "precision": precision(config),
         "processes": processes(),
         "versions": _versions(),
     }
-    return Material(config, folder, model, tokenizer, start, template, objective, data, record)
+    return Material(config, files, model, tokenizer, start, template, objective, data, record)
 
 
 def precision(config: FinetuneConfig) -> str:
@@ -100,8 +97,8 @@ def precision(config: FinetuneConfig) -> str:
         return config.train.precision
     if torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    able = torch.cpu.get_capabilities()
-    return "bfloat16" if able.get("avx512_bf16") or able.get("amx_bf16") else "float32"
+    cpu = torch.cpu.get_capabilities()
+    return "bfloat16" if cpu.get("avx512_bf16") or cpu.get("amx_bf16") else "float32"
 
 
 def processes() -> int:
@@ -109,16 +106,14 @@ def processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def open_chat_tokenizer(folder: Path) -> tuple[PieceTokenizer, list[int]]:
-    """The tokenizer that a chat with this model uses, and the tokens before every text."""
-    own = is_adapter(folder) and (folder / TOKENIZER_CONFIG).is_file()
-    base = base_folder(folder) if is_adapter(folder) else folder
-    if not own and read_json(base / CONFIG).get("model_type") == "gpt2":
+def open_chat_tokenizer(files: ModelFiles) -> tuple[PieceTokenizer, list[int]]:
+    """The tokenizer that a chat with this model uses, and the tokens before each text."""
+    if files.has_decoder:
         try:
-            return load_tokenizer(base), []
+            return load_tokenizer(files.tokenizer), []
         except NotByteLevel:
             pass
-    return open_tokenizer(folder if own else base)
+    return open_tokenizer(files.tokenizer)
 
 
 def _check_vocabulary(name: str, model: Any, tokenizer: PieceTokenizer) -> None:
@@ -176,17 +171,6 @@ def check_packing(model: Any) -> None:
             f"data.packing: models of type {model.config.model_type} cannot keep examples of one "
             "row apart; set data.packing = false"
         )
-
-
-def _digest(folder: Path) -> str:
-    """A digest of the weights that training starts from."""
-    digest = hashlib.sha256()
-    if is_adapter(folder):
-        digest.update(_digest(base_folder(folder)).encode())
-    for path in weight_files(folder):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def _versions() -> dict[str, str]:

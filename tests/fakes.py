@@ -99,6 +99,7 @@ class ScriptedModel:
         self.name = name
         self.folder = folder
         self.context = context
+        self.precision = "float32"
         self.tokenizer = WordTokenizer()
         self.delay = delay
         self.gate: threading.Event | None = None

@@ -13,11 +13,13 @@ from fakes import ScriptedModel
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from chatapp.engine.decoder.gpt2 import GPT2, GPT2Config
-from chatapp.engine.inspection import Stepper, Trace
+from chatapp.engine.decoder.gpt2 import GPT2
+from chatapp.engine.decoder.gpt2_weights import GPT2Config
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.engine.tokenizer import END_OF_TEXT, BPETokenizer
+from chatapp.lab.stepper import Stepper
+from chatapp.lab.traces import Trace
 
 
 def random_gpt2(*, context: int = 512, layers: int = 2, heads: int = 3) -> LocalModel:

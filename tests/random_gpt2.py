@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import write_tiny_gpt2
 
+from chatapp.engine.folder import ModelFiles
 from chatapp.engine.local import LocalModel
 
 LogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]
@@ -33,7 +34,7 @@ def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gpt2(gpt2_folder: Path) -> LocalModel:
-    return LocalModel.load(gpt2_folder)
+    return LocalModel.load(ModelFiles.read(gpt2_folder))
 
 
 @pytest.fixture(scope="session")

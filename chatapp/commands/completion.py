@@ -51,7 +51,7 @@ def _for_lists(offer: Callable[[str], Names]) -> Callable[[str], Names]:
 @_offered
 def models() -> Iterable[str]:
     """Models on this machine, and servers with a name."""
-    from chatapp.engine.load import local_models
+    from chatapp.engine.folder import local_models
     from chatapp.engine.servers import named_servers
 
     return [*local_models(), *named_servers()]

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from chatapp.engine.inspection import Cut, Prediction, Trace
     from chatapp.engine.model import LanguageModel, Sampling
+    from chatapp.lab.predictions import Cut, Prediction
+    from chatapp.lab.traces import Trace
 
 _MOST_IN_FULL = 128
 """Tokens whose attention is given in full: layers · heads · 128² numbers."""
@@ -108,16 +109,17 @@ class _Findings:
         Raises UserError when there is no such token, layer or head, ModelError when the model
         does not show its inside, ContextOverflow when the text is longer than its window.
         """
-        from chatapp.engine.inspection import Inspectable
+        from chatapp.lab.inspecting import inspectable
 
-        if not isinstance(model, Inspectable):
+        opened = inspectable(model)
+        if opened is None:
             raise UserError(f"{model.name}: this kind of model does not show its inside")
         self.text = text
         self.model_name = model.name
         self.sampling = sampling
         self.top = top
-        self._model = model
-        self.trace: Trace = model.inspect(model.tokenizer.encode(text))
+        self._opened = opened
+        self.trace: Trace = opened.inspect(model.tokenizer.encode(text))
         count = len(self.trace.ids)
         place = count - 1 if token is None else token + count * (token < 0)
         if not 0 <= place < count:
@@ -134,7 +136,7 @@ class _Findings:
         return self.trace.predictions(self.top)
 
     def next(self) -> "Cut":
-        return self._model.stepper(self.trace.ids, self.sampling).look(self.top)
+        return self._opened.stepper(self.trace.ids, self.sampling).look(self.top)
 
     def weights(self) -> "list[float]":
         """What the chosen token puts on each token up to itself, averaged over what is not

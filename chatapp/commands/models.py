@@ -14,7 +14,7 @@ from chatapp.commands.console import complain, write, write_json
 from chatapp.commands.options import JsonOption
 
 if TYPE_CHECKING:
-    from chatapp.engine.load import ModelInfo
+    from chatapp.engine.description import ModelInfo
     from chatapp.engine.servers import Server
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -23,13 +23,15 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 @app.command("list")
 def list_models(as_json: JsonOption = False) -> None:
     """List the models on this machine, and the servers that have a name."""
-    from chatapp.engine.load import ModelError, describe, local_models, model_folder
+    from chatapp.engine.description import describe
+    from chatapp.engine.errors import ModelError
+    from chatapp.engine.folder import find_model, local_models
     from chatapp.engine.servers import named_servers
 
     rows: list[dict[str, Any]] = []
     for name in local_models():
         try:
-            info = describe(model_folder(name))
+            info = describe(find_model(name))
         except ModelError as error:
             rows.append({"name": name, "error": str(error)})
         else:
@@ -61,15 +63,18 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model consists of."""
-    from chatapp.engine.load import BUNDLED, describe, model_folder, usual_precision
+    from chatapp.engine.description import describe
+    from chatapp.engine.folder import BUNDLED, find_model
+    from chatapp.engine.load import usual_precision
     from chatapp.engine.servers import server_of
     from chatapp.settings import load_settings
 
     if name != BUNDLED and (server := server_of(name)) is not None:
         _show_server(server, name, as_json=as_json)
         return
-    described = describe(model_folder(name))
-    precision = usual_precision(described.folder, load_settings().device)
+    files = find_model(name)
+    described = describe(files)
+    precision = usual_precision(files, load_settings().device)
     if as_json:
         write_json({"name": name, **_document(described), "precision": precision})
         return

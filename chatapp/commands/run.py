@@ -194,8 +194,9 @@ def _many(prompt: "PromptFile", model: str | None, inputs: str, output: Path | N
     """Answer every input. Raises typer.Exit(1) at the end when one of them was bad."""
     from contextlib import ExitStack
 
+    from chatapp.engine.folder import model_identity
     from chatapp.evaluation.batch import answer_all
-    from chatapp.evaluation.identity import model_identity, prompt_identity
+    from chatapp.evaluation.identity import prompt_identity
     from chatapp.evaluation.inputs import read_inputs, read_stream
     from chatapp.evaluation.journal import Journal
 

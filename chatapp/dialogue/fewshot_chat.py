@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from chatapp.dialogue.prompt import Exchange, Label, Prompt, Shot, Writer
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.fewshot.answering import Answerer, Question, sampling_of
 from chatapp.fewshot.choices import selector_for

@@ -1,7 +1,7 @@
 """How fast a model runs on this machine, and how fast it could.
 
 Decoding reads every matrix once a token, so the time to read that many bytes is a limit that
-no program passes while the weights do not fit into the processor's cache.
+no program passes while the weights do not fit into the CPU's cache.
 
 Keep: what is timed is what a chat runs, on tokens drawn at random, so that nothing is reused.
 """

@@ -21,13 +21,13 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class KeyValueCache:
-    """Room for one sequence.
+    """Keys and values of one sequence.
 
     A layer's keys and values are (1, heads, positions, head size), as the attention kernel
-    reads them. All positions are reserved at once and none is written: for the processor,
-    the operating system hands out memory page by page as positions fill.
+    reads them. All positions are reserved at once and none is written: on a CPU, the operating
+    system hands out memory page by page as positions fill.
 
-    layers: the room of each layer, (2, 1, heads, positions, head size), keys and then values.
+    layers: what is reserved for each, (2, 1, heads, positions, head size), keys, then values.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class KeyValueCache:
         head_size: int,
         device: torch.device | None = None,
     ) -> None:
-        room = torch.empty(layers, 2, 1, heads, positions, head_size, device=device)
-        self.layers = room.unbind(0)
-        self._position_bytes = room.nbytes // positions
+        reserved = torch.empty(layers, 2, 1, heads, positions, head_size, device=device)
+        self.layers = reserved.unbind(0)
+        self._position_bytes = reserved.nbytes // positions
         # On a GPU, memory is taken whether it is written or not.
-        self._touched = 0 if room.device.type == "cpu" else positions
+        self._touched = 0 if reserved.device.type == "cpu" else positions
         self.ids: list[int] = []
 
     def __len__(self) -> int:
@@ -55,8 +55,8 @@ class KeyValueCache:
 
     def copy(self, other: "KeyValueCache", size: int) -> None:
         """Hold the first `size` tokens of another cache of the same shape, and no others."""
-        for mine, its in zip(self.layers, other.layers, strict=True):
-            mine[..., :size, :] = its[..., :size, :]
+        for target, source in zip(self.layers, other.layers, strict=True):
+            target[..., :size, :] = source[..., :size, :]
         self.ids = other.ids[:size]
         self._touched = max(self._touched, size)
 
@@ -72,14 +72,14 @@ class KeyValueCache:
     def keep(self, slots: Sequence[int]) -> None:
         """Forget all but the tokens in `slots`, which become the first ones, in this order.
 
-        slots: rising, and each token's keys depend on its position, which must be its place
-        in `slots`.
+        slots: rising. Keys depend on the position they were computed for, which must be the
+        token's index in `slots`.
         """
         moved = next((to for to, slot in enumerate(slots) if to != slot), len(slots))
         if moved < len(slots):
             source = torch.tensor(slots[moved:], device=self.layers[0].device)
-            for room in self.layers:
-                room[..., moved : len(slots), :] = room[..., source, :]
+            for layer in self.layers:
+                layer[..., moved : len(slots), :] = layer[..., source, :]
         self.ids = [self.ids[slot] for slot in slots]
 
     def clear(self) -> None:
@@ -94,10 +94,10 @@ class KeyValueCache:
         after `commit`.
         """
         start, size = len(self.ids), new.shape[3]
-        room = self.layers[layer]
-        room.narrow(3, start, size).copy_(new)
+        reserved = self.layers[layer]
+        reserved.narrow(3, start, size).copy_(new)
         self._touched = max(self._touched, start + size)
-        keys, values = room.narrow(3, 0, start + size).unbind(0)
+        keys, values = reserved.narrow(3, 0, start + size).unbind(0)
         return keys, values
 
     def commit(self, ids: Sequence[int]) -> None:
@@ -106,7 +106,7 @@ class KeyValueCache:
 
 
 # Texts kept at once, and how many tokens are not worth keeping.
-_MOST_TEXTS = 8
+_MAX_TEXTS = 8
 _SHORT = 32
 
 
@@ -152,9 +152,10 @@ class CachePool:
         return sum(cache.bytes for cache in self._caches)
 
     def _spare(self, keep: KeyValueCache | None) -> KeyValueCache:
-        """A new cache while there is room for one, else the one unused for longest."""
+        """A new cache while the bounds allow one, else the one unused for longest."""
         largest = max((cache.bytes for cache in self._caches), default=0)
-        if len(self._caches) < _MOST_TEXTS and self._bytes() + largest <= self._limit:
+        if len(self._caches) < _MAX_TEXTS and self._bytes() + largest <= self._limit:
             return self._new()
-        others = (cache for cache in self._caches if cache is not keep)
-        return next(others, keep) or self._new()
+        unused = next((cache for cache in self._caches if cache is not keep), keep)
+        # An empty cache has a length of 0, and so would count as none.
+        return self._new() if unused is None else unused

@@ -8,8 +8,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chatapp.engine import load
-from chatapp.engine.checkpoint import ADAPTER_CONFIG, CONFIG, ModelError
+from chatapp.engine import folder
+from chatapp.engine.description import describe
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import BUNDLED, find_model
 from chatapp.engine.remote import served_models
 from chatapp.engine.servers import SERVERS, named_servers
 
@@ -24,7 +26,7 @@ class Found:
 
 def on_this_machine() -> list[Found]:
     """The bundled model, runs and adapters, and what the hub's cache holds."""
-    return [Found(name, _about(name)) for name in load.local_models()]
+    return [Found(name, _about(name)) for name in folder.local_models()]
 
 
 def on_servers() -> Iterator[Found]:
@@ -48,15 +50,14 @@ def on_servers() -> Iterator[Found]:
 
 
 def _about(name: str) -> str:
-    if name != load.BUNDLED and not os.path.isdir(name):
+    if name != BUNDLED and not os.path.isdir(name):
         return "hub"
     try:
-        folder = load.model_folder(name)
-        info = load.describe(folder)
+        files = find_model(name)
+        info = describe(files)
     except ModelError as error:
         return str(error)
-    is_adapter = (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
-    kind = load.BUNDLED if name == load.BUNDLED else "adapter" if is_adapter else "folder"
+    kind = BUNDLED if name == BUNDLED else "adapter" if files.is_adapter else "folder"
     facts = (
         kind,
         f"{info.parameters:,} parameters",

@@ -1,37 +1,37 @@
-"""Which device a model computes on: the processor, or a GPU of this machine.
+"""Which device a model computes on: the CPU, or a GPU of this machine.
 
 Keep: what is chosen is there and works. A GPU that is asked for and missing is an error in
-words, never a silent change to the processor.
+words, never a silent change to the CPU.
 """
 
 import torch
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 
-# Smaller models are read from the processor's cache; a GPU only makes their start longer.
+# Smaller models are read from the CPU's cache; a GPU only makes their start longer.
 _GPU_FROM = 2**25
 
-# Bytes a parameter may take on a GPU, with all that is computed besides.
-_ROOM = 5
+# Memory that "auto" asks of a GPU, in bytes a parameter: weights and all that is computed.
+_BYTES_PER_PARAMETER = 5
 
 
 def device_for(device: str, precision: str, parameters: int) -> torch.device:
-    """The device that "auto" stands for: a GPU for large models that it has room for.
+    """The device that "auto" stands for: a GPU for large models that fit into its memory.
 
-    device: of `DEVICES`. precision: int8 is multiplied on the processor alone.
+    device: of `DEVICES`. precision: int8 is multiplied on the CPU alone.
     parameters: weights in the matrices of the model.
     Raises ModelError when the device is not there or cannot do what is asked of it.
     """
     if device == "auto":
         if precision == "int8" or parameters < _GPU_FROM:
             return torch.device("cpu")
-        if _works("cuda") and torch.cuda.mem_get_info()[0] > _ROOM * parameters:
+        if _works("cuda") and torch.cuda.mem_get_info()[0] > _BYTES_PER_PARAMETER * parameters:
             return torch.device("cuda")
         return torch.device("mps" if _works("mps") else "cpu")
     if device != "cpu" and not _works(device):
         raise ModelError(f"device is {device!r}, which torch cannot use here; choose cpu")
     if device != "cpu" and precision == "int8":
-        raise ModelError(f"int8 is multiplied on the processor, not on {device}; choose bfloat16")
+        raise ModelError(f"int8 is multiplied on the CPU, not on {device}; choose bfloat16")
     return torch.device(device)
 
 

@@ -18,14 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chatapp.engine.checkpoint import first_line
+from chatapp.engine.errors import first_line
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Sampling, Tokenizer
 from chatapp.engine.sampling import Sampler
 from chatapp.engine.stopping import StopFilter
 from chatapp.engine.threads import ComputeLock
 
-Check = Callable[[], None]
+CancelCheck = Callable[[], None]
+"""Called within a computation; raises Cancelled when the caller wants it no more."""
 
 
 class Cancelled(Exception):
@@ -49,8 +50,8 @@ class _Drawn:
 class LocalGenerator(ABC):
     """A `LanguageModel` whose logits are computed here.
 
-    A subclass computes `next_logits` and `logprobs`. `vocabulary` is the number of logits;
-    any of `end_ids` ends a reply.
+    vocabulary: the number of logits. end_ids: any of them ends a reply. piece: a token's own
+    text, for display. lock: held while the model computes.
     """
 
     def __init__(
@@ -70,19 +71,27 @@ class LocalGenerator(ABC):
         self.layers = layers
         self.tokenizer: Tokenizer = tokenizer
         self.end_ids = {tokenizer.end_id}
-        self._piece = tokenizer.piece
-        self._lock = ComputeLock()
+        self.piece = tokenizer.piece
+        self.lock = ComputeLock()
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the model computes. What its methods return is on the processor."""
+        """Where the model computes. What its methods return is on the CPU."""
+
+    @property
+    @abstractmethod
+    def precision(self) -> str:
+        """See `LanguageModel.precision`."""
 
     @abstractmethod
-    def next_logits(self, ids: Sequence[int], check: Check) -> tuple[Tensor, int]:
+    def next_logits(
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+    ) -> tuple[Tensor, int]:
         """Logits (vocabulary,) of the token after `ids`, and how many came from the cache.
 
-        Calls `check` at least every tenth of a second or so, and lets pass what it raises.
+        Calls `raise_if_cancelled` at least every tenth of a second or so. For whoever holds
+        the lock.
         """
 
     @abstractmethod
@@ -91,7 +100,7 @@ class LocalGenerator(ABC):
 
     @abstractmethod
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
-        """Log-probabilities of each row's tokens from its place `first` on.
+        """Log-probabilities of each row's tokens from its index `first` on.
 
         Takes the lock for one pass of the model at a time.
         """
@@ -136,20 +145,29 @@ class LocalGenerator(ABC):
 
     def embed(self, ids: Sequence[int], layer: int = -1) -> NDArray[np.float32]:
         """See `LanguageModel.embed`."""
-        self.check_ids(ids)
-        if len(ids) > self.context:
-            raise ContextOverflow(
-                f"the text has {len(ids)} tokens; the model's window has {self.context}"
-            )
+        self.check_text(ids)
         if not -1 <= layer <= self.layers:
             raise ValueError(
                 f"layer {layer} does not exist; the model has 0 (the embeddings) to "
                 f"{self.layers}, and -1 for the last"
             )
-        with self._lock, torch.inference_mode():
+        with self.lock, torch.inference_mode():
             states = self.states(ids, self.layers if layer == -1 else layer)
-            found: NDArray[np.float32] = states.mean(0, dtype=torch.float32).numpy()
-        return found
+            mean: NDArray[np.float32] = states.mean(0, dtype=torch.float32).numpy()
+        return mean
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        """Logits (vocabulary,) after `ids`, as generation computes them, from its cache."""
+        with self.lock, torch.inference_mode():
+            return self._next_logits(ids, lambda: None)[0]
+
+    def check_text(self, ids: Sequence[int]) -> None:
+        """Raises as `check_ids` does, and ContextOverflow when the window is too short."""
+        self.check_ids(ids)
+        if len(ids) > self.context:
+            raise ContextOverflow(
+                f"the text has {len(ids)} tokens; the model's window has {self.context}"
+            )
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raises ValueError when there are no ids or one is not in the vocabulary."""
@@ -171,9 +189,9 @@ class LocalGenerator(ABC):
         time_to_first_token = 0.0
         sequence, reused = list(prompt), 0
         sampler, text = Sampler(sampling), self.tokenizer.stream()
-        reason: FinishReason
+        reason: FinishReason | None = None
         message = ""
-        while True:
+        while reason is None:
             try:
                 drawn = self._draw(sequence, sampler, cancel, top)
             except Cancelled:
@@ -189,22 +207,9 @@ class LocalGenerator(ABC):
                 reason = "stop"
                 break
             sequence.append(drawn.id)
-            yield Token(
-                drawn.id,
-                stops.push(text.push(drawn.id)),
-                self._piece(drawn.id),
-                drawn.logprob,
-                drawn.alternatives,
-            )
-            if stops.hit:
-                reason = "stop"
-                break
-            if len(sequence) - len(prompt) == sampling.max_tokens:
-                reason = "length"
-                break
-            if len(sequence) == self.context:
-                reason = "context"
-                break
+            visible, piece = stops.push(text.push(drawn.id)), self.piece(drawn.id)
+            yield Token(drawn.id, visible, piece, drawn.logprob, drawn.alternatives)
+            reason = self._bound(len(sequence), len(prompt) + sampling.max_tokens, stops)
         rest = stops.push(text.flush()) + stops.flush()
         yield Finished(
             "stop" if stops.hit else reason,
@@ -217,25 +222,27 @@ class LocalGenerator(ABC):
             message=message,
         )
 
+    def _bound(self, size: int, limit: int, stops: StopFilter) -> FinishReason | None:
+        """Why a sequence of `size` tokens, `limit` at most, does not go on, if it does not."""
+        if stops.hit:
+            return "stop"
+        if size == limit:
+            return "length"
+        return "context" if size == self.context else None
+
     @torch.inference_mode()
     def _draw(
         self, sequence: list[int], sampler: Sampler, cancel: threading.Event, top: int
     ) -> _Drawn:
         """Compute and draw one token. Raises Cancelled."""
 
-        def check() -> None:
+        def raise_if_cancelled() -> None:
             if cancel.is_set():
                 raise Cancelled
 
-        check()
-        with self._lock:
-            try:
-                logits, reused = self.next_logits(sequence, check)
-            except Cancelled:
-                raise
-            except BaseException:
-                self.forget()
-                raise
+        raise_if_cancelled()
+        with self.lock:
+            logits, reused = self._next_logits(sequence, raise_if_cancelled)
         normaliser = float(logits.logsumexp(0))
         if normaliser != normaliser:
             raise RuntimeError("its weights give logits that are not numbers")
@@ -244,6 +251,18 @@ class LocalGenerator(ABC):
         if top:
             values, ids = logits.topk(min(top, len(logits)))
             for other, value in zip(ids.tolist(), values.tolist(), strict=True):
-                piece = self._piece(other)
+                piece = self.piece(other)
                 alternatives.append(Alternative(other, piece, value - normaliser))
         return _Drawn(id, float(logits[id]) - normaliser, tuple(alternatives), reused)
+
+    def _next_logits(
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+    ) -> tuple[Tensor, int]:
+        """`next_logits`, with no half-filled cache left behind by a failure."""
+        try:
+            return self.next_logits(ids, raise_if_cancelled)
+        except Cancelled:
+            raise
+        except BaseException:
+            self.forget()
+            raise

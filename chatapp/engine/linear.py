@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from chatapp.engine.torch_internals import (
+    has_onednn,
+    int8_matmul,
+    onednn_int8_linear,
+    onednn_linear,
+    prepack_int8,
+)
+
 # oneDNN multiplies a single row up to twice as fast as the BLAS behind F.linear, which uses
-# one thread for it; below some size its cost a call is higher than what it saves. Not every
-# build of torch has it.
-_ONEDNN_FROM = 2**19 if torch._C._has_mkldnn else float("inf")
+# one thread for it; below some size its cost a call is higher than what it saves.
+_ONEDNN_FROM = 2**19
 
 # A single row is multiplied by torch's own integer product up to this many weights: it has next
 # to no cost a call, where oneDNN has 20 µs. On larger matrices oneDNN reads faster.
@@ -35,14 +42,12 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
-        self._by_onednn = weight.device.type == "cpu" and weight.numel() >= _ONEDNN_FROM
+        is_large = weight.device.type == "cpu" and weight.numel() >= _ONEDNN_FROM
+        self._by_onednn = is_large and has_onednn()
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not self._by_onednn:
-            return F.linear(x, self.weight, self.bias)
-        multiply = torch.ops.mkldnn._linear_pointwise
-        y: Tensor = multiply(x, self.weight, self.bias, "none", [], "")
-        return y
+        multiply = onednn_linear if self._by_onednn else F.linear
+        return multiply(x, self.weight, self.bias)
 
 
 class BFloat16Linear:
@@ -70,7 +75,7 @@ class Int8Linear:
 
     weight: (out, in), int8. scale: (out,), so that W ≈ scale · weight.
 
-    oneDNN's fast kernels want activations without a sign. So a row x with the largest
+    oneDNN's fast kernels take unsigned activations. So a row x with the largest
     magnitude m becomes u = round(127 x / m) + 128, and with exact integer products
 
         x Wᵀ ≈ m · (scale / 127) · (u weightᵀ − 128 · Σ weight)
@@ -81,48 +86,33 @@ class Int8Linear:
     __slots__ = ("_bias", "_columns", "_most", "_offset", "_packed", "_scale", "_zeros")
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
-        rows, columns = weight.shape
-        self._packed = torch.ops.onednn.qlinear_prepack(weight, [1, columns])
+        self._packed = prepack_int8(weight)
         self._columns = weight.t() if weight.numel() < _DOT_BELOW else None
         self._scale = scale / 127
-        # Some rows at a time: a sum makes a copy of what it sums, four times as large.
-        sums = torch.cat([part.sum(1, dtype=torch.int32) for part in torch.split(weight, 4096)])
+        # In slices of rows: a sum makes an int32 copy of what it sums, four times as large.
+        sums = torch.cat([rows.sum(1, dtype=torch.int32) for rows in torch.split(weight, 4096)])
         self._offset = sums * self._scale * -128
-        self._zeros = torch.zeros(rows, dtype=torch.int32)
+        self._zeros = torch.zeros(len(weight), dtype=torch.int32)
         self._bias = torch.zeros(()) if bias is None else bias
         self._most = torch.tensor(127.0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # A row of zeros becomes whatever 0 / 0 is as an integer, times 0.
+        # In a row of zeros, 0 / 0 becomes some integer, which is multiplied by 0 in the end.
         largest = x.abs().amax(-1, keepdim=True)
         rounded = (x * torch.div(self._most, largest)).round_()
         if self._columns is not None and len(x) == 1:
-            products = torch._int_mm(rounded.char(), self._columns)
+            products = int8_matmul(rounded.char(), self._columns)
             return torch.addcmul(self._bias, products * self._scale, largest)
-        # Turning the first bit adds 128; torch has no fast way from float32 to uint8.
+        # Flipping the sign bit adds 128; torch has no fast way from float32 to uint8.
         unsigned = rounded.char().bitwise_xor_(-128).view(torch.uint8)
-        y: Tensor = torch.ops.onednn.qlinear_pointwise(
-            unsigned,
-            1.0,
-            0,
-            self._packed,
-            self._scale,
-            self._zeros,
-            self._offset,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
-        )
+        y = onednn_int8_linear(unsigned, self._packed, self._scale, self._zeros, self._offset)
         return torch.addcmul(self._bias, y, largest)
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix (out, in) as int8 and the scale (out,) of each row, whose largest becomes 127."""
     scale = weight.abs().amax(1).clamp_min_(_SMALLEST) / 127
-    # What is not a number stays one in the scale.
+    # int8 has no NaN: a row that holds one has NaN as its scale, and so as its products.
     rounded = (weight / scale[:, None]).round_().nan_to_num_(0.0)
     return rounded.to(torch.int8), scale
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.cache import CachePool
-from chatapp.engine.checkpoint import ModelError
 from chatapp.engine.decoder.gpt2 import GPT2
-from chatapp.engine.generation import Check
-from chatapp.engine.inspection import GPT2Trace, InspectableGenerator
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import ModelFiles
+from chatapp.engine.generation import CancelCheck, LocalGenerator
 from chatapp.engine.lookup import Lookup
 from chatapp.engine.tokenizer import BPETokenizer, load_tokenizer
 from chatapp.engine.tree import PrefixTree
@@ -28,7 +28,7 @@ LOGIT_ROWS = 256
 CACHE_BYTES = 288 * 2**20
 
 
-class LocalModel(InspectableGenerator):
+class LocalModel(LocalGenerator):
     """GPT-2 as a `LanguageModel`."""
 
     batch_tokens = 256
@@ -52,41 +52,49 @@ class LocalModel(InspectableGenerator):
 
     @classmethod
     def load(
-        cls, folder: Path, *, name: str = "", precision: str = "float32", device: str = "cpu"
+        cls, files: ModelFiles, *, name: str = "", precision: str = "float32", device: str = "cpu"
     ) -> "LocalModel":
         """From a folder in Hugging Face layout, with precision and device of `GPT2.load`.
 
         Raises ModelError.
         """
-        tokenizer = load_tokenizer(folder)
-        gpt2 = GPT2.load(folder, vocabulary=tokenizer.size, precision=precision, device=device)
+        tokenizer = load_tokenizer(files.tokenizer)
+        gpt2 = GPT2.load(files, vocabulary=tokenizer.size, precision=precision, device=device)
         # Special tokens beyond the embedding, such as an added padding token, do no harm.
         needed = max(tokenizer.end_id + 1, tokenizer.text_size)
         if needed > gpt2.config.vocab_size:
             raise ModelError(
-                f"{folder}: the tokenizer has {needed} tokens, the model only "
+                f"{files.path}: the tokenizer has {needed} tokens, the model only "
                 f"{gpt2.config.vocab_size}; they do not belong together"
             )
-        return cls(gpt2, tokenizer, name=name or str(folder), folder=folder)
+        return cls(gpt2, tokenizer, name=name or str(files.path), folder=files.path)
 
     @property
     def device(self) -> torch.device:
         return self.gpt2.device
 
-    def next_logits(self, ids: Sequence[int], check: Check) -> tuple[Tensor, int]:
+    @property
+    def precision(self) -> str:
+        return self.gpt2.precision
+
+    def next_logits(
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+    ) -> tuple[Tensor, int]:
         known = self._lookup.recall(ids)
         if known is not None:
             return known, len(ids) - 1
         self._cache, reused = self._pool.take(ids)
-        if len(ids) - reused > 1:
-            return self.gpt2.forward(ids[reused:], self._cache, check=check), reused
-        # On a GPU, a pass of several tokens is not recorded and costs as much as many steps.
-        room = 0 if self.device.type == "cuda" else self.context - len(ids)
-        guessed = self._lookup.guess(ids, room)
+        forward = partial(
+            self.gpt2.forward, cache=self._cache, raise_if_cancelled=raise_if_cancelled
+        )
+        # Guesses are for decoding: not while a prompt is read, and on a GPU, where a pass of
+        # several tokens is not recorded, it costs as much as many steps.
+        is_decoding = len(ids) - reused == 1 and self.device.type != "cuda"
+        guessed = self._lookup.guess(ids, self.context - len(ids)) if is_decoding else []
         if not guessed:
-            return self.gpt2.forward(ids[reused:], self._cache, check=check), reused
+            return forward(ids[reused:]), reused
         ahead = [*ids, *guessed]
-        logits = self.gpt2.forward(ahead[reused:], self._cache, every=True, check=check)
+        logits = forward(ahead[reused:], all_positions=True)
         self._lookup.keep(ahead, logits)
         return logits[0], reused
 
@@ -97,24 +105,21 @@ class LocalModel(InspectableGenerator):
         last = self.gpt2.config.n_layer
         return self.gpt2.hidden([ids], layer=layer if layer < last else None)[0].cpu()
 
-    def trace(self, ids: Sequence[int]) -> GPT2Trace:
-        return GPT2Trace(self.gpt2, ids, self._piece)
-
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in rows]
         # In lexicographic order, rows that begin alike stand together.
         waiting = deque(sorted(range(len(rows)), key=lambda index: list(rows[index])))
         while waiting:
-            with self._lock, torch.inference_mode():
+            with self.lock, torch.inference_mode():
                 try:
                     paths, states = self._pass(rows, firsts, waiting)
                 except BaseException:
                     self.forget()
                     raise
                 # All at once: with short rows, a call costs more than what it computes.
-                places = [place for i, path in paths.items() for place in path[firsts[i] - 1 :]]
+                before = [index for i, path in paths.items() for index in path[firsts[i] - 1 :]]
                 predicted = [id for i in paths for id in rows[i][firsts[i] :]]
-                values = iter(self._logprobs(states, places, predicted))
+                values = iter(self._logprobs(states[before], predicted))
             for i in paths:
                 scores[i] = list(islice(values, len(rows[i]) - firsts[i]))
         return scores
@@ -124,8 +129,8 @@ class LocalModel(InspectableGenerator):
     ) -> tuple[dict[int, list[int]], Tensor]:
         """One pass of the model over the first of the waiting rows, taken from the queue.
 
-        Returns the place of each of their tokens among the states, and the states
-        (places, n_embd). What the cache holds has a negative place and no state.
+        Returns for each of them the indices of its tokens among the states, and the states
+        (tokens, n_embd). A token that the cache held before has a negative index, no state.
         """
         self._cache, _ = self._pool.take(rows[waiting[0]][: firsts[waiting[0]]])
         tree = PrefixTree(self._cache.ids)
@@ -147,12 +152,12 @@ class LocalModel(InspectableGenerator):
         self._cache.keep(tree.path)
         return paths, states
 
-    def _logprobs(self, states: Tensor, places: Sequence[int], ids: Sequence[int]) -> list[float]:
-        """Log-probability of each token after the state in its place."""
+    def _logprobs(self, states: Tensor, ids: Sequence[int]) -> list[float]:
+        """Log-probability of each token after the state (n_embd,) in its row of `states`."""
         values: list[float] = []
         for start in range(0, len(ids), LOGIT_ROWS):
-            some = slice(start, start + LOGIT_ROWS)
-            logits = self.gpt2.head(states[places[some]])
-            predicted = torch.tensor(ids[some], device=logits.device)
+            rows = slice(start, start + LOGIT_ROWS)
+            logits = self.gpt2.head(states[rows])
+            predicted = torch.tensor(ids[rows], device=logits.device)
             values += logits.log_softmax(1).gather(1, predicted[:, None])[:, 0].tolist()
         return values

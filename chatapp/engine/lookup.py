@@ -71,7 +71,7 @@ class Lookup:
 
 
 def following(ids: Sequence[int], most: int) -> list[int]:
-    """What followed the last place where the final n-gram of `ids` stood before."""
+    """What followed the final n-gram of `ids` where it last stood before."""
     if most < 1:
         return []
     text = array("i", ids)
@@ -82,10 +82,10 @@ def following(ids: Sequence[int], most: int) -> list[int]:
             continue
         end = len(data) - width
         # Bytes may match across the border of two tokens.
-        while (found := data.rfind(data[-size * width :], 0, end)) >= 0:
-            if found % width == 0:
-                followed = list(ids[found // width + size :])
+        while (start := data.rfind(data[-size * width :], 0, end)) >= 0:
+            if start % width == 0:
+                followed = list(ids[start // width + size :])
                 # What goes on to the end of the text is taken to go round.
                 return list(islice(cycle(followed), most))
-            end = found + size * width - 1
+            end = start + size * width - 1
     return []

@@ -55,6 +55,12 @@ class LanguageModel(Protocol):
     """Where its files lie; None for a model that is not on this machine."""
     context: int
     """Longest sequence in tokens, prompt and reply together."""
+
+    @property
+    def precision(self) -> str:
+        """What its matrices are multiplied as, such as "float32"; "" where a server keeps it."""
+        ...
+
     tokenizer: Tokenizer
 
     def generate(

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.paths import config_dir
 from chatapp.userfiles import read_toml
 

@@ -7,9 +7,9 @@ Keep: the logits are those of `GPT2.forward`. What a recording reads and writes 
 is as long as the step lives.
 """
 
+import functools
 import threading
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ from torch import Tensor
 from chatapp.engine.cache import KeyValueCache
 
 # Before they are recorded, operations have to run: the first time they reserve memory.
-_TRIES = 3
-
+_WARM_UPS = 3
 
 # torch records one graph at a time.
 _RECORDING = threading.Lock()
@@ -26,70 +25,73 @@ _RECORDING = threading.Lock()
 Compute = Callable[[Tensor, Tensor, "Step", Tensor], Tensor]
 """The model: logits (1, vocabulary) after one token.
 
-Of its id (1, 1), its position (1,), where keys and values are, and a mask (1, all) to add to
-the attention's scores.
+Its arguments: the token's id (1, 1), its position (1,), where keys and values are, and a mask
+(1, all) to add to the attention's scores.
 """
 
 
 class Step:
-    """One more token after those in a cache's room.
+    """One more token after those in a cache.
 
-    It looks at the whole room, where all that lies after the token is masked. On a cuda
-    device it is recorded, elsewhere it is computed.
+    Its attention goes over all positions that the cache reserved, and those after the token are
+    masked. On a cuda device it is recorded, elsewhere it is computed.
     """
 
-    def __init__(self, known: KeyValueCache, compute: Compute) -> None:
-        self._compute = compute
-        self._layers = known.layers
-        device, room = known.layers[0].device, known.layers[0].shape[3]
+    def __init__(self, cache: KeyValueCache) -> None:
+        self._layers = cache.layers
+        device, positions = cache.layers[0].device, cache.layers[0].shape[3]
         self._id = torch.zeros(1, 1, dtype=torch.long, device=device)
-        self._place = torch.full((1,), len(known), device=device)
-        self._slots = torch.arange(room, device=device)
-        # What is masked counts for nothing, unless it is not a number.
+        self._position = torch.full((1,), len(cache), device=device)
+        self._positions = torch.arange(positions, device=device)
+        # Masked values are multiplied by 0, but 0 times NaN is NaN: fresh memory may hold some.
         for layer in self._layers:
-            layer.narrow(3, len(known), room - len(known)).zero_()
-        self._record = self._recorded() if device.type == "cuda" else None
+            layer.narrow(3, len(cache), positions - len(cache)).zero_()
+        self._recording: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
-    def __call__(self, id: int, place: int) -> Tensor:
-        """Logits (vocabulary,) after token `id`, where `place` tokens come before it.
+    def __call__(self, id: int, position: int, compute: Compute) -> Tensor:
+        """Logits (vocabulary,) after token `id`, where `position` tokens come before it.
 
-        Its keys and values are in the room then. The logits last until the next call.
+        compute: the same in each call. It is not kept, because a model keeps its steps: the
+            two would hold each other in memory.
+        Its keys and values are in the cache then. The logits last until the next call.
         """
         self._id.fill_(id)
-        self._place.fill_(place)
-        if self._record is None:
-            return self._run()
-        graph, logits = self._record
+        self._position.fill_(position)
+        if self._id.device.type != "cuda":
+            return self._run(compute)
+        if self._recording is None:
+            self._recording = self._record(compute)
+        graph, logits = self._recording
         graph.replay()
         return logits
 
     def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
-        """As `KeyValueCache.extend`, but all keys and values of the room are returned."""
-        room = self._layers[layer]
-        room.index_copy_(3, self._place, new)
-        keys, values = room.unbind(0)
+        """As `KeyValueCache.extend`, but keys and values of all reserved positions are returned."""
+        reserved = self._layers[layer]
+        reserved.index_copy_(3, self._position, new)
+        keys, values = reserved.unbind(0)
         return keys, values
 
-    def _run(self) -> Tensor:
-        later = self._slots > self._place
+    def _run(self, compute: Compute) -> Tensor:
+        later = self._positions > self._position
         mask = torch.zeros(1, len(later), device=later.device).masked_fill_(later, -torch.inf)
-        return self._compute(self._id, self._place, self, mask)[0]
+        return compute(self._id, self._position, self, mask)[0]
 
-    def _recorded(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _record(self, compute: Compute) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         aside, graph = _stream(), torch.cuda.CUDAGraph()
         with _RECORDING:
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
-                for _ in range(_TRIES):
-                    self._run()
+                for _ in range(_WARM_UPS):
+                    self._run(compute)
             torch.cuda.current_stream().wait_stream(aside)
             # Meanwhile another thread may be using the GPU for another model.
             with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
-                logits = self._run()
+                logits = self._run(compute)
         return graph, logits
 
 
-@cache
+@functools.cache
 def _stream() -> torch.cuda.Stream:
     """One for all recordings: torch keeps memory for each stream that multiplied matrices."""
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -43,8 +43,8 @@ class StopFilter:
 
     def _first_match(self) -> int:
         """Where the first stop string begins; the length of the held text if there is none."""
-        places = (self._held.find(stop) for stop in self._stop)
-        return min((place for place in places if place >= 0), default=len(self._held))
+        starts = (self._held.find(stop) for stop in self._stop)
+        return min((start for start in starts if start >= 0), default=len(self._held))
 
     def _first_possible(self) -> int:
         """Where the longest end of the held text that begins some stop string begins."""

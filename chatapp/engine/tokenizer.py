@@ -12,7 +12,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from chatapp.engine.checkpoint import CONFIG, ModelError, read_json
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import CONFIG, TOKENIZER_CONFIG
+from chatapp.foreign import without_surrogates
+from chatapp.userfiles import read_json_object
 
 TOKENIZER = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
@@ -26,11 +29,6 @@ class NotByteLevel(ModelError):
     """The folder's tokenizer works, but it is of another kind."""
 
 
-def without_surrogates(text: str) -> str:
-    """`text` with each lone surrogate replaced by U+FFFD, which any tokenizer can take."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
 def _byte_alphabet() -> dict[str, int]:
     """The character that stands for each byte in a byte-level vocabulary.
 
@@ -40,7 +38,7 @@ def _byte_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + place): byte for place, byte in enumerate(others)})
+    alphabet.update({chr(256 + index): byte for index, byte in enumerate(others)})
     return alphabet
 
 
@@ -68,7 +66,7 @@ class BPETokenizer:
     def __init__(self, tokenizer: tokenizers.Tokenizer, end_id: int) -> None:
         if not isinstance(tokenizer.decoder, decoders.ByteLevel):
             raise NotByteLevel("the tokenizer is not a byte-level BPE")
-        end = tokenizer.id_to_token(end_id)
+        end = _token(tokenizer, end_id)
         if end is None:
             raise ModelError(f"the end-of-text token has the id {end_id}, which is no token")
         tokenizer.add_special_tokens([AddedToken(end, special=True, normalized=False)])
@@ -101,7 +99,7 @@ class BPETokenizer:
         added = self._added.get(id)
         if added is not None:
             return b"" if added.special else added.content.encode()
-        token = self._tokenizer.id_to_token(id)
+        token = _token(self._tokenizer, id)
         return b"" if token is None else bytes(self._alphabet[character] for character in token)
 
     def piece(self, id: int) -> str:
@@ -142,21 +140,26 @@ def _read(folder: Path) -> tokenizers.Tokenizer:
 
 def _end_id(folder: Path, tokenizer: tokenizers.Tokenizer) -> int:
     """The end-of-text token: the tokenizer's own, else the model's, else GPT-2's name for it."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+    for name in (TOKENIZER_CONFIG, "special_tokens_map.json"):
         if (folder / name).is_file():
-            token = read_json(folder / name).get("eos_token")
+            token = read_json_object(folder / name, ModelError).get("eos_token")
             token = token.get("content") if isinstance(token, dict) else token
             id = tokenizer.token_to_id(token) if isinstance(token, str) else None
             if id is not None:
                 return id
     known = tokenizer.token_to_id(END_OF_TEXT)
     if (folder / CONFIG).is_file():
-        id = read_json(folder / CONFIG).get("eos_token_id", known)
-        if isinstance(id, int) and tokenizer.id_to_token(id) is not None:
+        id = read_json_object(folder / CONFIG, ModelError).get("eos_token_id", known)
+        if isinstance(id, int) and _token(tokenizer, id) is not None:
             return id
     if known is None:
         raise ModelError(f"{folder}: the tokenizer names no end-of-text token")
     return known
+
+
+def _token(tokenizer: tokenizers.Tokenizer, id: int) -> str | None:
+    """The token of an id, None for an unused one; the library takes 32 bits and no more."""
+    return tokenizer.id_to_token(id) if 0 <= id < 2**32 else None
 
 
 def load_tokenizer(folder: Path) -> BPETokenizer:

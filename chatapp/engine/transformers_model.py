@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.cache import common_prefix
-from chatapp.engine.checkpoint import ADAPTER_CONFIG, ModelError, first_line, tensor_headers
+from chatapp.engine.checkpoint.safetensors import tensor_headers
 from chatapp.engine.device import device_for
-from chatapp.engine.generation import Check, PieceTokenizer
-from chatapp.engine.inspection import InspectableGenerator, TransformersTrace
-from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, without_surrogates
-
-TOKENIZER_CONFIG = "tokenizer_config.json"
+from chatapp.engine.errors import ModelError, first_line
+from chatapp.engine.folder import ModelFiles
+from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
+from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel
+from chatapp.foreign import without_surrogates
 
 # Tokens computed between two looks at the cancel event.
 CHUNK = 64
@@ -80,8 +80,10 @@ class TransformersTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        # transformers' tokenizers fail at ids beyond their own.
+        known = [id for id in ids if 0 <= id < self.size]
         text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            known, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
 
@@ -90,15 +92,18 @@ class TransformersTokenizer:
 
     def piece(self, id: int) -> str:
         """A token's own text for display, with U+2581 of SentencePiece as a space."""
-        token = self._tokenizer.convert_ids_to_tokens(id)
+        token = self._tokenizer.convert_ids_to_tokens(id) if 0 <= id < self.size else None
         return "" if token is None else str(token).replace("\u2581", " ")
 
 
-class TransformersModel(InspectableGenerator):
+class TransformersModel(LocalGenerator):
     """A causal language model of transformers, in float32.
 
-    start: special tokens that the model expects before any text, such as Llama's and OPT's
-        first token. They are put before every sequence and counted nowhere.
+    network: transformers' model. start: special tokens that the model expects before any text,
+        such as Llama's and OPT's first token. They are put before each sequence and counted
+        nowhere. can_cache: whether keys and values can be kept from one pass to the next.
+    is_permuted: whether it predicts a token through a mask over the whole sequence, one at a
+        time, as XLNet does.
     """
 
     def __init__(
@@ -123,60 +128,55 @@ class TransformersModel(InspectableGenerator):
         if isinstance(ends, list):  # Llama 3 ends a turn and a text with different tokens
             self.end_ids |= set(ends)
         self._batch_tokens = max(1, BATCH_LOGITS // vocabulary)
-        self._model = model.eval()
-        self._start = list(start)
+        self.network = model.eval()
+        self.start = list(start)
         accepted = inspect.signature(model.forward).parameters
-        self._can_cache = "past_key_values" in accepted
+        self.can_cache = "past_key_values" in accepted
         self._can_keep_few = "logits_to_keep" in accepted
-        # XLNet predicts a token through a mask over the whole sequence, one at a time.
-        self._is_permuted = model.config.model_type == "xlnet"
+        self.is_permuted = model.config.model_type == "xlnet"
         self._past: Any = None
         self._past_ids: list[int] = []
 
     @classmethod
-    def load(
-        cls, folder: Path, *, name: str = "", adapter: Path | None = None, device: str = "cpu"
-    ) -> "TransformersModel":
-        """From a model's folder in Hugging Face layout, with a PEFT adapter's folder on top.
+    def load(cls, files: ModelFiles, *, name: str = "", device: str = "cpu") -> "TransformersModel":
+        """From a folder in Hugging Face layout; a PEFT adapter is merged into its base.
 
-        The adapter is merged into the weights. device: see `device_for`. Raises ModelError.
+        device: see `device_for`. Raises ModelError.
         """
-        model = load_weights(folder)
-        if adapter is not None:
-            model = merge_adapter(model, adapter)
-        place = device_for(device, "float32", model.num_parameters())
+        model = load_causal(files)
+        target = device_for(device, "float32", model.num_parameters())
         try:
-            model = model.to(place)
+            model = model.to(target)
         except RuntimeError as error:
             raise ModelError(
-                f"{folder}: cannot be put on {place.type}: {first_line(error)}; choose device cpu"
+                f"{files.path}: cannot be put on {target.type}: {first_line(error)}; "
+                "choose device cpu"
             ) from None
-        brings_its_own = adapter is not None and (adapter / TOKENIZER_CONFIG).is_file()
-        tokenizer, start = open_tokenizer(adapter if adapter and brings_its_own else folder)
-        return cls(
-            model,
-            tokenizer,
-            name=name or str(adapter or folder),
-            folder=adapter or folder,
-            start=start,
-        )
+        tokenizer, start = open_tokenizer(files.tokenizer)
+        return cls(model, tokenizer, name=name or str(files.path), folder=files.path, start=start)
 
     @property
     def device(self) -> torch.device:
-        found: torch.device = self._model.device
-        return found
+        device: torch.device = self.network.device
+        return device
 
-    def next_logits(self, ids: Sequence[int], check: Check) -> tuple[Tensor, int]:
-        tokens = [*self._start, *ids]
+    @property
+    def precision(self) -> str:
+        return "float32"
+
+    def next_logits(
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+    ) -> tuple[Tensor, int]:
+        tokens = [*self.start, *ids]
         options: dict[str, Any] = {"logits_to_keep": 1} if self._can_keep_few else {}
-        if not self._can_cache:
-            check()
+        if not self.can_cache:
+            raise_if_cancelled()
             return self._last_logits(tokens, options), 0
         reused = self._rewind(tokens)
         for start in range(reused, len(tokens), CHUNK):
-            check()
+            raise_if_cancelled()
             chunk = tokens[start : start + CHUNK]
-            output = self._model(
+            output = self.network(
                 input_ids=self._on_device([chunk]),
                 past_key_values=self._past,
                 use_cache=True,
@@ -184,37 +184,23 @@ class TransformersModel(InspectableGenerator):
             )
             self._past = output.past_key_values
             self._past_ids += chunk
-        return self._real(output.logits[0, -1]), max(0, reused - len(self._start))
+        return self._real(output.logits[0, -1]), max(0, reused - len(self.start))
 
     def forget(self) -> None:
         self._past = None
         self._past_ids = []
 
     def states(self, ids: Sequence[int], layer: int) -> Tensor:
-        tokens = self._on_device([[*self._start, *ids]])
-        output = self._model(input_ids=tokens, output_hidden_states=True)
-        return torch.as_tensor(output.hidden_states[layer][0, len(self._start) :]).cpu()
-
-    def trace(self, ids: Sequence[int]) -> TransformersTrace:
-        if self._is_permuted:
-            raise ModelError(f"{self.name}: this kind of model does not read from left to right")
-        with self._lock:
-            return TransformersTrace(
-                self._model,
-                ids,
-                start=self._start,
-                vocabulary=self.vocabulary,
-                can_cache=self._can_cache,
-                name=self.name,
-                piece=self._piece,
-            )
+        tokens = self._on_device([[*self.start, *ids]])
+        output = self.network(input_ids=tokens, output_hidden_states=True)
+        return torch.as_tensor(output.hidden_states[layer][0, len(self.start) :]).cpu()
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in rows]
-        if self._can_cache:
+        if self.can_cache:
             # In lexicographic order, rows that begin alike follow each other.
             for i in sorted(range(len(rows)), key=lambda index: list(rows[index])):
-                with self._lock, torch.inference_mode():
+                with self.lock, torch.inference_mode():
                     try:
                         scores[i] = self._next_logprobs(rows[i], firsts[i])
                     except BaseException:
@@ -226,18 +212,18 @@ class TransformersModel(InspectableGenerator):
         while longest_first:
             size = max(1, self._batch_tokens // len(rows[longest_first[0]]))
             batch, longest_first = longest_first[:size], longest_first[size:]
-            with self._lock, torch.inference_mode():
-                found = self._logprobs([rows[i] for i in batch], [firsts[i] for i in batch])
-            for i, values in zip(batch, found, strict=True):
+            with self.lock, torch.inference_mode():
+                logprobs = self._logprobs([rows[i] for i in batch], [firsts[i] for i in batch])
+            for i, values in zip(batch, logprobs, strict=True):
                 scores[i] = values
         return scores
 
     def _next_logprobs(self, row: Sequence[int], first: int) -> list[float]:
         """Log-probabilities of one row; what it shares with the last one is in the cache."""
-        tokens = [*self._start, *row[:-1]]
-        reused = self._rewind(tokens[: len(self._start) + first])
+        tokens = [*self.start, *row[:-1]]
+        reused = self._rewind(tokens[: len(self.start) + first])
         kept = len(row) - first
-        output = self._model(
+        output = self.network(
             input_ids=self._on_device([tokens[reused:]]),
             past_key_values=self._past,
             use_cache=True,
@@ -250,50 +236,47 @@ class TransformersModel(InspectableGenerator):
 
     def _logprobs(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         """Log-probabilities of one padded batch."""
-        if self._is_permuted:
+        if self.is_permuted:
             return [
-                [
-                    self._permuted_logprob(row[:place], row[place])
-                    for place in range(first, len(row))
-                ]
+                [self._permuted_logprob(row[:end], row[end]) for end in range(first, len(row))]
                 for row, first in zip(rows, firsts, strict=True)
             ]
         # The last token is only predicted, never read.
-        read = [torch.tensor([*self._start, *row[:-1]]) for row in rows]
-        kept = max(map(len, read)) - (len(self._start) + min(firsts) - 1)
-        logits = self._model(
+        read = [torch.tensor([*self.start, *row[:-1]]) for row in rows]
+        kept = max(map(len, read)) - (len(self.start) + min(firsts) - 1)
+        logits = self.network(
             input_ids=pad_sequence(read, batch_first=True).to(self.device),
             attention_mask=pad_sequence(
                 [torch.ones_like(row) for row in read], batch_first=True
             ).to(self.device),
             **({"logits_to_keep": kept} if self._can_keep_few else {}),
         ).logits[:, -kept:]
-        found = []
-        for states, row, first in zip(logits, rows, firsts, strict=True):
-            place = first - min(firsts)
+        scores = []
+        for row_logits, row, first in zip(logits, rows, firsts, strict=True):
+            start = first - min(firsts)
             targets = torch.tensor(row[first:])
-            some = self._real(states[place : place + len(targets)])
-            found.append((some.gather(1, targets[:, None])[:, 0] - some.logsumexp(1)).tolist())
-        return found
+            own = self._real(row_logits[start : start + len(targets)])
+            scores.append((own.gather(1, targets[:, None])[:, 0] - own.logsumexp(1)).tolist())
+        return scores
 
     def _permuted_logprob(self, context: Sequence[int], id: int) -> float:
-        logits = self._last_logits([*self._start, *context], {})
+        logits = self._last_logits([*self.start, *context], {})
         return float(logits[id] - logits.logsumexp(0))
 
     def _last_logits(self, tokens: list[int], options: dict[str, Any]) -> Tensor:
         """Logits after `tokens`, computed from nothing."""
         ids = self._on_device([tokens])
         inputs = {"input_ids": ids}
-        if self._is_permuted:
-            inputs = self._model.prepare_inputs_for_generation(ids)
-        return self._real(self._model(**inputs, **options).logits[0, -1])
+        if self.is_permuted:
+            inputs = self.network.prepare_inputs_for_generation(ids)
+        return self._real(self.network(**inputs, **options).logits[0, -1])
 
     def _real(self, logits: Tensor) -> Tensor:
-        """Without the rows that only pad the vocabulary, on the processor."""
+        """Without the rows that only pad the vocabulary, on the CPU."""
         return logits[..., : self.vocabulary].float().cpu()
 
     def _on_device(self, rows: list[list[int]]) -> Tensor:
-        """Ids where the model is: on a GPU, while it is being trained there."""
+        """Ids where the model is now: training may have moved it to a GPU."""
         return torch.tensor(rows, device=self.device)
 
     def _rewind(self, tokens: list[int]) -> int:
@@ -320,7 +303,13 @@ def context_of(config: Any) -> int:
     return UNLIMITED_CONTEXT
 
 
-def load_weights(folder: Path) -> Any:
+def load_causal(files: ModelFiles) -> Any:
+    """A model of transformers in float32; an adapter is merged into its base. Raises ModelError."""
+    model = _load_whole(files.whole.path)
+    return _merge_adapter(model, files) if files.is_adapter else model
+
+
+def _load_whole(folder: Path) -> Any:
     """The model, whole: transformers fills missing tensors with noise, which is refused."""
     import transformers
 
@@ -347,25 +336,25 @@ def load_weights(folder: Path) -> Any:
     return model
 
 
-def merge_adapter(model: Any, adapter: Path) -> Any:
+def _merge_adapter(model: Any, files: ModelFiles) -> Any:
     """The model with an adapter's weights merged into its own."""
     import peft
 
-    tensor_headers(adapter)  # finds pickles and broken files, with better words
+    tensor_headers(files.path)  # finds pickles and broken files, with better words
     try:
-        kind = peft.PeftConfig.from_pretrained(adapter)
+        kind = peft.PeftConfig.from_pretrained(files.path)
         if kind.is_prompt_learning:
             raise ModelError(
-                f"{adapter / ADAPTER_CONFIG}: peft_type is {kind.peft_type}; expected an adapter "
+                f"{files.config_file}: peft_type is {kind.peft_type}; expected an adapter "
                 "that can be merged into the weights, such as LORA"
             )
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
-            return peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
+            return peft.PeftModel.from_pretrained(model, files.path).merge_and_unload()
     except ModelError:
         raise
     except Exception as error:  # peft lets many kinds through
         raise ModelError(
-            f"{adapter}: the adapter does not fit its base model: {first_line(error)}"
+            f"{files.path}: the adapter does not fit its base model: {first_line(error)}"
         ) from None
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from chatapp.engine.folder import model_identity
 from chatapp.engine.model import LanguageModel
 from chatapp.evaluation.answers import FORMAT, read_answers
 from chatapp.evaluation.batch import log_likelihoods
-from chatapp.evaluation.identity import model_identity, prompt_identity
+from chatapp.evaluation.identity import prompt_identity
 from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.fewshot.answering import Answer, Answerer

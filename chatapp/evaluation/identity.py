@@ -6,8 +6,6 @@ Keep: whatever changes an answer changes the digest; names and places do not.
 import hashlib
 import json
 
-from chatapp.engine.model import LanguageModel
-from chatapp.fewshot.encoders import folder_digest
 from chatapp.prompting.promptfile import PromptFile
 
 
@@ -31,8 +29,3 @@ def prompt_identity(prompt: PromptFile) -> str:
     for text in (*prompt.pool.inputs, *prompt.pool.outputs):
         digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()[:12]
-
-
-def model_identity(model: LanguageModel) -> str:
-    """Twelve hex digits over a model's files; its name where it has none on this machine."""
-    return model.name if model.folder is None else folder_digest(model.folder)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar, cast, get_args
 
 from chatapp.engine.model import LanguageModel
-from chatapp.fewshot.encoders import EmbeddingModel, Progress, load_encoder
+from chatapp.fewshot.encoders import Progress, load_encoder
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.promptfile import PromptFile, Scoring
 from chatapp.prompting.selection.methods import METHODS, Selector, with_encoder
@@ -92,6 +92,6 @@ def selector_for(
         return None
     encoder = None
     if prompt.select.selector.needs_encoder:
-        own = cast(EmbeddingModel, model) if hasattr(model, "embed") else None
+        own = model if hasattr(model, "embed") else None
         encoder = load_encoder(prompt.select, own, progress)
     return build_selector(prompt.pool, prompt.select, encoder)

@@ -11,17 +11,19 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from chatapp.engine.checkpoint import ModelError, read_json, tensor_headers
-from chatapp.engine.load import model_folder
-from chatapp.engine.model import Tokenizer
+from chatapp.engine.checkpoint.safetensors import tensor_headers
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import ModelFiles, model_folder, model_identity
+from chatapp.engine.model import LanguageModel
 from chatapp.foreign import without_surrogates
 from chatapp.paths import cache_dir
 from chatapp.prompting.selection.select import Pooling, Select
 from chatapp.prompting.selection.similarity import Embeddings, Encoder
+from chatapp.userfiles import read_json_object
 
 Progress = Callable[[int, int], None]
 """Called with how many texts are encoded, and of how many."""
@@ -37,21 +39,8 @@ _BATCH = 64
 _COMMIT = 512
 
 
-class EmbeddingModel(Protocol):
-    """What the encoder `lm` needs of a language model."""
-
-    name: str
-    folder: Path | None
-    context: int
-    tokenizer: Tokenizer
-
-    def embed(self, ids: Sequence[int], layer: int) -> Embeddings:
-        """The mean hidden state of `ids` at a layer, the last one being -1: (dimensions,)."""
-        ...
-
-
 def load_encoder(
-    select: Select, model: EmbeddingModel | None = None, progress: Progress | None = None
+    select: Select, model: LanguageModel | None = None, progress: Progress | None = None
 ) -> Encoder | None:
     """The encoder that a prompt file asks for, with its cache; None stands for TF-IDF.
 
@@ -108,7 +97,8 @@ class SentenceEncoder:
             _LONGEST,
         )
         self._longest = int(min(limits))
-        self.fingerprint = f"{folder_digest(folder)}-{self._pooling}-{self._longest}"
+        digest = ModelFiles.read(folder).digest()
+        self.fingerprint = f"{digest}-{self._pooling}-{self._longest}"
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
         import torch
@@ -143,12 +133,12 @@ class ModelEncoder:
     files on this machine, whose hidden states are out of reach.
     """
 
-    def __init__(self, model: EmbeddingModel, layer: int) -> None:
+    def __init__(self, model: LanguageModel, layer: int) -> None:
         if model.folder is None:
             raise ModelError(f"{model.name}: has no hidden states to be had for the encoder 'lm'")
         self._model = model
         self._layer = layer
-        self.fingerprint = f"{folder_digest(model.folder)}-layer{layer}"
+        self.fingerprint = f"{model_identity(model)}-layer{layer}"
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
         return np.stack([self._embed(text) for text in texts])
@@ -224,17 +214,6 @@ def _key(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def folder_digest(folder: Path) -> str:
-    """Twelve hex digits over the files of a model that its vectors can depend on."""
-    digest = hashlib.blake2b()
-    for file in sorted(folder.rglob("*")):
-        if file.suffix in (".json", ".safetensors", ".txt", ".model") and file.is_file():
-            digest.update(str(file.relative_to(folder)).encode("utf-8", "surrogateescape"))
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "blake2b").digest())
-    return digest.hexdigest()[:12]
-
-
 def _load(folder: Path) -> tuple[Any, Any]:
     """Tokenizer and model, whole: transformers fills missing tensors with noise."""
     import torch
@@ -263,12 +242,12 @@ def _load(folder: Path) -> tuple[Any, Any]:
 def _own_pooling(folder: Path) -> Pooling:
     """The pooling that a folder of sentence-transformers names, else the mean."""
     file = folder / "1_Pooling" / "config.json"
-    own = read_json(file) if file.is_file() else {}
+    own = read_json_object(file, ModelError) if file.is_file() else {}
     return "cls" if own.get("pooling_mode_cls_token") is True else "mean"
 
 
 def _own_limit(folder: Path) -> int:
     """The longest text in tokens that a folder of sentence-transformers names."""
     file = folder / "sentence_bert_config.json"
-    limit = read_json(file).get("max_seq_length") if file.is_file() else None
+    limit = read_json_object(file, ModelError).get("max_seq_length") if file.is_file() else None
     return limit if isinstance(limit, int) and limit > 0 else _LONGEST

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from chatapp.paths import TEMPLATE_FILE
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment
 from chatapp.userfiles import UserError, read_json_object
@@ -200,9 +201,6 @@ def named(name: str) -> DialogueTemplate:
     except KeyError:
         known = ", ".join(TEMPLATES)
         raise TemplateError(f"there is no template {name!r}; there are {known}") from None
-
-
-TEMPLATE_FILE = "chatapp_template.json"
 
 
 def save_template(template: DialogueTemplate, folder: Path) -> None:

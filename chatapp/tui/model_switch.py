@@ -3,12 +3,11 @@
 Keep: what the status line names is what replies come from, or what is being loaded.
 """
 
-import gc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chatapp.dialogue.store import StoreError
-from chatapp.tui import timings
+from chatapp.tui import collector, timings
 from chatapp.tui.keymap import shown_key
 from chatapp.tui.loading import LoadFailed, LoadRequest, ModelLoaded
 from chatapp.tui.parameters import Parameters
@@ -55,13 +54,12 @@ class ModelSwitch:
         """
         if isinstance(event, ModelLoaded):
             timings.mark("model_ready")
-            # What has been imported by now stays for good. Python's collector would look through
-            # all of it again and again, and the screen would stand still for that long.
-            gc.freeze()
+            is_switch = self._conversation.model is not None
             try:
                 self._conversation.attach(event.request, event.model)
             except (ValueError, StoreError) as error:
                 return self._recover(in_words(error))
+            collector.settle(is_switch=is_switch)
             self.show()
             if (remote := self._conversation.remote()) is not None and remote.remark:
                 self._widgets.inform(remote.remark)

@@ -21,9 +21,9 @@ from typing import Literal, get_args
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from chatapp.engine.checkpoint import ModelError, read_json
+from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Tokenizer
-from chatapp.userfiles import write_whole
+from chatapp.userfiles import read_json_object, write_whole
 from finetune.config import ConfigError, Data, FinetuneConfig, TooLong, TrainSource
 from finetune.data.batches import Tensors, collate
 from finetune.data.formats import Labelled, read_labelled
@@ -65,7 +65,7 @@ class HeadSpec:
     def load(cls, folder: Path) -> "HeadSpec":
         """Raises ModelError."""
         path = folder / HEAD_FILE
-        match read_json(path):
+        match read_json_object(path, ModelError):
             case {"task": str(task), "labels": [*labels], "delimiter": str(delimiter)} if (
                 task in get_args(HeadTask) and all(isinstance(label, str) for label in labels)
             ):

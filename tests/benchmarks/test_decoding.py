@@ -21,6 +21,7 @@ from decoders import PROGRAMS, Program
 from torch.nn import functional as F
 
 from chatapp.engine.decoder.gpt2 import GPT2
+from chatapp.engine.folder import ModelFiles
 
 pytestmark = pytest.mark.benchmark
 
@@ -59,7 +60,7 @@ def programs(folder: Path) -> Iterator[dict[str, Program]]:
 
 @pytest.fixture(scope="module")
 def ours(folder: Path) -> GPT2:
-    return GPT2.load(folder, precision="int8")
+    return GPT2.load(ModelFiles.read(folder), precision="int8")
 
 
 def text(size: int, seed: int = 0) -> list[int]:
@@ -129,7 +130,8 @@ def test_a_long_prompt_can_be_left_at_once(ours: GPT2) -> None:
     for turn in range(ROUNDS):
         looked = [time.perf_counter()]
         ours.forward(
-            text(1000, turn), check=lambda looked=looked: looked.append(time.perf_counter())
+            text(1000, turn),
+            raise_if_cancelled=lambda looked=looked: looked.append(time.perf_counter()),
         )
         looked.append(time.perf_counter())
         longest.append(max(after - before for before, after in itertools.pairwise(looked)))
@@ -145,7 +147,7 @@ def test_the_memory_of_a_chat(folder: Path) -> None:
         check=True,
     ).stdout
     torch_alone = int(bare.split("VmHWM:")[1].split()[0]) * 1024
-    GPT2.load(folder, precision="int8")  # so that the int8 weights lie on the disk
+    GPT2.load(ModelFiles.read(folder), precision="int8")  # so that the int8 weights lie on the disk
     peaks = []
     for _ in range(3):
         program = Program("chatapp", folder)
@@ -183,9 +185,9 @@ def test_the_cost_of_a_longer_context(ours: GPT2) -> None:
 
 
 def test_int8_is_near_float32(folder: Path, ours: GPT2) -> None:
-    exact = GPT2.load(folder)
+    exact = GPT2.load(ModelFiles.read(folder))
     ids = text(600, 1)
-    wanted, found = (model.forward(ids[:-1], every=True) for model in (exact, ours))
+    wanted, found = (model.forward(ids[:-1], all_positions=True) for model in (exact, ours))
     losses = [float(F.cross_entropy(logits, torch.tensor(ids[1:]))) for logits in (wanted, found)]
     same = float((wanted.argmax(-1) == found.argmax(-1)).float().mean())
     print(f"\ncross-entropy {losses[0]:.4f} and {losses[1]:.4f} nats; same best token {same:.1%}")

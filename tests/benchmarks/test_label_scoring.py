@@ -13,7 +13,8 @@ from statistics import median
 
 import pytest
 
-from chatapp.engine.load import load_model, model_folder
+from chatapp.engine.folder import model_folder
+from chatapp.engine.load import load_model
 from chatapp.fewshot.answering import Answerer
 from chatapp.prompting.promptfile import load_prompt
 from chatapp.prompting.segments import text_of

@@ -14,7 +14,7 @@ from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
 from chatapp.engine import load
-from chatapp.engine.load import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Sampling
 from chatapp.prompting.template import CHAT, save_template
 

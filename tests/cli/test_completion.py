@@ -9,7 +9,7 @@ import pytest
 
 from chatapp.commands import completion
 from chatapp.dialogue.store import Store
-from chatapp.engine import load
+from chatapp.engine import folder
 from chatapp.paths import database_path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(autouse=True)
 def machine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models, a server with a name, and no hub."""
-    monkeypatch.setattr(load, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
+    monkeypatch.setattr(folder, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
     (home / "config").mkdir(parents=True)
     (home / "config" / "servers.toml").write_text('[big]\nurl = "http://localhost:1"\n')
 

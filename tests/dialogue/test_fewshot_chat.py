@@ -14,7 +14,7 @@ from chatapp.dialogue.session import MessageTooLong, Session, Started
 from chatapp.dialogue.store import Basis, Store
 from chatapp.dialogue.store.schema import APPLICATION_ID, MIGRATIONS
 from chatapp.dialogue.template_choice import choose_template
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import ContextOverflow, Sampling

@@ -25,6 +25,7 @@ from chatapp.dialogue.session import (
 from chatapp.dialogue.store import Store, StoreError
 from chatapp.dialogue.template_choice import choose_template
 from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.folder import ModelFiles
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.prompting.messages import Message, Role
 from chatapp.prompting.segments import text_of
@@ -476,7 +477,7 @@ def test_turn_ten_of_a_real_model_computes_its_own_tokens_alone(
     from chatapp.engine.local import LocalModel
 
     torch.set_num_threads(1)
-    model = LocalModel.load(write_tiny_gpt2(tmp_path / "model"))
+    model = LocalModel.load(ModelFiles.read(write_tiny_gpt2(tmp_path / "model")))
     # A random model does not begin with the space that a trained one does.
     session = session_of(model, replace(CHAT, lead=""), sampling=Sampling(seed=1, max_tokens=75))
     for number in range(9):

@@ -117,3 +117,20 @@ def test_forgetting() -> None:
     read(caches, text(1))
     caches.clear()
     assert read(caches, text(1)) == 0
+
+
+def test_an_empty_cache_is_used_again_and_none_is_added_beyond_the_bound() -> None:
+    made: list[KeyValueCache] = []
+
+    def new() -> KeyValueCache:
+        made.append(KeyValueCache(1, 1, 200, 1))
+        return made[-1]
+
+    caches = CachePool(new, 10**9)
+    for n in range(8):
+        read(caches, [*range(1000 * n, 1000 * n + 100)])
+    assert len(made) == 8
+    made[0].clear()  # as after a computation that failed
+    for n in range(8, 16):
+        read(caches, [*range(1000 * n, 1000 * n + 100)])
+    assert len(made) == 8

@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MakeGPT2, logits_of
+from random_models import MakeGPT2, logits_of
 
 from chatapp.engine import device, precision
 from chatapp.engine.decoder.gpt2 import GPT2
 from chatapp.engine.device import device_for
-from chatapp.engine.load import ModelError, load_model
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import ModelFiles
+from chatapp.engine.load import load_model
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.engine.step import Step
+from chatapp.lab.traces import DecoderTrace
 
 IDS = [(7 * n * n + 3) % 340 for n in range(60)]
 LARGE = 124_000_000
@@ -58,23 +61,23 @@ def test_a_gpu_that_is_not_there_is_not_replaced_in_silence(
     with pytest.raises(ModelError, match="'tpu' is unknown; expected one of auto, cpu"):
         load_model(str(gpt2[0]), device="tpu")
     pretend(monkeypatch, "cuda")
-    with pytest.raises(ModelError, match="int8 is multiplied on the processor"):
+    with pytest.raises(ModelError, match="int8 is multiplied on the CPU"):
         device_for("cuda", "int8", LARGE)
 
 
 def test_a_step_is_a_pass_of_one_token(gpt2: tuple[Path, Any]) -> None:
     folder, theirs = gpt2
     wanted = logits_of(theirs, IDS)
-    ours = GPT2.load(folder)
+    ours = GPT2.load(ModelFiles.read(folder))
     cache = ours.new_cache(4)
     # Whatever lay in this memory before, it is masked.
     for layer in cache.layers:
         layer.fill_(torch.nan)
     ours.forward(IDS[:20], cache)
-    step = Step(cache, ours._logits_after)
+    step = Step(cache)
     for place in range(20, 40):
         with torch.inference_mode():
-            logits = step(IDS[place], place)
+            logits = step(IDS[place], place, ours._logits_after)
         cache.commit([IDS[place]])
         assert torch.allclose(logits, wanted[place], atol=2e-4)
     # What steps wrote is what passes read.
@@ -83,7 +86,9 @@ def test_a_step_is_a_pass_of_one_token(gpt2: tuple[Path, Any]) -> None:
     other = [*IDS[:10], 5]
     cache.rewind(other)
     with torch.inference_mode():
-        assert torch.allclose(step(5, 10), logits_of(theirs, other)[-1], atol=2e-4)
+        assert torch.allclose(
+            step(5, 10, ours._logits_after), logits_of(theirs, other)[-1], atol=2e-4
+        )
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps"])
@@ -92,16 +97,20 @@ def test_on_a_gpu(make_gpt2: MakeGPT2, name: str) -> None:
         pytest.skip(f"there is no {name} device here")
     folder, theirs = make_gpt2(n_embd=256)
     wanted = logits_of(theirs, IDS)
-    here, there = (LocalModel.load(folder, device=place) for place in ("cpu", name))
+    here, there = (
+        LocalModel.load(ModelFiles.read(folder), device=place) for place in ("cpu", name)
+    )
 
     def steps(model: GPT2) -> torch.Tensor:
         """A pass, then steps in two caches by turns, half of them from another thread."""
         caches = [model.new_cache() for _ in range(2)]
-        found = [[model.forward(IDS[:30], cache, every=True) for cache in caches][-1]]
+        found = [[model.forward(IDS[:30], cache, all_positions=True) for cache in caches][-1]]
 
         def go_on(ids: list[int]) -> None:
             for id in ids:
-                found.append([model.forward([id], cache, every=True) for cache in caches][-1])
+                found.append(
+                    [model.forward([id], cache, all_positions=True) for cache in caches][-1]
+                )
 
         thread = threading.Thread(target=go_on, args=(IDS[30:45],))
         thread.start()
@@ -114,14 +123,15 @@ def test_on_a_gpu(make_gpt2: MakeGPT2, name: str) -> None:
     for ours, exact in zip(there.score(pairs), here.score(pairs), strict=True):
         assert ours == pytest.approx(exact, abs=1e-3)
     assert np.allclose(there.embed(IDS), here.embed(IDS), atol=1e-3)
-    assert np.allclose(there.inspect(IDS).attention(40), here.inspect(IDS).attention(40), atol=1e-3)
+    rows = [DecoderTrace(m.gpt2, IDS, m.piece).attention(40) for m in (there, here)]
+    assert np.allclose(*rows, atol=1e-3)
     sampling = Sampling(seed=1, max_tokens=30)
     texts = [
         "".join(event.text for event in model.generate(IDS[:9], sampling))
         for model in (here, there, there)
     ]
     assert texts[1] == texts[2]
-    rounded = GPT2.load(folder, device=name, precision="bfloat16")
-    passed = rounded.forward(IDS, every=True)
+    rounded = GPT2.load(ModelFiles.read(folder), device=name, precision="bfloat16")
+    passed = rounded.forward(IDS, all_positions=True)
     assert torch.allclose(steps(rounded), passed, atol=0.1)
     assert torch.allclose(passed, wanted, atol=1.0)

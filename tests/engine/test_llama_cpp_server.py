@@ -19,8 +19,9 @@ from tiny import END, write_tiny_gpt2
 
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
+from chatapp.engine.folder import ModelFiles
 from chatapp.engine.load import load_model
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
@@ -144,7 +145,7 @@ def run(model: RemoteModel | LocalModel, sampling: Sampling, **options: object) 
 
 def test_it_says_what_the_decoder_here_says(model: RemoteModel, folder: Path) -> None:
     assert model.server.model == "tiny"
-    ours = run(LocalModel.load(folder), GREEDY, top=3)
+    ours = run(LocalModel.load(ModelFiles.read(folder)), GREEDY, top=3)
     theirs = run(model, GREEDY, top=3)
     assert len(ours) == GREEDY.max_tokens
     assert "".join(token.piece for token in theirs) == "".join(token.piece for token in ours)

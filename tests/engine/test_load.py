@@ -9,11 +9,14 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from conftest import MakeGPT2
 from huggingface_hub import constants
+from random_models import MakeGPT2
 
-from chatapp.engine import load
-from chatapp.engine.load import ModelError, describe, load_model, local_models, model_folder
+from chatapp.engine import folder as folders
+from chatapp.engine.description import describe
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import ModelFiles, local_models, model_folder
+from chatapp.engine.load import load_model
 from chatapp.engine.local import LocalModel
 
 
@@ -48,10 +51,10 @@ def test_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_bundled_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_BUNDLED_FOLDER", folder)
+    monkeypatch.setattr(folders, "_BUNDLED_FOLDER", folder)
     assert load_model("bundled").name == "bundled"
     assert local_models() == ["bundled"]
-    monkeypatch.setattr(load, "_BUNDLED_FOLDER", folder / "empty")
+    monkeypatch.setattr(folders, "_BUNDLED_FOLDER", folder / "empty")
     assert "bundled" in refusal("bundled")
     assert local_models() == []
 
@@ -250,7 +253,7 @@ def test_description(make_gpt2: MakeGPT2) -> None:
     folder, reference = make_gpt2(n_layer=3, n_embd=48)
     (folder / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n\n# Tiny\n")
     (folder / "chatapp_template.json").write_text('{"name": "chat"}')
-    info = describe(folder)
+    info = describe(ModelFiles.read(folder))
     parameters = sum(parameter.numel() for parameter in reference.parameters())
     assert info.parameters == parameters
     # The formula leaves out the norms of the blocks.
@@ -264,7 +267,7 @@ def test_description(make_gpt2: MakeGPT2) -> None:
 
 def test_description_counts_shards_and_own_output_matrices(make_gpt2: MakeGPT2) -> None:
     folder, reference = make_gpt2(shard="30KB", tie_word_embeddings=False)
-    info = describe(folder)
+    info = describe(ModelFiles.read(folder))
     assert info.parameters == sum(parameter.numel() for parameter in reference.parameters())
     assert (info.licence, info.template) == ("", "")
 
@@ -272,9 +275,11 @@ def test_description_counts_shards_and_own_output_matrices(make_gpt2: MakeGPT2) 
 def test_the_chat_path_imports_nothing_heavy(folder: Path) -> None:
     code = f"""
 import sys
-from chatapp.engine.load import load_model, describe, local_models
+from chatapp.engine.description import describe
+from chatapp.engine.folder import find_model, local_models
+from chatapp.engine.load import load_model
 assert "torch" not in sys.modules
-describe(__import__("pathlib").Path({str(folder)!r}))
+describe(find_model({str(folder)!r}))
 assert "torch" not in sys.modules
 from chatapp.engine.model import Sampling
 model = load_model({str(folder)!r})
@@ -289,6 +294,6 @@ print(sorted(heavy & set(sys.modules)))
         text=True,
         check=True,
         timeout=120,
-        cwd=Path(load.__file__).parents[2],
+        cwd=Path(folders.__file__).parents[2],
     )
     assert result.stdout.strip() == "[]"

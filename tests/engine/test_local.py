@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeGPT2, logits_of
+from random_models import MakeGPT2, logits_of
 
 from chatapp.engine import lookup
 from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.folder import ModelFiles
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 
@@ -90,7 +91,7 @@ def test_a_new_turn_computes_only_its_own_tokens(
 def test_results_do_not_depend_on_the_cache(local: LocalModel, gpt2: tuple[Path, Any]) -> None:
     changed = [*PROMPT[:2], 5, *PROMPT[3:]]
     run(local, PROMPT, GREEDY)
-    fresh = LocalModel.load(gpt2[0])
+    fresh = LocalModel.load(ModelFiles.read(gpt2[0]))
     assert ids_of(run(local, changed, GREEDY)) == ids_of(run(fresh, changed, GREEDY))
 
 
@@ -100,7 +101,7 @@ def test_the_same_seed_gives_the_same_text(local: LocalModel, gpt2: tuple[Path, 
     assert ids_of(run(local, PROMPT, sampling)) == ids_of(first)
     run(local, [9, 9, 9], Sampling(temperature=1.0))
     assert ids_of(run(local, PROMPT, sampling)) == ids_of(first)
-    assert ids_of(run(LocalModel.load(gpt2[0]), PROMPT, sampling)) == ids_of(first)
+    assert ids_of(run(LocalModel.load(ModelFiles.read(gpt2[0])), PROMPT, sampling)) == ids_of(first)
     other = Sampling(temperature=1.0, seed=12, max_tokens=30)
     assert ids_of(run(local, PROMPT, other)) != ids_of(first)
 
@@ -133,7 +134,7 @@ class Scripted(LocalModel):
 
 @pytest.fixture
 def scripted(gpt2: tuple[Path, Any]) -> Scripted:
-    model = Scripted.load(gpt2[0])
+    model = Scripted.load(ModelFiles.read(gpt2[0]))
     assert isinstance(model, Scripted)
     return model
 
@@ -222,7 +223,7 @@ def test_cancelling_in_the_middle_of_the_prompt(
     events = run(local, PROMPT * 10, GREEDY, cancel=LateEvent(looks))
     assert len(events) == 1
     assert (last(events).reason, last(events).reply_tokens) == ("cancelled", 0)
-    fresh = LocalModel.load(gpt2[0])
+    fresh = LocalModel.load(ModelFiles.read(gpt2[0]))
     assert ids_of(run(local, PROMPT * 10, GREEDY)) == ids_of(run(fresh, PROMPT * 10, GREEDY))
 
 
@@ -268,7 +269,7 @@ def test_a_failing_engine_is_an_event(
         events = run(local, PROMPT, GREEDY)
     assert last(events).reason == "error"
     assert "out of memory" in last(events).message
-    fresh = LocalModel.load(gpt2[0])
+    fresh = LocalModel.load(ModelFiles.read(gpt2[0]))
     assert ids_of(run(local, PROMPT, GREEDY)) == ids_of(run(fresh, PROMPT, GREEDY))
 
 
@@ -285,7 +286,7 @@ def test_weights_that_are_not_numbers_are_an_error(local: LocalModel) -> None:
 
 def test_no_token_outside_the_tokenizer_is_drawn(make_gpt2: MakeGPT2) -> None:
     folder, _ = make_gpt2(vocab_size=700)
-    model = LocalModel.load(folder)
+    model = LocalModel.load(ModelFiles.read(folder))
     sampling = Sampling(temperature=100.0, top_p=1.0, seed=0, max_tokens=58)
     for start in range(1, 5):
         assert max(ids_of(run(model, [start], sampling))) < model.tokenizer.size == 340

@@ -8,6 +8,7 @@ import torch
 
 from chatapp.engine import lookup
 from chatapp.engine.events import Finished, Token
+from chatapp.engine.folder import ModelFiles
 from chatapp.engine.local import LocalModel
 from chatapp.engine.lookup import Lookup, following
 from chatapp.engine.model import Sampling
@@ -44,7 +45,7 @@ def events_of(model: LocalModel, ids: list[int], sampling: Sampling) -> list[Tok
 
 def plain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LocalModel:
     """A model that never guesses."""
-    model = LocalModel.load(folder)
+    model = LocalModel.load(ModelFiles.read(folder))
     monkeypatch.setattr(model._lookup, "guess", lambda ids, room: [])
     return model
 
@@ -64,7 +65,7 @@ def test_the_text_is_that_without_guesses(
     gpt2: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, sampling: Sampling, prompt: list[int]
 ) -> None:
     monkeypatch.setattr(lookup, "_COST", -1.0)  # guess whether it pays or not
-    guessing, without = LocalModel.load(gpt2[0]), plain(gpt2[0], monkeypatch)
+    guessing, without = LocalModel.load(ModelFiles.read(gpt2[0])), plain(gpt2[0], monkeypatch)
     found, wanted = (events_of(model, prompt, sampling) for model in (guessing, without))
     assert [e.text for e in found] == [e.text for e in wanted]
     for mine, other in zip(found[:-1], wanted[:-1], strict=True):

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeGPT2, logits_of
+from random_models import MakeGPT2, logits_of
 from torch.nn import functional as F
 
-from chatapp.engine import precision
+from chatapp.engine.decoder import gpt2 as gpt2_module
 from chatapp.engine.decoder.gpt2 import GPT2
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import BUNDLED, ModelFiles, model_folder
 from chatapp.engine.linear import BFloat16Linear, Int8Linear, quantise
-from chatapp.engine.load import BUNDLED, ModelError, load_model, model_folder
+from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
 from chatapp.engine.precision import precision_for
 
@@ -82,7 +84,11 @@ def test_a_bfloat16_layer() -> None:
 def test_a_whole_model(make_gpt2: MakeGPT2, kind: str, tied: bool) -> None:
     folder, theirs = make_gpt2(tie_word_embeddings=tied, n_embd=64)
     wanted = logits_of(theirs, IDS).log_softmax(-1)
-    found = GPT2.load(folder, precision=kind).forward(IDS, every=True).log_softmax(-1)
+    found = (
+        GPT2.load(ModelFiles.read(folder), precision=kind)
+        .forward(IDS, all_positions=True)
+        .log_softmax(-1)
+    )
     assert float((wanted.exp() * (wanted - found)).sum(-1).mean()) < 0.02  # nats
 
 
@@ -93,7 +99,7 @@ def test_int8_keeps_what_the_bundled_model_knows() -> None:
     losses = []
     best = []
     for model in (exact, rounded):
-        logits = model.gpt2.forward(ids[:-1], every=True)  # type: ignore[attr-defined]
+        logits = model.gpt2.forward(ids[:-1], all_positions=True)  # type: ignore[attr-defined]
         losses.append(float(F.cross_entropy(logits, torch.tensor(ids[1:]))))
         best.append(logits.argmax(-1))
     assert math.exp(abs(losses[1] - losses[0])) < 1.01
@@ -105,39 +111,41 @@ def test_int8_keeps_what_the_bundled_model_knows() -> None:
 def test_the_second_time_the_weights_come_from_the_file(
     gpt2: tuple[Path, Any], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = GPT2.load(gpt2[0], precision="int8").forward(IDS)
+    first = GPT2.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS)
     assert len(kept_files(home)) == 2
-    monkeypatch.setattr(precision, "to_int8", lambda _: pytest.fail("rounded again"))
-    assert torch.equal(GPT2.load(gpt2[0], precision="int8").forward(IDS), first)
+    monkeypatch.setattr(gpt2_module, "to_int8", lambda _: pytest.fail("rounded again"))
+    assert torch.equal(GPT2.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS), first)
 
 
 def test_a_model_that_changed_is_rounded_again(make_gpt2: MakeGPT2, home: Path) -> None:
     folder, _ = make_gpt2(seed=1)
     other, _ = make_gpt2(seed=2)
-    GPT2.load(folder, precision="int8")
-    wanted = GPT2.load(other, precision="int8").forward(IDS)
+    GPT2.load(ModelFiles.read(folder), precision="int8")
+    wanted = GPT2.load(ModelFiles.read(other), precision="int8").forward(IDS)
     assert len(kept_files(home)) == 4
     os.replace(other / "model.safetensors", folder / "model.safetensors")
-    assert torch.equal(GPT2.load(folder, precision="int8").forward(IDS), wanted)
+    assert torch.equal(GPT2.load(ModelFiles.read(folder), precision="int8").forward(IDS), wanted)
     assert len(kept_files(home)) == 4
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", bytes(1000)])
 def test_a_broken_file_is_made_again(gpt2: tuple[Path, Any], home: Path, content: bytes) -> None:
-    wanted = GPT2.load(gpt2[0], precision="int8").forward(IDS)
+    wanted = GPT2.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS)
     files = kept_files(home)
     for file in files:
         whole = file.read_bytes()
         for broken in (content, whole[: len(whole) // 2]):
             file.write_bytes(broken)
-            assert torch.equal(GPT2.load(gpt2[0], precision="int8").forward(IDS), wanted)
+            assert torch.equal(
+                GPT2.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS), wanted
+            )
             assert kept_files(home) == files
         assert file.read_bytes() == whole
 
 
 def test_without_a_place_for_the_file(gpt2: tuple[Path, Any], home: Path) -> None:
     home.write_text("a file where the folder should be")
-    assert GPT2.load(gpt2[0], precision="int8").forward(IDS).isfinite().all()
+    assert GPT2.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS).isfinite().all()
 
 
 def test_which_precision_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

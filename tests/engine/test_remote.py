@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store, StoreError
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.load import load_model
 from chatapp.engine.model import ContextOverflow, Sampling

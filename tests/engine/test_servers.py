@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.servers import Server, named_servers, server_of, server_url
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import logits_of
+from random_models import logits_of
 
 from chatapp.engine.events import Finished, Token
+from chatapp.engine.folder import ModelFiles
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.engine.transformers_model import TransformersModel
@@ -53,7 +54,7 @@ def prompt_with_labels() -> list[Pair]:
 @pytest.fixture(params=["local", "transformers"])
 def model(request: pytest.FixtureRequest, gpt2: tuple[Path, Any]) -> LocalModel | TransformersModel:
     kind = LocalModel if request.param == "local" else TransformersModel
-    return kind.load(gpt2[0])
+    return kind.load(ModelFiles.read(gpt2[0]))
 
 
 def computed(model: LocalModel | TransformersModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -68,7 +69,7 @@ def computed(model: LocalModel | TransformersModel, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(model.gpt2, "hidden", counted)
     else:
-        model._model.register_forward_pre_hook(
+        model.network.register_forward_pre_hook(
             lambda _, args, kwargs: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
         )
     return sizes
@@ -133,7 +134,7 @@ def test_a_pass_that_fails_leaves_no_half_cache(
         if isinstance(model, LocalModel):
             patch.setattr(model.gpt2.blocks[1].__class__, "__call__", fail)
         else:
-            patch.setattr(model._model, "forward", fail)
+            patch.setattr(model.network, "forward", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             model.score(branching(6, 20))
     for pair, found in zip(pairs, model.score(pairs), strict=True):

@@ -4,14 +4,15 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import END
 from hypothesis import given
 from hypothesis import strategies as st
+from random_models import END
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, load_tokenizer
 
 
@@ -187,3 +188,21 @@ def test_parity_with_transformers(published: Path, tmp_path: Path) -> None:
     ):
         assert ours.encode(text) == theirs(text)["input_ids"]
         assert ours.decode(ours.encode(text)) == text
+
+
+@pytest.mark.parametrize("id", [-1, 340, 2**32, 2**63, 2**64])
+def test_ids_beyond_the_vocabulary_are_no_text(gpt2: tuple[Path, Any], id: int) -> None:
+    tokenizer = load_tokenizer(gpt2[0])
+    ids = tokenizer.encode("Hello")
+    assert tokenizer.decode([*ids, id]) == "Hello"
+    assert tokenizer.piece(id) == ""
+    assert tokenizer.stream().push(id) == ""
+
+
+@pytest.mark.parametrize("id", [-1, 2**32, 2**63])
+def test_an_end_beyond_the_vocabulary_is_passed_over(
+    gpt2: tuple[Path, Any], tmp_path: Path, id: int
+) -> None:
+    shutil.copy(gpt2[0] / "tokenizer.json", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": id}))
+    assert load_tokenizer(tmp_path).end_id == 0

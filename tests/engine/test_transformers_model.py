@@ -9,13 +9,15 @@ import peft
 import pytest
 import torch
 import transformers
-from conftest import END, SENTENCES, MakeGPT2, logits_of, randomize
+from random_models import END, SENTENCES, MakeGPT2, logits_of, randomize
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.description import describe
+from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.load import describe, load_model
+from chatapp.engine.folder import ModelFiles
+from chatapp.engine.load import load_model
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.engine.tokenizer import BPETokenizer
@@ -250,10 +252,12 @@ def test_byte_level_tokenizers_stream_by_bytes(
     transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END).save_pretrained(
         tmp_path
     )
-    model = TransformersModel.load(tmp_path)
+    model = TransformersModel.load(ModelFiles.read(tmp_path))
     assert isinstance(model.tokenizer, BPETokenizer)
     assert model.end_ids == {0, 7}
-    assert LocalModel.load(gpt2[0]).tokenizer.encode("a 😀") == model.tokenizer.encode("a 😀")
+    assert LocalModel.load(ModelFiles.read(gpt2[0])).tokenizer.encode(
+        "a 😀"
+    ) == model.tokenizer.encode("a 😀")
 
 
 def test_a_gpt2_with_another_tokenizer(gpt2: tuple[Path, Any], tmp_path: Path) -> None:
@@ -303,7 +307,7 @@ def test_an_adapter_with_its_base(adapter: tuple[Path, Any]) -> None:
 
 def test_description_of_an_adapter(adapter: tuple[Path, Any]) -> None:
     folder, adapted = adapter
-    info = describe(folder)
+    info = describe(ModelFiles.read(folder))
     assert info.architecture == "LORA adapter of GPT2LMHeadModel"
     assert info.parameters == sum(parameter.numel() for parameter in adapted.parameters())
     assert (info.folder, info.layers) == (folder, 2)

@@ -22,7 +22,7 @@ from transformers import (
     RobertaModel,
 )
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.fewshot import encoders
 from chatapp.fewshot.encoders import (
     CachedEncoder,

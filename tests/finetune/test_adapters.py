@@ -11,13 +11,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from chatapp.engine.folder import ModelFiles
 from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
+from chatapp.engine.transformers_model import load_causal
 from chatapp.prompting.template import CHAT, load_template
 from finetune.adapters import (
     choose_trained,
     fuse_activations,
-    load_causal,
     merge,
     trained_parameters,
 )
@@ -30,7 +31,8 @@ IDS = torch.arange(12)[None] % tiny.VOCABULARY
 
 def chosen(model: Any, base: Path, **settings: Any) -> Any:
     adapter = Adapter.model_validate({"rank": 2})
-    return choose_trained(model, Train.model_validate(settings), adapter, base=str(base))
+    files = ModelFiles(base, config={}, base=None, tokenizer=base, template=None)
+    return choose_trained(model, Train.model_validate(settings), adapter, files, name=str(base))
 
 
 def names(model: Any) -> set[str]:
@@ -92,7 +94,7 @@ def test_a_trained_adapter_is_chatted_with_and_merged(tmp_path: Path, method: st
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     logits, before = (each(input_ids=IDS).logits for each in (whole, base))
     assert (logits - before).abs().max() > 0.1
-    torch.testing.assert_close(load_causal(run)(input_ids=IDS).logits, logits)
+    torch.testing.assert_close(load_causal(ModelFiles.read(run))(input_ids=IDS).logits, logits)
     # The engine's own decoder on the merged model, transformers on the adapter.
     greedy = Sampling(temperature=0.0, max_tokens=12)
     adapter, merged = load_model(str(run)), load_model(str(tmp_path / "merged"))

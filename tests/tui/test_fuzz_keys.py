@@ -23,8 +23,8 @@ from textual.events import Key, Paste
 from textual.geometry import Size
 
 from chatapp.dialogue.store import Store
-from chatapp.engine import load
-from chatapp.engine.load import ModelError
+from chatapp.engine import folder, load
+from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel
 from chatapp.tui.app import ChatApp
 
@@ -162,7 +162,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Halting.numbers = count(1)
     monkeypatch.setattr(ChatApp, "action_quit", stay)
     monkeypatch.setattr(load, "load_model", load_model)
-    monkeypatch.setattr(load, "local_models", lambda: ["bundled", "other"])
+    monkeypatch.setattr(folder, "local_models", lambda: ["bundled", "other"])
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.delenv("EDITOR", raising=False)
     monkeypatch.chdir(tmp_path)

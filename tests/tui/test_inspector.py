@@ -16,6 +16,7 @@ from chatapp.dialogue.store import Store
 from chatapp.engine.events import Token
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
+from chatapp.lab.traces import DecoderTrace
 from chatapp.settings import Settings
 from chatapp.shading import percent
 from chatapp.tui.help import HelpScreen
@@ -325,7 +326,7 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
         session = driver.chat.conversation.session
         assert session is not None
         reading = session.read(session.messages[-1].id)
-        trace = gpt2.inspect([*reading.prompt.ids, *reading.reply_ids])
+        trace = DecoderTrace(gpt2.gpt2, [*reading.prompt.ids, *reading.reply_ids], gpt2.piece)
 
         async def expect(source: int, cell: tuple[int, int] | None, target: int | None) -> None:
             found = trace.attention(source)
@@ -367,7 +368,7 @@ async def test_layers_are_the_traces(open_app: OpenApp, gpt2: LocalModel) -> Non
         assert session is not None
         reading = session.read(session.messages[-1].id)
         assert text.cursor == len(reading.prompt.ids) - 1
-        trace = gpt2.inspect([*reading.prompt.ids, *reading.reply_ids])
+        trace = DecoderTrace(gpt2.gpt2, [*reading.prompt.ids, *reading.reply_ids], gpt2.piece)
         for position in (text.cursor, 3):
             await go_to(driver, text, position)
             lens = trace.lens(position)

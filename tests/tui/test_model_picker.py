@@ -11,7 +11,7 @@ from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.store import Store
-from chatapp.engine import load
+from chatapp.engine import folder, load
 from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
 from chatapp.tui.field import Field
@@ -30,7 +30,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Completions
     """A machine with two models, a server that is up and one that is down."""
     monkeypatch.chdir(tmp_path)
     write_tiny_gpt2(tmp_path / "runs" / "mine", context=256)
-    monkeypatch.setattr(load, "local_models", lambda: ["runs/mine", "org/cached", "runs/gone"])
+    monkeypatch.setattr(folder, "local_models", lambda: ["runs/mine", "org/cached", "runs/gone"])
     config = tmp_path / "home" / "config"
     config.mkdir(parents=True)
     (config / "servers.toml").write_text(
@@ -107,7 +107,7 @@ async def test_what_is_typed_can_be_loaded(
         return ScriptedModel(["Two."], name=name)
 
     monkeypatch.setattr(load, "load_model", load_model)
-    monkeypatch.setattr(load, "local_models", lambda: ["here/a"])
+    monkeypatch.setattr(folder, "local_models", lambda: ["here/a"])
     async with open_app() as driver:
         driver.prompt.text = "/model"
         await driver.press("enter")

@@ -9,7 +9,7 @@ from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 
 from chatapp.dialogue.store import Store
-from chatapp.engine import load
+from chatapp.engine import folder, load
 from chatapp.engine.model import Sampling
 from chatapp.tui.completions import Completions
 from chatapp.tui.help import HelpScreen
@@ -69,7 +69,7 @@ async def test_tab_goes_through_what_a_command_could_become(open_app: OpenApp) -
 async def test_models_are_found_when_they_are_asked_for(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
+    monkeypatch.setattr(folder, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
     async with open_app() as driver:
         await driver.press(*"/model ")
         await driver.until(lambda: "/model runs/[b]mine[/b]" in driver.screen_text)
@@ -80,7 +80,7 @@ async def test_models_are_found_when_they_are_asked_for(
 async def test_models_and_settings_to_compare_are_completed(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "local_models", lambda: ["bundled", "my run"])
+    monkeypatch.setattr(folder, "local_models", lambda: ["bundled", "my run"])
     async with open_app() as driver:
         await driver.press(*"/compare m")
         await driver.until(lambda: "model='my run'" in driver.screen_text)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from chatapp.engine.checkpoint import ModelError, first_line
+from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.servers import SERVERS, Server
 
 if TYPE_CHECKING:

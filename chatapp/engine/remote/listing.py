@@ -6,7 +6,7 @@ Keep: a server is asked, never guessed about; what it does not give stays unknow
 from dataclasses import dataclass
 from typing import Any
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.remote.chunks import token_count
 from chatapp.engine.remote.http import get_json, nonsense
 from chatapp.engine.servers import Server

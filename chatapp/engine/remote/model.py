@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Sampling, Tokenizer
 from chatapp.engine.remote.chunks import DONE, Chunk, ServedToken, Usage, read_chunk
@@ -55,6 +55,7 @@ class RemoteModel:
     """
 
     folder: "Path | None" = None
+    precision = ""
 
     def __init__(self, server: Server, *, name: str, context: int, remark: str = "") -> None:
         self.name = name

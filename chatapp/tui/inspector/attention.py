@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
-    from chatapp.engine.inspection import Trace
+    from chatapp.lab.traces import Trace
 
 
 class AttentionView(View):

@@ -19,7 +19,7 @@ from chatapp.tui.inspector.token_text import TokenText, quoted
 from chatapp.tui.inspector.view import Compute, View
 
 if TYPE_CHECKING:
-    from chatapp.engine.inspection import Prediction
+    from chatapp.lab.predictions import Prediction
 
 
 class LayersView(View):

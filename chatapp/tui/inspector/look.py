@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from chatapp.dialogue.prompt import Shot
     from chatapp.dialogue.session import Reading, Session
     from chatapp.dialogue.store import StoredMessage
-    from chatapp.engine.inspection import Inspectable, Prediction, Trace
+    from chatapp.lab.inspecting import Inspectable
+    from chatapp.lab.predictions import Prediction
+    from chatapp.lab.traces import Trace
 
 EXAMPLE = "The manager hired John because he has extensive experience."
 """The sentence the lectures show attention with: whom is "he" looking at?"""
@@ -71,7 +73,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
 
     Takes one pass of the model. Raises ValueError in words when the text does not fit.
     """
-    from chatapp.engine.inspection import Inspectable
+    from chatapp.lab.inspecting import inspectable
 
     reading = None if example else _reading(session, target)
     if reading is None:
@@ -87,8 +89,9 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
     trace: Trace | None = None
     predictions: tuple[Prediction, ...] = ()
     reason = ""
-    if isinstance(model, Inspectable):
-        trace = model.inspect(ids)
+    opened = inspectable(model)
+    if opened is not None:
+        trace = opened.inspect(ids)
         predictions = tuple(trace.predictions(ALTERNATIVES))
         texts = trace.texts
     else:
@@ -107,7 +110,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         is_draft=reading is not None and target.message_id is None and bool(target.draft),
         outdated=reading is not None and reading.outdated,
         reason=reason,
-        model=model if isinstance(model, Inspectable) else None,
+        model=opened,
         trace=trace,
         predictions=predictions,
     )

@@ -23,7 +23,9 @@ from chatapp.tui.inspector.view import Branch, Compute, View
 from chatapp.tui.options import MarkedOptions
 
 if TYPE_CHECKING:
-    from chatapp.engine.inspection import Candidate, Cut, Inspectable, Stepper
+    from chatapp.lab.inspecting import Inspectable
+    from chatapp.lab.predictions import Candidate, Cut
+    from chatapp.lab.stepper import Stepper
     from chatapp.tui.conversation import Conversation
 
 _STEPS: dict[str, tuple[float, ...]] = {
@@ -224,7 +226,7 @@ class StepView(View):
         value = stepped(getattr(self._sampling, name), _STEPS[name], direction)
         sampling = replace(self._sampling, **{name: value})  # type: ignore[arg-type]
         self._sampling = sampling
-        self._change(lambda stepper: setattr(stepper, "sampling", sampling))
+        self._change(lambda stepper: stepper.draw_by(sampling))
 
     @on(OptionList.OptionSelected)
     def _chosen(self, event: OptionList.OptionSelected) -> None:

@@ -18,7 +18,7 @@ from chatapp.tui.inspector.view import Branch, View
 from chatapp.tui.options import MarkedOptions
 
 if TYPE_CHECKING:
-    from chatapp.engine.inspection import Candidate
+    from chatapp.lab.predictions import Candidate
 
 
 class TokensView(View):

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeGPT2, logits_of
+from random_models import MakeGPT2, logits_of
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.decoder import blocks
 from chatapp.engine.decoder import gpt2 as gpt2_module
-from chatapp.engine.decoder.gpt2 import GPT2, GPT2Config
+from chatapp.engine.decoder.gpt2 import GPT2
+from chatapp.engine.decoder.gpt2_weights import GPT2Config
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import ModelFiles
 
 IDS = torch.randint(0, 340, (60,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -41,7 +44,7 @@ SHAPES = {
 @pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
 def pair(request: pytest.FixtureRequest, make_gpt2: MakeGPT2) -> tuple[GPT2, Any]:
     folder, reference = make_gpt2(**request.param)
-    return GPT2.load(folder), reference
+    return GPT2.load(ModelFiles.read(folder)), reference
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -51,7 +54,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 def test_whole_prompt(pair: tuple[GPT2, Any]) -> None:
     ours, reference = pair
-    assert close(ours.forward(IDS, every=True), logits_of(reference, IDS))
+    assert close(ours.forward(IDS, all_positions=True), logits_of(reference, IDS))
     assert close(ours.forward(IDS), logits_of(reference, IDS)[-1])
 
 
@@ -68,14 +71,14 @@ def test_in_chunks(
 ) -> None:
     ours, reference = pair
     monkeypatch.setattr(gpt2_module, "CHUNK", chunk)
-    monkeypatch.setattr(gpt2_module, "_TOGETHER", together)
-    assert close(ours.forward(IDS, every=True), logits_of(reference, IDS))
+    monkeypatch.setattr(blocks, "ROWS_AT_ONCE", together)
+    assert close(ours.forward(IDS, all_positions=True), logits_of(reference, IDS))
 
 
 def test_a_gelu_of_many_numbers() -> None:
     x = torch.linspace(-30, 30, 2**17)
     wanted = F.gelu(x, approximate="tanh")
-    assert torch.allclose(gpt2_module.ACTIVATIONS["gelu_new"](x), wanted, atol=2e-6)
+    assert torch.allclose(blocks.ACTIVATIONS["gelu_new"](x), wanted, atol=2e-6)
 
 
 def test_after_a_prefix_change_in_the_middle(pair: tuple[GPT2, Any]) -> None:
@@ -86,7 +89,8 @@ def test_after_a_prefix_change_in_the_middle(pair: tuple[GPT2, Any]) -> None:
     reused = cache.rewind(changed)
     assert reused == 20
     assert close(
-        ours.forward(changed[reused:], cache, every=True), logits_of(reference, changed)[20:]
+        ours.forward(changed[reused:], cache, all_positions=True),
+        logits_of(reference, changed)[20:],
     )
 
 
@@ -104,12 +108,12 @@ def test_an_abandoned_pass_leaves_the_cache_usable(pair: tuple[GPT2, Any]) -> No
     ours.forward(IDS[:10], cache)
     calls = iter([None, RuntimeError])
 
-    def check() -> None:
+    def raise_if_cancelled() -> None:
         if error := next(calls):
             raise error
 
     with pytest.raises(RuntimeError):
-        ours.forward(IDS[10:30], cache, check=check)
+        ours.forward(IDS[10:30], cache, raise_if_cancelled=raise_if_cancelled)
     assert cache.ids == IDS[:10]
     assert close(ours.forward(IDS[10:40], cache), logits_of(reference, IDS[:40])[-1])
 
@@ -117,11 +121,14 @@ def test_an_abandoned_pass_leaves_the_cache_usable(pair: tuple[GPT2, Any]) -> No
 def test_sharded(make_gpt2: MakeGPT2) -> None:
     folder, reference = make_gpt2(shard="40KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    assert close(GPT2.load(folder).forward(IDS, every=True), logits_of(reference, IDS))
+    assert close(
+        GPT2.load(ModelFiles.read(folder)).forward(IDS, all_positions=True),
+        logits_of(reference, IDS),
+    )
     missing = min(folder.glob("*.safetensors"))
     missing.unlink()
     with pytest.raises(ModelError, match=missing.name):
-        GPT2.load(folder)
+        GPT2.load(ModelFiles.read(folder))
 
 
 def rewritten(source: Path, target: Path, change: Any) -> Path:
@@ -155,8 +162,8 @@ def with_tied_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("change", [without_prefix, with_buffers, with_tied_head])
 def test_layouts_of_checkpoints(gpt2: tuple[Path, Any], tmp_path: Path, change: Any) -> None:
     folder, reference = gpt2
-    ours = GPT2.load(rewritten(folder, tmp_path / "model", change))
-    assert close(ours.forward(IDS, every=True), logits_of(reference, IDS))
+    ours = GPT2.load(ModelFiles.read(rewritten(folder, tmp_path / "model", change)))
+    assert close(ours.forward(IDS, all_positions=True), logits_of(reference, IDS))
 
 
 def test_an_output_matrix_of_its_own_wins_over_the_config(
@@ -164,8 +171,8 @@ def test_an_output_matrix_of_its_own_wins_over_the_config(
 ) -> None:
     head = torch.randn(340, 32)
     folder = rewritten(gpt2[0], tmp_path / "model", lambda t: t | {"lm_head.weight": head})
-    expected = GPT2.load(gpt2[0]).hidden([IDS])[0] @ head.T
-    assert close(GPT2.load(folder).forward(IDS, every=True), expected)
+    expected = GPT2.load(ModelFiles.read(gpt2[0])).hidden([IDS])[0] @ head.T
+    assert close(GPT2.load(ModelFiles.read(folder)).forward(IDS, all_positions=True), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -182,14 +189,14 @@ def test_any_float_type_becomes_float32(
         tmp_path / "rounded",
         lambda t: {name: tensor.to(dtype).float() for name, tensor in t.items()},
     )
-    logits = GPT2.load(folder).forward(IDS)
+    logits = GPT2.load(ModelFiles.read(folder)).forward(IDS)
     assert logits.dtype == torch.float32
-    assert torch.equal(logits, GPT2.load(rounded).forward(IDS))
+    assert torch.equal(logits, GPT2.load(ModelFiles.read(rounded)).forward(IDS))
 
 
 def test_rows_that_pad_the_vocabulary_get_no_logits(gpt2: tuple[Path, Any]) -> None:
     folder, reference = gpt2
-    ours = GPT2.load(folder, vocabulary=300)
+    ours = GPT2.load(ModelFiles.read(folder), vocabulary=300)
     assert close(ours.forward(IDS), logits_of(reference, IDS)[-1, :300])
 
 
@@ -221,7 +228,7 @@ def test_wrong_tensors_are_named(
 ) -> None:
     folder = rewritten(gpt2[0], tmp_path / "model", change)
     with pytest.raises(ModelError) as error:
-        GPT2.load(folder)
+        GPT2.load(ModelFiles.read(folder))
     for word in ["model.safetensors", *words]:
         assert word in str(error.value)
     assert "\n" not in str(error.value)
@@ -250,5 +257,5 @@ def test_wrong_configs_name_file_and_key(
     config = json.loads((gpt2[0] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(ModelError, match=key) as error:
-        GPT2Config.read(tmp_path)
+        GPT2Config.read(ModelFiles.read(tmp_path))
     assert str(tmp_path / "config.json") in str(error.value)

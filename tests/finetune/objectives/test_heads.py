@@ -11,9 +11,10 @@ from rich.console import Console
 from torch import nn
 from torch.nn import functional
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import ModelFiles
 from chatapp.engine.tokenizer import load_tokenizer
-from finetune.adapters import load_causal
+from chatapp.engine.transformers_model import load_causal
 from finetune.config import ConfigError
 from finetune.data.batches import collate
 from finetune.data.formats import Labelled
@@ -153,7 +154,7 @@ def test_a_head_learns_is_saved_and_comes_back(tmp_path: Path, changes: dict[str
     assert "eval_perplexity" not in result
     spec = HeadSpec.load(run)
     assert spec.labels == ("no", "yes")
-    model = load_causal(run)
+    model = load_causal(ModelFiles.read(run))
     load_head(model, run)
     classifier = Classifier(model, spec, load_tokenizer(tmp_path / "base"), [], 190)
     probabilities = classifier.predict(row(text="after 77", label="yes"))

@@ -1,10 +1,9 @@
-"""A model folder on disk: its JSON files and the headers of its safetensors weights.
+"""The safetensors files of a model or adapter, and the headers of their tensors.
 
-Keep: whatever is wrong with a folder becomes a `ModelError` of one sentence that names the
-file. Free of torch, so that a folder can be described before torch is loaded.
+Keep: whatever is wrong with a file becomes a `ModelError` of one sentence that names it. Free
+of torch, so that a folder can be described before torch is loaded.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,20 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chatapp.userfiles import UserError
+from chatapp.engine.errors import ModelError
+from chatapp.userfiles import read_json_object
 
-CONFIG = "config.json"
-ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 # Masks that old GPT-2 checkpoints saved among their weights.
 _BUFFER = re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)")
-
-
-class ModelError(UserError):
-    """Something is wrong with a model. The message is one sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,48 +35,17 @@ class TensorHeader:
     dtype: str
 
 
-def first_line(error: BaseException) -> str:
-    """What a library says went wrong, without the pages that may follow."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ModelError when the file is absent, broken or another thing."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path}: there is no such file") from None
-    except json.JSONDecodeError as error:
-        raise ModelError(
-            f"{path}: broken JSON in line {error.lineno}, column {error.colno}: {error.msg}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(data, dict):
-        raise ModelError(f"{path}: expected a JSON object, found a {type(data).__name__}")
-    return data
-
-
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model or adapter, in the order of their names.
 
     Raises ModelError when there are none, with a hint when there are pickled weights,
     which are never loaded because unpickling runs code.
     """
-    index = folder / INDEX
     for name in (WEIGHTS, ADAPTER_WEIGHTS):
         if (folder / name).is_file():
             return [folder / name]
-    if index.is_file():
-        shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
-            raise ModelError(f"{index}: expected a key 'weight_map' from tensor to file name")
-        files = [folder / name for name in sorted(set(shards.values()))]
-        for file in files:
-            if file.parent != folder or not file.is_file():
-                raise ModelError(f"{file}: this part of the weights, named in {INDEX}, is missing")
-        return files
+    if (folder / INDEX).is_file():
+        return _shards(folder)
     pickles = [path for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)]
     if pickles:
         raise ModelError(
@@ -90,6 +53,19 @@ def weight_files(folder: Path) -> list[Path]:
             "weights can run any code"
         )
     raise ModelError(f"{folder}: there are no weights; expected {WEIGHTS} or {INDEX}")
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files that the index of a sharded checkpoint names."""
+    index = folder / INDEX
+    shards = read_json_object(index, ModelError).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+        raise ModelError(f"{index}: expected a key 'weight_map' from tensor to file name")
+    files = [folder / name for name in sorted(set(shards.values()))]
+    for file in files:
+        if file.parent != folder or not file.is_file():
+            raise ModelError(f"{file}: this part of the weights, named in {INDEX}, is missing")
+    return files
 
 
 @contextmanager
@@ -112,12 +88,12 @@ def is_buffer(name: str) -> bool:
 
 
 def tensor_headers(folder: Path) -> list[TensorHeader]:
-    """The header of every tensor of a model folder; reads no weights."""
+    """The header of each tensor of a model folder; reads no weights."""
     headers = []
     for file in weight_files(folder):
         with open_weights(file, "numpy") as tensors:
             for name in tensors.keys():  # noqa: SIM118
-                part = tensors.get_slice(name)
-                shape = tuple(part.get_shape())
-                headers.append(TensorHeader(file, name, shape, part.get_dtype()))
+                tensor = tensors.get_slice(name)
+                shape = tuple(tensor.get_shape())
+                headers.append(TensorHeader(file, name, shape, tensor.get_dtype()))
     return headers

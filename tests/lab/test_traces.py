@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import MakeGPT2, randomize
+from random_models import MakeGPT2, randomize
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Token
-from chatapp.engine.inspection import Cut, Inspectable, Trace
+from chatapp.engine.folder import ModelFiles
 from chatapp.engine.local import LocalModel
-from chatapp.engine.model import ContextOverflow, Sampling
+from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.engine.sampling import Sampler
 from chatapp.engine.transformers_model import TransformersModel
+from chatapp.lab.inspecting import Inspectable, inspectable
+from chatapp.lab.predictions import Cut
+from chatapp.lab.stepper import Stepper
+from chatapp.lab.traces import Trace
 
 IDS = torch.randint(1, 340, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 SHAPES: dict[str, dict[str, Any]] = {
@@ -34,6 +38,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 Pair = tuple[Trace, Any]
 
 
+def inspect(model: LanguageModel, ids: list[int]) -> Trace:
+    opened = inspectable(model)
+    assert opened is not None
+    return opened.inspect(ids)
+
+
+def stepper_of(model: LanguageModel, ids: list[int], sampling: Sampling) -> Stepper:
+    opened = inspectable(model)
+    assert opened is not None
+    return opened.stepper(ids, sampling)
+
+
 def eager(reference: Any, ids: list[int]) -> Any:
     """transformers' own eager attention, with everything it gives."""
     reference.set_attn_implementation("eager")
@@ -49,7 +65,7 @@ def near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 @pytest.fixture(scope="module", params=SHAPES)
 def pair(request: pytest.FixtureRequest, make_gpt2: MakeGPT2) -> Pair:
     folder, reference = make_gpt2(**SHAPES[request.param])
-    return LocalModel.load(folder).inspect(IDS), reference
+    return inspect(LocalModel.load(ModelFiles.read(folder)), IDS), reference
 
 
 def test_attention_weights_are_those_of_transformers(pair: Pair) -> None:
@@ -100,10 +116,10 @@ def test_predictions_are_the_softmax_of_the_logits(pair: Pair) -> None:
 def test_many_positions_are_computed_in_parts(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, make_gpt2: MakeGPT2
 ) -> None:
-    model = LocalModel.load(make_gpt2()[0])
-    whole = model.inspect(IDS)
-    monkeypatch.setattr("chatapp.engine.inspection.ROWS", 7)
-    parts = model.inspect(IDS)
+    model = LocalModel.load(ModelFiles.read(make_gpt2()[0]))
+    whole = inspect(model, IDS)
+    monkeypatch.setattr("chatapp.lab.traces.ROWS", 7)
+    parts = inspect(model, IDS)
     assert near(parts.logits(0, len(IDS)), whole.logits(0, len(IDS)))
     assert [p.actual and p.actual.rank for p in parts.predictions()] == [
         p.actual and p.actual.rank for p in whole.predictions()
@@ -119,7 +135,7 @@ def test_looking_changes_nothing(local: LocalModel) -> None:
 
     before = reply()
     cached = list(local._cache.ids)
-    trace = local.inspect(IDS)
+    trace = inspect(local, IDS)
     trace.predictions()
     trace.attention(3)
     trace.lens(3)
@@ -128,14 +144,14 @@ def test_looking_changes_nothing(local: LocalModel) -> None:
 
 
 def test_bad_ids_are_refused(local: LocalModel) -> None:
-    assert isinstance(local, Inspectable)
+    assert isinstance(inspectable(local), Inspectable)
     with pytest.raises(ValueError, match="at least one"):
-        local.inspect([])
+        inspect(local, [])
     with pytest.raises(ValueError, match="340"):
-        local.inspect([340])
+        inspect(local, [340])
     with pytest.raises(ContextOverflow, match="65 tokens"):
-        local.inspect([1] * 65)
-    assert len(local.inspect([1] * 64).predictions(top=1)) == 64
+        inspect(local, [1] * 65)
+    assert len(inspect(local, [1] * 64).predictions(top=1)) == 64
 
 
 CUTS = {
@@ -171,9 +187,9 @@ def _fields(sampling: Sampling) -> dict[str, Any]:
 
 
 def test_before_and_after_the_cut(local: LocalModel) -> None:
-    stepper = local.stepper(IDS, Sampling(temperature=1.0, top_p=1.0, top_k=4))
+    stepper = stepper_of(local, IDS, Sampling(temperature=1.0, top_p=1.0, top_k=4))
     seen = stepper.look(top=6)
-    probabilities = local.inspect(IDS).logits(39, 40)[0].softmax(0)
+    probabilities = inspect(local, IDS).logits(39, 40)[0].softmax(0)
     kept = sum(each.probability for each in seen.before.candidates[:4])
     for each, drawn in zip(seen.before.candidates, seen.drawn, strict=True):
         assert each.probability == pytest.approx(float(probabilities[each.id]), abs=1e-5)
@@ -181,7 +197,7 @@ def test_before_and_after_the_cut(local: LocalModel) -> None:
         assert drawn == pytest.approx(expected, abs=1e-5)
     assert seen.kept == 4
     assert 0 < seen.entropy <= 2.0
-    stepper.sampling = Sampling(temperature=0)
+    stepper.draw_by(Sampling(temperature=0))
     greedy = stepper.look()
     assert (greedy.kept, greedy.entropy, greedy.drawn[0]) == (1, 0.0, 1.0)
 
@@ -192,7 +208,7 @@ def test_stepping_draws_the_tokens_of_generate(local: LocalModel) -> None:
     tokens = [e for e in local.generate(prompt, sampling) if isinstance(e, Token)]
     expected = [token.id for token in tokens]
     probabilities = [math.exp(token.logprob) for token in tokens]
-    stepper = local.stepper(prompt, sampling)
+    stepper = stepper_of(local, prompt, sampling)
     looks: list[Cut] = []
     for _ in expected:
         looks.append(stepper.look())
@@ -205,7 +221,7 @@ def test_stepping_draws_the_tokens_of_generate(local: LocalModel) -> None:
 
 
 def test_steps_can_be_chosen_and_taken_back(local: LocalModel) -> None:
-    stepper = local.stepper((IDS + IDS)[:62], Sampling(temperature=0))
+    stepper = stepper_of(local, (IDS + IDS)[:62], Sampling(temperature=0))
 
     def likeliest() -> int:
         return stepper.look().before.candidates[0].id
@@ -255,7 +271,7 @@ def test_other_architectures(kind: str, start: list[int], local: LocalModel) -> 
     reference = randomize(transformers.AutoModelForCausalLM.from_config(make()))
     model = TransformersModel(reference, local.tokenizer, name=kind, start=start)
     before = reference.config._attn_implementation
-    trace = model.inspect(IDS)
+    trace = inspect(model, IDS)
     logits = trace.logits(0, len(IDS))
     rows = [trace.attention(position) for position in (0, 1, 30)]
     assert reference.config._attn_implementation == before
@@ -279,21 +295,47 @@ def test_models_that_cannot_show_it_say_so(local: LocalModel) -> None:
         hidden_size=32, state_size=4, num_hidden_layers=2, time_step_rank=2, **ENDS
     )
     reference = randomize(transformers.AutoModelForCausalLM.from_config(config))
-    trace = TransformersModel(reference, local.tokenizer, name="mamba").inspect(IDS)
+    trace = inspect(TransformersModel(reference, local.tokenizer, name="mamba"), IDS)
     with pytest.raises(ModelError, match="mamba: this kind of model does not show its attention"):
         trace.attention(3)
     assert len(trace.lens(3)) == 3
     xl = transformers.XLNetConfig(d_model=32, n_layer=2, n_head=4, d_inner=64, **ENDS)
     reference = randomize(transformers.AutoModelForCausalLM.from_config(xl))
     with pytest.raises(ModelError, match="xlnet: this kind of model does not read"):
-        TransformersModel(reference, local.tokenizer, name="xlnet").inspect(IDS)
+        inspect(TransformersModel(reference, local.tokenizer, name="xlnet"), IDS)
 
 
 def test_a_folder_of_transformers_is_inspectable(gpt2: tuple[Path, Any]) -> None:
-    ours = LocalModel.load(gpt2[0]).inspect(IDS)
-    theirs = TransformersModel.load(gpt2[0]).inspect(IDS)
+    ours = inspect(LocalModel.load(ModelFiles.read(gpt2[0])), IDS)
+    theirs = inspect(TransformersModel.load(ModelFiles.read(gpt2[0])), IDS)
     assert near(torch.from_numpy(ours.attention(9)), torch.from_numpy(theirs.attention(9)))
     assert near(ours.layer_logits(9), theirs.layer_logits(9))
     assert [p.candidates[0].text for p in ours.predictions()] == [
         p.candidates[0].text for p in theirs.predictions()
     ]
+
+
+def test_attention_is_switched_only_while_nothing_else_is_computed(
+    gpt2: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TransformersModel.load(ModelFiles.read(gpt2[0]))
+    trace = inspect(model, IDS)
+    switch = model.network.set_attn_implementation
+    held: list[bool] = []
+
+    def switched(name: str) -> None:
+        held.append(model.lock.locked())
+        switch(name)
+
+    monkeypatch.setattr(model.network, "set_attn_implementation", switched)
+    trace.attention(5)
+    assert held == [True, True]
+    assert not model.lock.locked()
+
+
+@pytest.mark.parametrize("id", [-1, 340, 2**31, 2**63])
+def test_a_token_that_is_none_cannot_be_chosen(local: LocalModel, id: int) -> None:
+    stepper = stepper_of(local, IDS, Sampling())
+    with pytest.raises(ValueError, match=f"token id {id} is not in the vocabulary of 340"):
+        stepper.choose(id)
+    assert stepper.taken == []

@@ -1,0 +1,79 @@
+"""int8 weights of a model, kept on disk so that the next start maps them into memory.
+
+Keep: the kept weights are those of the model's files as they are now. A file that is missing,
+old or broken is made again, and without room on disk the model works all the same.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from torch import Tensor
+
+from chatapp.engine.checkpoint.safetensors import open_weights, weight_files
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import ModelFiles
+from chatapp.paths import cache_dir
+from chatapp.userfiles import whole_file
+
+# To be raised when what the files hold changes.
+_VERSION = 2
+
+Weights = dict[str, Tensor]
+
+
+def kept_int8(files: ModelFiles, quantise: Callable[[], Weights]) -> Weights:
+    """The int8 weights of a model, mapped into memory from files.
+
+    quantise: makes them, asked only when no such files are kept yet.
+    """
+    state = json.dumps([_VERSION, *_state(files)])
+    # Named by the folder, so that a model trained further does not leave its old ones behind.
+    key = hashlib.sha256(str(files.path.resolve()).encode(errors="surrogateescape")).hexdigest()
+    path = cache_dir() / "int8" / f"{key[:32]}.safetensors"
+    # The output matrix is multiplied by in a form of oneDNN's own alone. In a file of its own,
+    # it leaves memory when it has been brought into that.
+    head = path.with_suffix(".head.safetensors")
+    blocks, output = _read(path, state), _read(head, state)
+    if blocks is None or output is None:
+        blocks, output = quantise(), {}
+        for name in [name for name in blocks if name.startswith("lm_head.")]:
+            output[name] = blocks.pop(name)
+        with suppress(OSError):
+            _write(path, blocks, state)
+            _write(head, output, state)
+            # Mapped, they need not stay in memory.
+            blocks, output = _read(path, state) or blocks, _read(head, state) or output
+    return {**blocks, **output}
+
+
+def _state(files: ModelFiles) -> list[tuple[str, int, int]]:
+    """Name, size and time of what the weights are read from."""
+    sources = [files.config_file, *weight_files(files.path)]
+    return [(s.name, stat.st_size, stat.st_mtime_ns) for s in sources for stat in [s.stat()]]
+
+
+def _read(path: Path, state: str) -> Weights | None:
+    if not path.is_file():
+        return None
+    try:
+        with open_weights(path, "pt") as tensors:
+            if (tensors.metadata() or {}).get("state") != state:
+                return None
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+    except ModelError:
+        return None
+
+
+def _write(path: Path, weights: Mapping[str, Tensor], state: str) -> None:
+    """Put a whole file in its place, or none. Raises OSError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        with whole_file(path) as draft:
+            save_file(dict(weights), draft, metadata={"state": state})
+    except SafetensorError as error:
+        raise OSError(str(error)) from None

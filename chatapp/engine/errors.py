@@ -1,0 +1,16 @@
+"""What is wrong with a model, in words.
+
+Keep: free of torch, so that screens and commands can catch these errors before torch is loaded.
+"""
+
+from chatapp.userfiles import UserError
+
+
+class ModelError(UserError):
+    """Something is wrong with a model. The message is one sentence for the user."""
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says went wrong, without the pages that may follow."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

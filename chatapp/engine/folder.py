@@ -1,0 +1,194 @@
+"""What a model is, asked once: whole or adapter, its family, base, tokenizer, template, digest.
+
+Keep: no other module decides any of this by looking into a model's folder, and finding it out
+reads no weights. Free of torch.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.hub import cached_hub_models, hub_folder
+from chatapp.engine.model import LanguageModel
+from chatapp.engine.servers import is_address
+from chatapp.paths import TEMPLATE_FILE, data_dir
+from chatapp.userfiles import read_json_object
+
+BUNDLED = "bundled"
+_BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
+
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+COMPANIONS = (
+    "tokenizer*",
+    "vocab.*",
+    "merges.txt",
+    "encoder.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.model",
+    "generation_config.json",
+    TEMPLATE_FILE,
+)
+"""What a model has beside its configuration and weights, as patterns of file names."""
+
+DECODERS = ("gpt2",)
+"""The families this program has a decoder of; transformers computes all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A whole model, or a PEFT adapter and the model it belongs to.
+
+    path: the folder. config: what its config.json, or adapter_config.json, says.
+    base: the whole model that an adapter was trained on; None for a whole model.
+    tokenizer: the folder of its tokenizer, which may be the base's.
+    template: the file of the dialogue template it was trained in, which may be the base's;
+        None when there is none.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    base: "ModelFiles | None"
+    tokenizer: Path
+    template: Path | None
+
+    @classmethod
+    def read(cls, path: Path) -> "ModelFiles":
+        """The model in a folder. Raises ModelError, also when an adapter's base is missing."""
+        template = path / TEMPLATE_FILE if (path / TEMPLATE_FILE).is_file() else None
+        if not _is_adapter(path):
+            return cls(path, _read_config(path / CONFIG), None, path, template)
+        config = _read_config(path / ADAPTER_CONFIG)
+        base = _base_of(path / ADAPTER_CONFIG, config)
+        tokenizer = path if (path / TOKENIZER_CONFIG).is_file() else base.path
+        return cls(path, config, base, tokenizer, template or base.template)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether these are the weights of an adapter, which its base is needed for."""
+        return self.base is not None
+
+    @property
+    def whole(self) -> "ModelFiles":
+        """The model itself, or the one that an adapter was trained on."""
+        return self.base or self
+
+    @property
+    def config_file(self) -> Path:
+        """Where `config` was read, for messages."""
+        return self.path / (ADAPTER_CONFIG if self.is_adapter else CONFIG)
+
+    @property
+    def family(self) -> str:
+        """The architecture in one word, which transformers calls the model type."""
+        return str(self.whole.config.get("model_type") or "")
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether this program's own decoder computes it, if its details allow."""
+        return not self.is_adapter and self.family in DECODERS
+
+    def digest(self) -> str:
+        """Twelve hex digits over all that an answer can depend on, an adapter's base included.
+
+        Reads each file whole. Where the folder lies does not matter.
+        """
+        digest = hashlib.sha256()
+        if self.base is not None:
+            digest.update(self.base.digest().encode())
+        patterns = (self.config_file.name, "*.safetensors", "*.safetensors.index.json", *COMPANIONS)
+        for file in sorted({file for pattern in patterns for file in self.path.glob(pattern)}):
+            if file.is_file():
+                digest.update(file.name.encode("utf-8", "surrogateescape") + b"\0")
+                with file.open("rb") as content:
+                    digest.update(hashlib.file_digest(content, "sha256").digest())
+        return digest.hexdigest()[:12]
+
+
+def find_model(name: str) -> ModelFiles:
+    """What the model of a name is, downloaded if need be. Raises ModelError."""
+    return ModelFiles.read(model_folder(name))
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model, downloaded if need be, without loading it. Raises ModelError."""
+    if name == BUNDLED:
+        if not has_bundled():
+            raise ModelError("this installation carries no bundled model; name another one")
+        return _BUNDLED_FOLDER
+    if is_address(name):
+        raise ModelError(f"{name}: the files of a model on a server are not on this machine")
+    path = os.path.expanduser(name)  # unlike Path, takes any text without an error
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.exists(path):
+        raise ModelError(f"{name}: this is a file; expected the folder of a model")
+    return hub_folder(name)
+
+
+def has_bundled() -> bool:
+    """Whether this installation carries the bundled model."""
+    return (_BUNDLED_FOLDER / CONFIG).is_file()
+
+
+def local_models() -> list[str]:
+    """Names of the models on this machine, each of which `load_model` takes."""
+    names = [BUNDLED] if has_bundled() else []
+    for parent in (Path("runs"), data_dir() / "models"):
+        names += [
+            str(folder)
+            for folder in sorted(parent.glob("*"))
+            if (folder / CONFIG).is_file() or _is_adapter(folder)
+        ]
+    return names + cached_hub_models(_has_decoder_and_weights)
+
+
+def model_identity(model: LanguageModel) -> str:
+    """A short text that differs where a model's answers may: twelve hex digits over its files,
+    and what it is computed in. A model without files on this machine goes by its name.
+    """
+    if model.folder is None:
+        return model.name
+    return f"{ModelFiles.read(model.folder).digest()}-{model.precision}"
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path, ModelError)
+    except FileNotFoundError:
+        raise ModelError(f"{path}: there is no such file") from None
+
+
+def _base_of(path: Path, config: dict[str, Any]) -> ModelFiles:
+    """The model that an adapter_config.json names as its base."""
+    name = config.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise ModelError(
+            f"{path}: base_model_name_or_path is {name!r}; expected a folder or hub id"
+        )
+    try:
+        folder = model_folder(name)
+    except ModelError as error:
+        raise ModelError(f"{path}: the base model cannot be found: {error}") from None
+    if _is_adapter(folder):
+        raise ModelError(f"{path}: the base model {name} is an adapter; expected a whole model")
+    return ModelFiles.read(folder)
+
+
+def _has_decoder_and_weights(folder: Path) -> bool:
+    """Of a snapshot in the hub's cache; an adapter's base might have to be downloaded."""
+    try:
+        has_decoder = (folder / CONFIG).is_file() and ModelFiles.read(folder).has_decoder
+    except ModelError:
+        return False
+    return has_decoder and any(folder.glob("*.safetensors"))

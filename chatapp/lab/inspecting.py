@@ -1,0 +1,64 @@
+"""Which models can be looked into, and what to ask of them.
+
+Keep: the engine knows nothing of this room. A model of this process is wrapped, and used as
+generation uses it.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.generation import LocalGenerator
+from chatapp.engine.local import LocalModel
+from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.transformers_model import TransformersModel
+from chatapp.lab.stepper import Stepper
+from chatapp.lab.traces import DecoderTrace, Trace
+from chatapp.lab.transformers_trace import TransformersTrace
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """What can be looked into."""
+
+    def inspect(self, ids: Sequence[int]) -> Trace:
+        """Let the model read `ids` and keep what happens in it.
+
+        Raises ContextOverflow when they exceed the window, ValueError when there are none,
+        ModelError when this model does not show its inside.
+        """
+        ...
+
+    def stepper(self, ids: Sequence[int], sampling: Sampling) -> Stepper:
+        """Continue `ids` one token at a time. Raises as `inspect` does."""
+        ...
+
+
+def inspectable(model: LanguageModel) -> Inspectable | None:
+    """What a model shows of its inside; None for one that is not in this process."""
+    if isinstance(model, LocalGenerator):
+        return _InspectableGenerator(model)
+    return model if isinstance(model, Inspectable) else None
+
+
+class _InspectableGenerator:
+    """A model of this process as an `Inspectable`."""
+
+    def __init__(self, model: LocalGenerator) -> None:
+        self._model = model
+
+    def inspect(self, ids: Sequence[int]) -> Trace:
+        """See `Inspectable.inspect`."""
+        model = self._model
+        model.check_text(ids)
+        if isinstance(model, LocalModel):
+            return DecoderTrace(model.gpt2, ids, model.piece)
+        if isinstance(model, TransformersModel) and not model.is_permuted:
+            return TransformersTrace(model, ids)
+        raise ModelError(f"{model.name}: this kind of model does not read from left to right")
+
+    def stepper(self, ids: Sequence[int], sampling: Sampling) -> Stepper:
+        """See `Inspectable.stepper`."""
+        model = self._model
+        model.check_text(ids)
+        return Stepper(model.logits, model.piece, ids, sampling, model.context, model.end_ids)

@@ -1,0 +1,59 @@
+"""A model that nobody holds any more leaves memory at once.
+
+The chat takes what is in memory out of the sight of Python's collector of cycles (`gc.freeze`), so
+that a cycle through a model would keep its weights for good, on a GPU as well.
+"""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatapp.engine.folder import ModelFiles
+from chatapp.engine.local import LocalModel
+from chatapp.engine.model import Sampling
+from chatapp.engine.transformers_model import TransformersModel
+from chatapp.lab.inspecting import inspectable
+
+IDS = [(7 * n * n + 3) % 340 for n in range(30)]
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def use(model: LocalModel | TransformersModel) -> None:
+    list(model.generate(IDS, Sampling(max_tokens=5)))
+    model.score([(IDS[:5], IDS[5:8])])
+    model.embed(IDS)
+    opened = inspectable(model)
+    assert opened is not None
+    opened.inspect(IDS).attention(3)
+    opened.stepper(IDS, Sampling()).draw()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_decoder_is_freed(gpt2: tuple[Path, Any]) -> None:
+    model = LocalModel.load(ModelFiles.read(gpt2[0]))
+    use(model)
+    # What a GPU records for each cache.
+    model.gpt2._step(5, model._cache)
+    weights = weakref.ref(model.gpt2.token_embedding)
+    del model
+    assert weights() is None
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_model_of_transformers_is_freed(gpt2: tuple[Path, Any]) -> None:
+    model = TransformersModel.load(ModelFiles.read(gpt2[0]))
+    use(model)
+    weights = weakref.ref(model.network.get_input_embeddings().weight)
+    del model
+    assert weights() is None

@@ -1,0 +1,48 @@
+"""The model before a switch leaves memory, although the collector looks at nothing older."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import OpenApp
+from tiny import write_tiny_gpt2
+
+from chatapp.engine.load import load_model
+from chatapp.engine.local import LocalModel
+from chatapp.settings import Settings
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Two models. The collector comes only when it is called, as it may in a chat."""
+    gc.disable()
+    yield str(write_tiny_gpt2(tmp_path / "first")), str(write_tiny_gpt2(tmp_path / "second"))
+    gc.unfreeze()
+    gc.enable()
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True], ids=["free", "in a cycle"])
+async def test_a_switch_frees_the_model_before(
+    open_app: OpenApp, names: tuple[str, str], in_a_cycle: bool
+) -> None:
+    first, second = names
+    settings = Settings(model=first, precision="float32", device="cpu")
+    async with open_app(load=lambda: load_model(first), settings=settings) as driver:
+        await driver.ready()
+        await driver.say("Hello")
+        model = driver.chat.conversation.model
+        assert isinstance(model, LocalModel)
+        model.gpt2._step(5, model._cache)  # what a GPU records for a cache
+        weights = weakref.ref(model.gpt2.token_embedding)
+        if in_a_cycle:  # as a screen is that has shown the model and was closed
+            cycle: list[object] = [model]
+            cycle.append(cycle)
+            del cycle
+        del model
+        driver.chat.load_other(second)
+        await driver.until(lambda: driver.chat.conversation.session is not None)
+        await driver.say("Hello")
+        gc.collect()
+        assert weights() is None
