@@ -115,22 +115,22 @@ def document(findings: Findings, sections: list[str], *, whole: bool) -> dict[st
             f"the text has {size} tokens, and attention and layers are given in full for "
             f"{_MOST_IN_FULL} at most; choose one with --token, or --tokens or --next alone"
         )
-    document: dict[str, Any] = {"model": findings.model_name, "text": findings.text}
+    data: dict[str, Any] = {"model": findings.model_name, "text": findings.text}
     if "tokens" in sections:
-        document["tokens"] = findings.tokens()
+        data["tokens"] = findings.tokens()
     if "next" in sections:
-        document["next"] = _next(findings)
+        data["next"] = _next(findings)
     if "attention" in sections:
         weights = trace.attentions() if whole else trace.attention(findings.token)
-        document["attention"] = weights.tolist()
+        data["attention"] = weights.tolist()
     if "layers" in sections:
         positions = range(size) if whole else [findings.token]
         by_token = [trace.lens(position, findings.top) for position in positions]
         rows = [
             [_guess(guesses[layer]) for guesses in by_token] for layer in range(trace.layers + 1)
         ]
-        document["layers"] = rows if whole else [row[0] for row in rows]
-    return document
+        data["layers"] = rows if whole else [row[0] for row in rows]
+    return data
 
 
 def _next(findings: Findings) -> dict[str, Any]:

@@ -240,7 +240,8 @@ def _render_layers(findings: Findings, width: int) -> list[RenderableType]:
         rank = [f"{guess.actual.rank:,}"] if guess.actual else []
         rows.append([str(layer), f"{guess.entropy:.1f}", *rank, _best(alternatives(guess))])
     table = _table([">layer", ">bits", *([">rank"] if came else []), "would predict"], rows, width)
-    note = f"what each would predict after token {findings.token}, │{visible(trace.texts[findings.token])}│"
+    after = visible(trace.texts[findings.token])
+    note = f"what each would predict after token {findings.token}, │{after}│"
     if came:
         note += f"; rank of what came, │{visible(came.text)}│"
     return [_title("Layers", note), table]
