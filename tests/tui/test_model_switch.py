@@ -23,9 +23,9 @@ def names(tmp_path: Path) -> Iterator[tuple[str, str]]:
     gc.enable()
 
 
-@pytest.mark.parametrize("in_a_cycle", [False, True], ids=["free", "in a cycle"])
+@pytest.mark.parametrize("held", ["by the chat", "in a cycle", "by a closed inspector"])
 async def test_a_switch_frees_the_model_before(
-    open_app: OpenApp, names: tuple[str, str], in_a_cycle: bool
+    open_app: OpenApp, names: tuple[str, str], held: str
 ) -> None:
     first, second = names
     settings = Settings(model=first, precision="float32", device="cpu")
@@ -36,12 +36,18 @@ async def test_a_switch_frees_the_model_before(
         assert isinstance(model, LocalModel)
         model.gpt2._step(5, model._cache)  # what a GPU records for a cache
         weights = weakref.ref(model.gpt2.token_embedding)
-        if in_a_cycle:  # as a screen is that has shown the model and was closed
+        if held == "in a cycle":
             cycle: list[object] = [model]
             cycle.append(cycle)
             del cycle
+        if held == "by a closed inspector":
+            await driver.press("f3")
+            await driver.until(lambda: "tokens of prompt" in driver.screen_text)
+            await driver.press("4", "5")
+            await driver.idle()
+            await driver.press("escape")
         del model
-        driver.chat.load_other(second)
+        driver.chat.models.load_other(second)
         await driver.until(lambda: driver.chat.conversation.session is not None)
         await driver.say("Hello")
         gc.collect()

@@ -35,7 +35,7 @@ class Target:
     instead_of: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Look:
     """A text as the model reads it.
 
@@ -62,6 +62,12 @@ class Look:
     model: "Inspectable | None" = None
     trace: "Trace | None" = None
     predictions: "tuple[Prediction, ...]" = ()
+
+    def close(self) -> None:
+        """Let go of the model, which takes much memory: for some time after widgets were removed
+        Textual remembers them, and they what they showed.
+        """
+        self.model = self.trace = None
 
     def prediction_of(self, position: int) -> "Prediction | None":
         """What was expected in the place of a token; nothing is known of the first."""

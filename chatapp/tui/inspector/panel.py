@@ -132,6 +132,8 @@ class Inspector(Vertical, can_focus=True):
 
     def on_unmount(self) -> None:
         self._shut_out(False)
+        if self._shown is not None:
+            self._shown.close()
 
     def _fit(self) -> None:
         """Stand over the chat where there is no room beside it."""

@@ -107,6 +107,9 @@ class StepView(View):
         yield Static(id="step-parameters", markup=False)
         yield MarkedOptions(id="step-candidates")
 
+    def on_unmount(self) -> None:
+        self._stepper = None
+
     def show(self, look: Look) -> None:
         self._look = look
         self._is_playing = False
