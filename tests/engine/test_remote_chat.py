@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from completions_server import CompletionsServer, Item, break_off, delta, replied, said, usage
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.load import load_model
 from chatapp.engine.model import ChatModel, ContextOverflow, Sampling

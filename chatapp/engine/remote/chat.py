@@ -9,7 +9,7 @@ Keep: a text that is to go on as it stands goes through the protocol of completi
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Sampling
 from chatapp.engine.remote.http import NO_PATH, Body

@@ -7,7 +7,7 @@ message is ever sent twice.
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.remote.chat import RemoteChatModel
 from chatapp.engine.remote.http import has_path
 from chatapp.engine.remote.listing import ServedModel, context_of_llama_cpp, served_models
