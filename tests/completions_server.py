@@ -1,4 +1,4 @@
-"""A server of completions inside a test: says what it is told to, and fails as it is told to.
+"""A server of completions and chats inside a test: says and fails as it is told to.
 
 The invariant: nothing here depends on time. A handler that waits, waits for the client or
 for an event of the test.
@@ -30,6 +30,18 @@ def piece(text: str, reason: str | None = None, **more: Any) -> str:
     return json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": reason, **more}]})
 
 
+def delta(reason: str | None = None, logprobs: Any = None, **texts: Any) -> str:
+    """The data of an event with some of a chat's reply. texts: content, reasoning and so on."""
+    choice = {"index": 0, "delta": texts, "finish_reason": reason, "logprobs": logprobs}
+    return json.dumps({"choices": [choice]}, ensure_ascii=False)
+
+
+def replied(*texts: str, reason: str = "stop") -> list[Item]:
+    """The events of a chat's reply of these tokens."""
+    opening = delta(role="assistant", content="")
+    return [opening, *(delta(content=text) for text in texts), delta(reason), "[DONE]"]
+
+
 def said(*texts: str, reason: str = "stop") -> list[Item]:
     """The events of a reply of these tokens."""
     return [*map(piece, texts), piece("", reason), "[DONE]"]
@@ -54,19 +66,25 @@ class CompletionsServer:
     """Listens on a port of its own.
 
     models: the rows of its list. props: what llama.cpp's server tells at its root, if anything.
-    stream: what answers a request for a completion, or a function of the request.
+    protocols: the paths it has below /v1. stream: what answers a request for a completion or a
+    reply, or a function of the request.
     instead: (status, body, headers) that answers everything in place of that, when set; by
         the path that it answers.
-    requests, keys: bodies and Authorization headers of the requests so far.
+    requests, keys: bodies and Authorization headers of the requests so far. probes: the paths
+    that were asked for with a request that cannot be carried out; refused: those that it does
+    not have.
     gone: set when a client has hung up while `hang` waited for it.
     """
 
     def __init__(self) -> None:
         self.models: list[Any] = [{"id": "tiny"}]
         self.props: Any = None
+        self.protocols: tuple[str, ...] = ("completions",)
         self.stream: list[Item] | Callable[[dict[str, Any]], list[Item]] = said(" Hello", ".")
         self.instead: dict[str, tuple[int, str, dict[str, str]]] = {}
         self.requests: list[dict[str, Any]] = []
+        self.probes: list[str] = []
+        self.refused: list[str] = []
         self.keys: list[str | None] = []
         self.gone = threading.Event()
         self._connection: socket.socket | None = None
@@ -90,6 +108,16 @@ class CompletionsServer:
                 server.keys.append(self.headers["Authorization"])
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 request = json.loads(body)
+                is_reply_to = request.get("messages") or isinstance(request.get("prompt"), str)
+                if not is_reply_to:
+                    server.probes.append(self.path)
+                if self.path.removeprefix("/v1/") not in server.protocols:
+                    server.refused.append(self.path)
+                    self._answer(404, "not found")
+                    return
+                if not is_reply_to:
+                    self._answer(422, "there is nothing to reply to")
+                    return
                 server.requests.append(request)
                 if self.path in server.instead:
                     self._answer(*server.instead[self.path])

@@ -102,19 +102,23 @@ def info(
 
 def _show_server(server: "Server", name: str, *, as_json: bool) -> None:
     """What a server says of its model. Raises ModelError."""
-    from chatapp.engine.remote import RemoteModel
+    from chatapp.engine.model import ChatModel
+    from chatapp.engine.remote import connect
 
-    model = RemoteModel.load(server, name=name)
+    model = connect(server, name=name)
+    converses = isinstance(model, ChatModel)
     facts = {
         "name": model.name,
         "server": model.server.url,
         "model": model.server.model,
         "context": model.context,
+        "protocol": "chat" if converses else "completions",
     }
     if as_json:
         write_json(facts)
     else:
-        _write_lines({**facts, "context": f"{model.context:,} tokens"})
+        template = "the server's own" if converses else "none of its own; plain is used"
+        _write_lines({**facts, "context": f"{model.context:,} tokens", "template": template})
     if model.remark:
         complain(model.remark)
 

@@ -7,7 +7,9 @@ both are written and trimmed by `dialogue.prompt`.
 import threading
 from collections.abc import Iterator
 
-from chatapp.dialogue.prompt import Exchange, PromptWriter, trimmed
+from chatapp.dialogue.prompt import Exchange, trimmed
+from chatapp.dialogue.reply import reply_events
+from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.prompting.template import DialogueTemplate
@@ -29,10 +31,9 @@ def ask(
     """
     if not text.strip():
         raise ValueError("the question is empty")
-    prompt = PromptWriter(model, template).write(
-        system, [Exchange(text)], max_tokens=sampling.max_tokens
-    )
-    yield from trimmed(model.generate(prompt.ids, sampling, stop=template.stop, cancel=cancel))
+    writer = writer_for(model, template)
+    prompt = writer.write(system, [Exchange(text)], max_tokens=sampling.max_tokens)
+    yield from trimmed(reply_events(model, prompt, sampling, stop=writer.stop, cancel=cancel))
 
 
 def complete(

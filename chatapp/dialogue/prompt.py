@@ -5,6 +5,7 @@ of a chat begins with the prompt of the same chat a turn earlier, and with the v
 model drew, which are still in its cache.
 """
 
+import json
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.budget import fit
+from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment, text_of
 from chatapp.prompting.template import DialogueTemplate
 from chatapp.userfiles import UserError
@@ -70,6 +72,7 @@ class Prompt:
     dropped: how many of the oldest exchanges are left out for length. shots: the demonstrations
     in it, the nearest first; dropped_shots: those that did not fit. choose: has the model
     choose the reply where it has to be a label; None, also of `choose`, where it is generated.
+    messages: what a `ChatModel` is given in place of the tokens; empty where it is given those.
     """
 
     segments: tuple[Segment, ...]
@@ -78,11 +81,19 @@ class Prompt:
     shots: tuple[Shot, ...] = ()
     dropped_shots: tuple[Shot, ...] = ()
     choose: Callable[[], Label | None] | None = field(default=None, compare=False)
+    messages: tuple[Message, ...] = ()
 
     @property
     def text(self) -> str:
-        """The prompt as the one string it is."""
+        """The prompt as the one string it is; messages as JSON."""
+        if self.messages:
+            return json.dumps(self.messages_sent, ensure_ascii=False)
         return text_of(self.segments)
+
+    @property
+    def messages_sent(self) -> list[dict[str, str]]:
+        """The messages as `ChatModel.converse` takes them."""
+        return [{"role": each.role, "content": each.text} for each in self.messages]
 
 
 class Writer(ABC):

@@ -4,6 +4,7 @@ Keep: what has been generated is stored within half a second, and all of it howe
 generation ends.
 """
 
+import math
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -12,7 +13,7 @@ from dataclasses import asdict, replace
 from chatapp.dialogue.prompt import Prompt
 from chatapp.dialogue.store import Status, Store, StoredMessage
 from chatapp.engine.events import Event, Finished, FinishReason, Token
-from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.model import ChatModel, LanguageModel, Sampling
 
 _STORE_EVERY_SECONDS = 0.5
 """Half of what a crash may cost."""
@@ -84,9 +85,11 @@ def reply_events(
     begin: Sequence[int] = (),
     stop: Sequence[str] = (),
     cancel: threading.Event | None = None,
+    top: int = 0,
 ) -> Generator[Event]:
     """A reply to a prompt: chosen among its labels where it has some, else generated.
 
+    A prompt of messages is given to a model as those, unless the reply has a beginning.
     begin: the reply's first tokens, which come as if they had been drawn; when the last is the
         end-of-text token, they are all of it, and nothing is chosen or generated.
     """
@@ -98,7 +101,7 @@ def reply_events(
     stream = tokenizer.stream()
     for id in begin[: len(begin) - is_whole]:
         text = stream.push(id)
-        yield Token(id, text, text, 0.0)
+        yield Token(id, text, text, math.nan)
     if is_whole:
         yield Finished(
             "stop",
@@ -110,7 +113,11 @@ def reply_events(
             message=message,
         )
         return
-    for event in model.generate((*prompt.ids, *begin), sampling, stop=stop, cancel=cancel):
+    if prompt.messages and not begin and isinstance(model, ChatModel):
+        yield from model.converse(prompt.messages_sent, sampling, cancel=cancel, top=top)
+        return
+    ids = (*prompt.ids, *begin)
+    for event in model.generate(ids, sampling, stop=stop, cancel=cancel, top=top):
         if isinstance(event, Finished):
             event = replace(
                 event,

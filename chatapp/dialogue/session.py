@@ -13,13 +13,13 @@ from chatapp.dialogue.prompt import (
     Exchange,
     MessageTooLong,
     Prompt,
-    PromptWriter,
     Writer,
     seeded,
     trimmed,
 )
 from chatapp.dialogue.reply import ReplyRecorder, reply_events
 from chatapp.dialogue.store import Store, StoredMessage
+from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.foreign import without_surrogates
@@ -28,6 +28,10 @@ from chatapp.prompting.segments import Segment
 from chatapp.prompting.template import DialogueTemplate
 
 __all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started"]
+
+
+_ALTERNATIVES = 5
+"""To each token, of a model that does not show its inside: as many as every server gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,8 @@ class Reading:
     """What the model reads for one reply, and the reply as far as there is one.
 
     reply: its row; None after a user's message. reply_ids: its tokens, those that were drawn
-    as long as this session remembers them. left_out: old messages that do not fit. outdated:
+    as long as this session remembers them. drawn: those with what a model told of them that
+    does not show its inside; empty for others. left_out: old messages that do not fit. outdated:
     whether the reply was generated from another prompt, because the chat's instructions,
     template or prompt file, or the model's window, were others then.
     """
@@ -59,6 +64,7 @@ class Reading:
     reply_ids: tuple[int, ...]
     left_out: tuple[StoredMessage, ...]
     outdated: bool = False
+    drawn: tuple[Token, ...] = ()
 
 
 SessionEvent = Started | Token | Finished
@@ -104,6 +110,7 @@ class Session:
         self._path = [] if chat_id is None else store.path(chat_id)
         self._writer: Writer | None = None
         self._usage: tuple[int, int] | None = None
+        self._drawn: dict[int, list[Token]] = {}
 
     @property
     def messages(self) -> list[StoredMessage]:
@@ -198,6 +205,7 @@ class Session:
             tuple(ids[:room]),
             self._left_out(prompt, path),
             outdated=sent not in (None, without_surrogates(prompt.text)),
+            drawn=tuple(self._drawn.get(message_id, ())),
         )
 
     def draft(self, text: str, instead_of: int | None = None) -> Reading:
@@ -258,6 +266,8 @@ class Session:
                 f"the reply would begin with {len(begin)} tokens and fill the model's window of "
                 f"{self.model.context}"
             )
+        if begin:
+            prompt = replace(prompt, messages=())  # only a text can go on
         user, reply = self._store_messages(path[-1].id if path else None, text)
         self._path = [*path, *([user] if user else []), reply]
         yield from self._generate(prompt, reply, user, cancel, begin)
@@ -306,8 +316,10 @@ class Session:
         try:
             recorder.begin(self.model.name, writer.name, prompt.text, sampling)
             yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
+            # Of a model on another machine, what it tells now is all there will ever be.
+            top = 0 if self.model.folder else _ALTERNATIVES
             events = reply_events(
-                self.model, prompt, sampling, begin=begin, stop=writer.stop, cancel=cancel
+                self.model, prompt, sampling, begin=begin, stop=writer.stop, cancel=cancel, top=top
             )
             # Whatever happens here, a model on a server learns at once that it is over.
             with closing(events):
@@ -316,6 +328,8 @@ class Session:
                     if isinstance(event, Token):
                         if event.id != self.model.tokenizer.end_id:
                             drawn.append(event.id)
+                        if top:
+                            self._drawn.setdefault(reply.id, []).append(event)
                         used += 1
                         self._usage = (used, dropped)
                         yield event
@@ -352,7 +366,7 @@ class Session:
                 self._sampling = writer.sampling(self._sampling)
             self._writer = writer
         elif self._writer is None:
-            self._writer = PromptWriter(self.model, self.template)
+            self._writer = writer_for(self.model, self.template)
         return self._writer
 
     def _measure(self) -> tuple[int, int]:

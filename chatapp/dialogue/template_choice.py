@@ -3,18 +3,23 @@
 Keep: a model is chatted with in the template it was trained in, or not at all.
 """
 
-from chatapp.engine.model import LanguageModel
+from chatapp.dialogue.prompt import PromptWriter
+from chatapp.dialogue.served import SERVED, MessagesWriter
+from chatapp.engine.model import ChatModel, LanguageModel
 from chatapp.prompting.template import PLAIN, TEMPLATES, DialogueTemplate, load_template, named
 
 
 def choose_template(model: LanguageModel, requested: str, asked: str = "") -> DialogueTemplate:
     """The template to chat with `model` in.
 
-    requested: a template's name, or "" for the model's own, or `plain` when it has none.
+    requested: a template's name, or "" for the model's own, or `plain` when it has none. A
+        model that its server writes for can be chatted with in any other, as text.
     asked: what the chat asks for, and gets when the model has none of its own.
     Raises ValueError in one sentence when there is no such template, when the model was
     trained in another one, or when its template file is damaged.
     """
+    if isinstance(model, ChatModel):
+        return SERVED if requested in ("", SERVED.name) else named(requested)
     own = load_template(model.folder) if model.folder else None
     if asked in TEMPLATES and own is None:
         return TEMPLATES[asked]
@@ -30,3 +35,8 @@ def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Di
             f"({template.fingerprint})"
         )
     return template
+
+
+def writer_for(model: LanguageModel, template: DialogueTemplate) -> PromptWriter:
+    """What writes chats with `model` in a template that was chosen for it."""
+    return (MessagesWriter if template == SERVED else PromptWriter)(model, template)

@@ -6,6 +6,9 @@ The reply is the concatenation of every event's `text`, whatever the tokens were
 from dataclasses import dataclass
 from typing import Literal
 
+THINKING = ("<think>", "</think>")
+"""Between these stands, in a reply's text, what was thought before it."""
+
 FinishReason = Literal["stop", "length", "context", "cancelled", "error"]
 
 

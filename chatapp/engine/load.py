@@ -30,9 +30,9 @@ def load_model(name: str, *, precision: str = "float32", device: str = "cpu") ->
     if device not in DEVICES:
         raise ModelError(f"device {device!r} is unknown; expected one of {', '.join(DEVICES)}")
     if name != BUNDLED and (server := server_of(name)) is not None:
-        from chatapp.engine.remote import RemoteModel
+        from chatapp.engine.remote import connect
 
-        return RemoteModel.load(server, name=name)
+        return connect(server, name=name)
     files = find_model(name)
     _check_task(files)
     if files.has_decoder:

@@ -4,9 +4,9 @@ Keep: free of torch, so that screens and commands can name these types before to
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from chatapp.engine.events import Event
 from chatapp.parameters import Sampling as Sampling  # the protocol's own: `generate` takes it
@@ -96,5 +96,25 @@ class LanguageModel(Protocol):
         layer: 0 is the embeddings, n the output of block n, and the last one, also -1, that
             of the final norm: the numbering of transformers' `hidden_states`.
         Raises ContextOverflow when `ids` exceed `context`, ValueError for another layer.
+        """
+        ...
+
+
+@runtime_checkable
+class ChatModel(LanguageModel, Protocol):
+    """A model that is given a chat as messages, because only its server knows its template."""
+
+    def converse(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        cancel: threading.Event | None = None,
+        top: int = 0,
+    ) -> Iterator[Event]:
+        """Reply to `messages`; yields `Token`s and one `Finished`, as `generate` does.
+
+        messages: {"role", "content"} each, at least one; roles are what the server knows.
+        Raises ContextOverflow when they leave no room for a single token.
         """
         ...

@@ -3,10 +3,11 @@
 Names stand in the file servers.toml in the folder of the settings, one table each:
 
     [cluster]
-    url     = "https://gpu7.example/v1"
-    model   = "gpt2-xl"        # where the server has several
-    key     = "CLUSTER_KEY"    # the environment variable that holds the key
-    context = 1024             # where the server does not tell
+    url      = "https://gpu7.example/v1"
+    model    = "gpt2-xl"        # where the server has several
+    key      = "CLUSTER_KEY"    # the environment variable that holds the key
+    context  = 1024             # where the server does not tell
+    protocol = "auto"           # auto | chat | completions
 
 Keep: no key is ever in that file or in an address, where it would be shown and stored.
 """
@@ -15,6 +16,7 @@ import ipaddress
 import os
 import re
 from dataclasses import dataclass, replace
+from typing import Literal
 from urllib.parse import urlsplit
 
 from chatapp.engine.errors import ModelError
@@ -33,13 +35,15 @@ class Server:
 
     url: in its one spelling, see `server_url`. model: its name there; empty for the only one.
     key: the environment variable that holds the key; empty when none is needed.
-    context: the window in tokens; 0 for what the server tells.
+    context: the window in tokens; 0 for what the server tells. protocol: what chats are held in;
+    "auto" is the chat protocol where the server has it.
     """
 
     url: str
     model: str = ""
     key: str = ""
     context: int = 0
+    protocol: Literal["auto", "chat", "completions"] = "auto"
 
     @property
     def is_here(self) -> bool:

@@ -17,24 +17,24 @@ from chatapp.engine.sampling import Sampler
 class Candidate:
     """A token that may come next, under the model's plain softmax.
 
-    text: the token's own, for display. rank: 1 is the likeliest.
+    text: the token's own, for display. rank: 1 is the likeliest; None where it is not known.
     """
 
     id: int
     text: str
     probability: float
-    rank: int
+    rank: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What a distribution over the next token amounts to.
 
-    entropy: in bits. candidates: the likeliest, best first. actual: the token that did come;
-    None after the last one.
+    entropy: in bits; None where it is not known. candidates: the likeliest, best first. actual:
+    the token that did come; None after the last one.
     """
 
-    entropy: float
+    entropy: float | None
     candidates: tuple[Candidate, ...]
     actual: Candidate | None
 

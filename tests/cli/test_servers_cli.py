@@ -112,6 +112,7 @@ def test_models(
     assert {"name": "mine", "server": server.url} in listed
     assert server.keys == []
     expected = {"name": "mine#tiny", "server": server.url, "model": "tiny", "context": 256}
+    expected["protocol"] = "completions"
     assert json.loads(run("models", "info", "mine", "--json").out) == expected
     assert "context  256 tokens\n" in run("models", "info", server.url).out
     assert run("models", "info", "mine#huge").status == 2

@@ -26,7 +26,14 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.load import load_model
 from chatapp.engine.model import ContextOverflow, Sampling
-from chatapp.engine.remote import RemoteModel, ServedModel, TextPieces, http, served_models
+from chatapp.engine.remote import (
+    RemoteModel,
+    ServedModel,
+    TextPieces,
+    connect,
+    http,
+    served_models,
+)
 from chatapp.engine.servers import Server
 from chatapp.prompting.template import ALPACA, PLAIN
 
@@ -396,7 +403,7 @@ def test_a_completion_that_is_no_stream(server: CompletionsServer, model: Remote
 )
 def test_a_list_of_models_that_is_none(server: CompletionsServer, body: str) -> None:
     server.instead = {"/v1/models": (200, body, {})}
-    with pytest.raises(ModelError, match="this is no server of completions"):
+    with pytest.raises(ModelError, match="this is no server of models"):
         load_model(server.url)
 
 
@@ -506,7 +513,7 @@ def test_a_key_is_for_one_address_alone(
         headers = {"Location": f"{other.url}/models"}
         server.instead = {"/v1/models": (302, "", headers)}
         with pytest.raises(ModelError, match="sends one on"):
-            RemoteModel.load(Server(server.url, key="MY_KEY"), name="mine")
+            connect(Server(server.url, key="MY_KEY"), name="mine")
         assert (len(server.keys), other.keys) == (1, [])
 
 
@@ -515,9 +522,9 @@ def test_a_key_in_clear_over_a_network_is_spoken_of(
 ) -> None:
     monkeypatch.setenv("MY_KEY", "sesame")
     monkeypatch.setattr(Server, "is_here", property(lambda server: False))
-    remark = RemoteModel.load(Server(server.url, key="MY_KEY", context=64), name="mine").remark
+    remark = connect(Server(server.url, key="MY_KEY", context=64), name="mine").remark
     assert remark == "The key travels to 127.0.0.1 unencrypted; use https."
-    assert RemoteModel.load(Server(server.url, context=64), name="mine").remark == ""
+    assert connect(Server(server.url, context=64), name="mine").remark == ""
 
 
 def test_what_needs_the_model_itself(model: RemoteModel) -> None:

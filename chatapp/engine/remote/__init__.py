@@ -3,8 +3,17 @@
 Keep: this is the room's face; nothing outside imports from its modules, but for tests.
 """
 
+from chatapp.engine.remote.chat import RemoteChatModel
+from chatapp.engine.remote.connect import connect
 from chatapp.engine.remote.listing import ServedModel, served_models
 from chatapp.engine.remote.model import RemoteModel
 from chatapp.engine.remote.pieces import TextPieces
 
-__all__ = ["RemoteModel", "ServedModel", "TextPieces", "served_models"]
+__all__ = [
+    "RemoteChatModel",
+    "RemoteModel",
+    "ServedModel",
+    "TextPieces",
+    "connect",
+    "served_models",
+]

@@ -1,7 +1,8 @@
-"""What the events of a stream of completions say.
+"""What the events of a stream say, in the protocol of completions and in that of chats.
 
 Each is a JSON object {"choices": [{"text", "finish_reason", "logprobs"}], "usage", "error"},
-of which all may be missing or null; the last is the word [DONE].
+of which all may be missing or null; the last is the word [DONE]. In a chat, "text" is
+"delta": {"content", "reasoning_content"}, where some servers say "reasoning".
 
 Keep: what a server sends is either understood or refused in words, whatever it is.
 """
@@ -41,9 +42,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """reason: the server's own word for the reply's end, `DONE` after its last event."""
+    """thoughts: what was thought before the reply, where a server tells that apart. reason: the
+    server's own word for the reply's end, `DONE` after its last event."""
 
     tokens: tuple[ServedToken, ...] = ()
+    thoughts: tuple[ServedToken, ...] = ()
     reason: str = ""
     usage: Usage | None = None
 
@@ -62,15 +65,29 @@ def read_chunk(server: Server, data: str) -> Chunk:
         raise ModelError(f"the server failed: {reason_of(server, document)}")
     choices = document.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else {}
-    text = choice.get("text") if isinstance(choice, dict) else 0
-    if text is not None and not isinstance(text, str):
-        raise nonsense(server, "an event of it has no text")
+    try:
+        text, thought = _texts(choice)
+    except (TypeError, AttributeError):
+        raise nonsense(server, "an event of it has no text") from None
+    # Of two texts in one event, it is not known which the probabilities belong to.
+    logprobs = None if text and thought else choice.get("logprobs")
     reason = choice.get("finish_reason")
     return Chunk(
-        _tokens(text, choice.get("logprobs")) if text else (),
+        _tokens(text, logprobs) if text else (),
+        _tokens(thought, logprobs) if thought else (),
         reason if isinstance(reason, str) else "",
         _usage(document.get("usage")),
     )
+
+
+def _texts(choice: dict[str, Any]) -> tuple[str, str]:
+    """What is said and what is thought. Raises TypeError or AttributeError for what is no text."""
+    delta = choice.get("delta") or {}
+    said = choice.get("text") or delta.get("content") or ""
+    thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+    if not isinstance(said, str) or not isinstance(thought, str):
+        raise TypeError
+    return said, thought
 
 
 def token_count(value: object) -> int:

@@ -6,8 +6,8 @@ Keep: the key goes to the server's own address and nowhere else, into no message
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from chatapp.engine.errors import ModelError, first_line
@@ -27,6 +27,9 @@ _POLL_SECONDS = 0.05
 
 _MOST_BYTES = 2**20
 """Of an answer that is no stream: a list of models, or what went wrong."""
+
+NO_PATH = (404, 405, 501)
+"""With these a server says that it does not know a path."""
 
 _NO_WAY = (ValueError, ImportError, OSError)
 """What httpx2 passes on of a host that cannot be named, of a proxy, and of certificates."""
@@ -48,7 +51,8 @@ async def post(
             _accepted(client, server, path, body, simpler) as response,
         ):
             async for event in httpx2.EventSource(response):
-                yield event.data
+                if event.data:  # others only set what no client of one stream needs
+                    yield event.data
     except httpx2.SSEError:
         raise nonsense(server, "what it sends is no stream of events") from None
     except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
@@ -135,22 +139,40 @@ def _client_options(server: Server, silence: float) -> dict[str, Any]:
     }
 
 
-def get_json(server: Server, url: str) -> Any:
-    """A JSON document of the server. Raises ModelError in words."""
+@contextmanager
+def _answer(
+    server: Server, method: str, url: str, body: object = None
+) -> "Iterator[httpx2.Response]":
+    """What a server answers without much ado. Raises ModelError in words."""
     import httpx2
 
     try:
         with (
             httpx2.Client(**_client_options(server, _ANSWER_SECONDS)) as client,
-            client.stream("GET", url) as response,
+            client.stream(method, url, json=body) as response,
         ):
-            body = b""
-            for part in response.iter_bytes():
-                body += part
-                if len(body) > _MOST_BYTES:
-                    raise nonsense(server, "its answer has no end")
+            yield response
     except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
         raise _unreachable(server, error) from None
+
+
+def has_path(server: Server, path: str, body: Body) -> bool:
+    """Whether a server knows a path. Raises ModelError when it cannot be reached.
+
+    body: a request that no server can carry out, so that asking costs nothing.
+    """
+    with _answer(server, "POST", f"{server.url}/{path}", body) as response:
+        return response.status_code not in NO_PATH
+
+
+def get_json(server: Server, url: str) -> Any:
+    """A JSON document of the server. Raises ModelError in words."""
+    with _answer(server, "GET", url) as response:
+        body = b""
+        for part in response.iter_bytes():
+            body += part
+            if len(body) > _MOST_BYTES:
+                raise nonsense(server, "its answer has no end")
     if response.status_code != 200:
         raise _refusal(server, response, body.decode("utf-8", "replace"))
     try:
@@ -227,5 +249,5 @@ def _unreachable(server: Server, error: Exception) -> ModelError:
 
 
 def nonsense(server: Server, what: str) -> ModelError:
-    """The error for an answer that no server of completions gives. what: is wrong with it."""
-    return ModelError(f"{server.url}: this is no server of completions: {what}")
+    """The error for an answer that no server of models gives. what: is wrong with it."""
+    return ModelError(f"{server.url}: this is no server of models: {what}")

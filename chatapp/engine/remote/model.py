@@ -1,27 +1,26 @@
-"""A `LanguageModel` on a server.
+"""A `LanguageModel` on a server that speaks OpenAI's protocol of completions.
 
-The server is any that speaks OpenAI's protocol of completions: a text goes in as it stands,
-and its continuation comes out as server-sent events. vLLM, llama.cpp's server,
-llama-cpp-python's and Ollama's do.
+A text goes in as it stands, and its continuation comes out as server-sent events. vLLM,
+llama.cpp's server, llama-cpp-python's and Ollama's do that.
 
 Keep: text that has arrived is kept, whatever happens to the connection.
 """
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Sampling, Tokenizer
 from chatapp.engine.remote.chunks import DONE, Chunk, ServedToken, Usage, read_chunk
 from chatapp.engine.remote.http import BlockingStream, Body, Cancelled, post
-from chatapp.engine.remote.listing import context_of_llama_cpp, served_models
 from chatapp.engine.remote.pieces import TextPieces
-from chatapp.engine.servers import SERVERS, Server
+from chatapp.engine.remote.thoughts import Thoughts
+from chatapp.engine.servers import Server
 from chatapp.engine.stopping import StopFilter
 from chatapp.foreign import without_surrogates
 from chatapp.parameters import PARAMETERS
@@ -32,16 +31,24 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_ASSUMED_CONTEXT = 2048
-"""Where neither the server nor the settings give one: what even old and small models have."""
-
-_EXTENSIONS = {
+_EXTENSIONS = frozenset(
     field
     for parameter in PARAMETERS.values()
     if parameter.is_extension
     for field in parameter.request_fields
-}
+)
 """Beyond the protocol, but what servers draw by when they are not told otherwise."""
+
+_OPTIONAL = (
+    _EXTENSIONS,
+    frozenset({"logprobs", "top_logprobs"}),
+    frozenset({"seed"}),
+    frozenset({"stream_options"}),
+)
+"""What a request can do without. Where one field of a group is refused, the others would be."""
+
+_BAD_REQUEST = (400, 422, 500)
+"""With these a server refuses a field: llama-cpp-python gives 500 for log-probabilities."""
 
 _MOST_STOPS = 4
 """The protocol's limit of stop strings; the rest is looked for here."""
@@ -64,41 +71,8 @@ class RemoteModel:
         self.tokenizer: Tokenizer = self._text
         self.remark = remark
         self.server = server
-        self._takes_extensions = True
+        self._refused: set[str] = set()
         self._mentioned: set[str] = set()
-
-    @classmethod
-    def load(cls, server: Server, *, name: str) -> "RemoteModel":
-        """Ask the server for its model. Raises ModelError.
-
-        name: what the user called it.
-        """
-        remarks = []
-        if server.key and server.url.startswith("http://") and not server.is_here:
-            remarks.append(
-                f"The key travels to {urlsplit(server.url).hostname} unencrypted; use https."
-            )
-        models = {model.name: model for model in served_models(server)}
-        names = ", ".join(models)
-        if not models:
-            raise ModelError(f"{server.url}: the server has no model")
-        if server.model and server.model not in models:
-            raise ModelError(f"{server.url}: there is no model {server.model!r}; it has {names}")
-        if not server.model and len(models) > 1:
-            raise ModelError(
-                f"{server.url}: the server has several models; put one of them after a #: {names}"
-            )
-        served = models[server.model or names]
-        context = server.context or served.context or context_of_llama_cpp(server)
-        if not context:
-            context = _ASSUMED_CONTEXT
-            remarks.append(
-                f"The server does not tell how long its context is; {context:,} tokens are "
-                f"assumed unless {SERVERS} says otherwise."
-            )
-        chosen = Server(server.url, served.name, server.key, context)
-        full = name if "#" in name else f"{name}#{served.name}"
-        return cls(chosen, name=full, context=context, remark=" ".join(remarks))
 
     def generate(
         self,
@@ -113,12 +87,14 @@ class RemoteModel:
         prompt = list(ids)
         if not prompt:
             raise ValueError("there are no tokens to continue; expected at least one")
-        if len(prompt) >= self.context:
-            raise ContextOverflow(
-                f"the prompt has about {len(prompt)} tokens; the model's window of "
-                f"{self.context} has room for {self.context - 1} and a reply"
-            )
-        return self._run(prompt, sampling, stop, StopFilter(stop), cancel or threading.Event(), top)
+        reply = self._open_reply(len(prompt), sampling, StopFilter(stop))
+        body = self._options(sampling, reply.most)
+        body["prompt"] = without_surrogates(self._text.decode(prompt))
+        if stop:
+            body["stop"] = list(stop[:_MOST_STOPS])
+        if top:
+            body["logprobs"] = top
+        return self._run("completions", body, reply, sampling, cancel)
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Raises ModelError: the protocol gives no probabilities of a given text."""
@@ -134,25 +110,34 @@ class RemoteModel:
             "this machine"
         )
 
-    def _run(
-        self,
-        prompt: list[int],
-        sampling: Sampling,
-        stop: Sequence[str],
-        stops: StopFilter,
-        cancel: threading.Event,
-        top: int,
-    ) -> Iterator[Event]:
-        room = self.context - len(prompt)
-        reply = _Reply(
+    def _open_reply(self, prompt_tokens: int, sampling: Sampling, stops: StopFilter) -> "_Reply":
+        """A reply to a prompt of this length. Raises ContextOverflow."""
+        room = self.context - prompt_tokens
+        if room < 1:
+            raise ContextOverflow(
+                f"the prompt has about {prompt_tokens} tokens; the model's window of "
+                f"{self.context} has room for {self.context - 1} and a reply"
+            )
+        return _Reply(
             self._text,
             stops,
-            prompt_tokens=len(prompt),
+            prompt_tokens=prompt_tokens,
             most=min(sampling.max_tokens, room),
             at_most="length" if sampling.max_tokens <= room else "context",
         )
-        body = self._body(prompt, sampling, stop, reply.most, top)
-        events = BlockingStream(post(self.server, "completions", body, self._without_extensions))
+
+    def _run(
+        self,
+        path: str,
+        body: Body,
+        reply: "_Reply",
+        sampling: Sampling,
+        cancel: threading.Event | None,
+    ) -> Iterator[Event]:
+        """Ask for a reply and pass it on."""
+        cancel = cancel or threading.Event()
+        body = {name: value for name, value in body.items() if name not in self._refused}
+        events = BlockingStream(post(self.server, path, body, self._simpler))
         failure = ""
         try:
             while not reply.over and (data := events.next(cancel)) is not None:
@@ -166,47 +151,42 @@ class RemoteModel:
         finished = reply.finished(failure)
         yield replace(finished, message=finished.message or self._options_in_words(sampling))
 
-    def _body(
-        self, prompt: list[int], sampling: Sampling, stop: Sequence[str], most: int, top: int
-    ) -> Body:
+    def _options(self, sampling: Sampling, most: int) -> Body:
+        """A request for `most` tokens, without what they are to follow."""
         body: Body = {
             "model": self.server.model,
-            "prompt": without_surrogates(self._text.decode(prompt)),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         options = replace(sampling, max_tokens=most)
         for name, parameter in PARAMETERS.items():
             value = getattr(options, name)
-            if value is not None and (self._takes_extensions or not parameter.is_extension):
+            if value is not None:
                 body |= dict.fromkeys(parameter.request_fields, value)
-        if stop:
-            body["stop"] = list(stop[:_MOST_STOPS])
-        if top:
-            body["logprobs"] = top
         return body
 
-    def _without_extensions(self, body: Body, status: int, text: str) -> Body | None:
-        """The same request in the protocol's bare words, when the server names what is beyond."""
-        named = any(name in body and name in text for name in _EXTENSIONS)
-        if status not in (400, 422) or not named:
+    def _simpler(self, body: Body, status: int, text: str) -> Body | None:
+        """The same request without what can be left out, when the server's refusal names that."""
+        if status not in _BAD_REQUEST:
             return None
-        self._takes_extensions = False
-        return {name: value for name, value in body.items() if name not in _EXTENSIONS}
+        refused: set[str] = set()
+        for group in _OPTIONAL:
+            if any(name in body and re.search(rf"\b{name}\b", text) for name in group):
+                refused |= group
+        self._refused |= refused
+        return {name: body[name] for name in body if name not in refused} if refused else None
 
     def _options_in_words(self, sampling: Sampling) -> str:
         """Which of the options the server may not have heeded, each mentioned once."""
-        changed = [
-            parameter
-            for name, parameter in PARAMETERS.items()
-            if (parameter.is_extension or not parameter.request_fields)
-            and getattr(sampling, name) != parameter.default
-            and name not in self._mentioned
-        ]
-        self._mentioned.update(parameter.name for parameter in changed)
-        extends = self._takes_extensions
-        uncertain = [each.name for each in changed if each.is_extension and extends]
-        unheeded = [each.name for each in changed if each.name not in uncertain]
+        unheeded: list[str] = []
+        uncertain: list[str] = []
+        for name, parameter in PARAMETERS.items():
+            can_be_asked = not self._refused.issuperset(parameter.request_fields)
+            is_certain = can_be_asked and not parameter.is_extension
+            is_usual = getattr(sampling, name) == parameter.default
+            if not (is_certain or is_usual or name in self._mentioned):
+                (uncertain if can_be_asked else unheeded).append(name)
+        self._mentioned.update(unheeded, uncertain)
         sentences = []
         if unheeded:
             sentences.append(f"The server cannot be asked for {' and '.join(unheeded)}.")
@@ -241,6 +221,7 @@ class _Reply:
         self._text = text
         self._stops = stops
         self._at_most = at_most
+        self._thoughts = Thoughts()
         self._usage = Usage(prompt_tokens)
         self._tokens = 0
         self._started = time.perf_counter()
@@ -249,10 +230,11 @@ class _Reply:
     def take(self, chunk: Chunk) -> Iterator[Token]:
         """The tokens of a chunk, as many as are wanted. Raises ModelError for an odd end."""
         self._usage = chunk.usage or self._usage
-        if chunk.tokens and self._tokens == self.most:  # more than the server was asked for
+        tokens = self._thoughts.into_text(chunk)
+        if tokens and self._tokens == self.most:  # more than the server was asked for
             self.over = True
             return
-        for token in chunk.tokens[: self.most - self._tokens]:
+        for token in tokens[: self.most - self._tokens]:
             self._time_to_first_token = (
                 self._time_to_first_token or time.perf_counter() - self._started
             )

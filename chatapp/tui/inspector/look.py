@@ -4,6 +4,7 @@ Keep: everything here is plain data but for the trace, which is only asked on a 
 screen computes nothing.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,8 @@ class Look:
     row, when there is one to branch from. template: in words, what laid it out; "" is nothing.
     shots, dropped_shots: its demonstrations, and those that did not fit. is_draft: whether it
     was not sent yet. outdated: whether the reply was generated from another prompt.
-    predictions: what was expected after each token; empty, like trace and model, when the
+    sent_as_messages: whether a server puts the prompt into a template of its own. predictions:
+    what was expected after each token, None where that is not known. trace, model: None when the
     model does not show its inside, and then `reason` says so.
     """
 
@@ -58,10 +60,11 @@ class Look:
     dropped_shots: "tuple[Shot, ...]" = ()
     is_draft: bool = False
     outdated: bool = False
+    sent_as_messages: bool = False
     reason: str = ""
     model: "Inspectable | None" = None
     trace: "Trace | None" = None
-    predictions: "tuple[Prediction, ...]" = ()
+    predictions: "tuple[Prediction | None, ...]" = ()
 
     def close(self) -> None:
         """Let go of the model, which takes much memory: for some time after widgets were removed
@@ -93,7 +96,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         ids, start = (*reading.prompt.ids, *reading.reply_ids), len(reading.prompt.ids)
     model = session.model
     trace: Trace | None = None
-    predictions: tuple[Prediction, ...] = ()
+    predictions: tuple[Prediction | None, ...] = ()
     reason = ""
     opened = inspectable(model)
     if opened is not None:
@@ -103,6 +106,8 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
     else:
         reason = f"The model {model.name} does not show its inside: only its text is known."
         texts = tuple(model.tokenizer.decode([id]) for id in ids)
+        if reading is not None and start:
+            predictions = (*[None] * (start - 1), *_told(reading))
     return Look(
         segments=segments,
         left_out=reading.left_out if reading else (),
@@ -115,6 +120,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         dropped_shots=reading.prompt.dropped_shots if reading else (),
         is_draft=reading is not None and target.message_id is None and bool(target.draft),
         outdated=reading is not None and reading.outdated,
+        sent_as_messages=reading is not None and bool(reading.prompt.messages),
         reason=reason,
         model=opened,
         trace=trace,
@@ -130,6 +136,24 @@ def _reading(session: "Session", target: Target) -> "Reading | None":
         return session.draft(target.draft, target.instead_of)
     messages = session.messages
     return session.read(messages[-1].id) if messages else None
+
+
+def _told(reading: "Reading") -> "list[Prediction | None]":
+    """What a model said of each token of a reply while it drew them."""
+    from chatapp.lab.predictions import Candidate, Prediction
+
+    found: list[Prediction | None] = []
+    for id, token in zip(reading.reply_ids, reading.drawn, strict=False):
+        if id != token.id:
+            return []
+        best = tuple(
+            Candidate(each.id, each.text, math.exp(each.logprob), rank)
+            for rank, each in enumerate(token.alternatives, start=1)
+        )
+        rank = next((each.rank for each in best if each.id == id), None)
+        actual = Candidate(id, token.piece, math.exp(token.logprob), rank)
+        found.append(None if math.isnan(token.logprob) else Prediction(None, best, actual))
+    return found
 
 
 def _layout(session: "Session") -> str:

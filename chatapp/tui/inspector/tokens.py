@@ -72,11 +72,12 @@ class TokensView(View):
             words = look.reason or "Nothing comes before the first token, so nothing predicts it."
             line += Content.styled(f"\n{printable(words)}", "dim")
         else:
-            line += Content.assemble(
-                ("  p ", "dim"), percent(prediction.actual.probability).strip(),
-                ("  rank ", "dim"), f"{prediction.actual.rank:,}",
-                ("  entropy ", "dim"), f"{prediction.entropy:.2f} bits",
-            )  # fmt: skip
+            actual, entropy = prediction.actual, prediction.entropy
+            line += Content.assemble(("  p ", "dim"), percent(actual.probability).strip())
+            if actual.rank is not None:
+                line += Content.assemble(("  rank ", "dim"), f"{actual.rank:,}")
+            if entropy is not None:
+                line += Content.assemble(("  entropy ", "dim"), f"{entropy:.2f} bits")
             for candidate in prediction.candidates:
                 came = candidate.id == prediction.actual.id
                 line_id = f"{position} {candidate.id}"

@@ -1,0 +1,69 @@
+"""Chats that are sent as messages, which a server writes in its model's own template.
+
+Keep: what is shown of such a prompt, counted and stored is what the messages say, and nothing
+that is not sent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from chatapp.dialogue.prompt import Exchange, Prompt, PromptWriter
+from chatapp.engine.events import THINKING
+from chatapp.prompting.messages import Message
+from chatapp.prompting.template import DialogueTemplate
+
+SERVED = DialogueTemplate(
+    name="server's own",
+    instruction="",
+    after_instruction="\n\n",
+    user_marker="User:\n",
+    assistant_marker="Assistant:\n",
+    lead="",
+    after_user="\n\n",
+    after_reply="\n\n",
+    stop=("\n\nUser:\n", "\n\nAssistant:\n"),
+    end_of_reply=False,
+)
+"""How messages are shown, and what stands between them where they have to be sent as one text,
+because a reply is to go on where it ended."""
+
+
+class MessagesWriter(PromptWriter):
+    """Writes chats as messages, but for a reply that has begun.
+
+    What was thought before earlier replies is left out, as makers of such models want it.
+    """
+
+    def write(
+        self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
+    ) -> Prompt:
+        *history, newest = exchanges
+        said = [replace(each, reply=without_thoughts(each.reply or "")) for each in history]
+        prompt = super().write(system, [*said, newest], max_tokens=max_tokens)
+        if newest.reply:
+            return prompt
+        opening = [Message("system", part.text) for part in self.render_instruction(system)]
+        turns = _messages([*said[prompt.dropped :], newest])
+        return replace(prompt, messages=(*opening, *turns))
+
+
+def without_thoughts(reply: str) -> str:
+    """A reply without what was thought before it; nothing is left of one that is all thought."""
+    begin, end = THINKING
+    return reply.partition(end)[2].lstrip() if reply.lstrip().startswith(begin) else reply
+
+
+def _messages(exchanges: Sequence[Exchange]) -> list[Message]:
+    """Users' and replies in turn, because many templates take nothing else: a message that
+    nobody answered becomes the beginning of the next one."""
+    messages: list[Message] = []
+    unanswered: list[str] = []
+    for exchange in exchanges:
+        unanswered.append(exchange.user.strip())
+        if exchange.reply:
+            messages.append(Message("user", "\n\n".join(unanswered)))
+            messages.append(Message("assistant", exchange.reply.strip()))
+            unanswered = []
+    if unanswered:
+        messages.append(Message("user", "\n\n".join(unanswered)))
+    return messages

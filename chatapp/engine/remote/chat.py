@@ -1,0 +1,75 @@
+"""A `ChatModel` on a server that speaks OpenAI's chat protocol.
+
+Messages go in, and the server writes them in its model's own template. Ollama, LM Studio, vLLM,
+llama.cpp's server, llama-cpp-python's and hosted services do that.
+
+Keep: a text that is to go on as it stands goes through the protocol of completions or nowhere.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.events import Event, Finished
+from chatapp.engine.model import Sampling
+from chatapp.engine.remote.http import NO_PATH, Body
+from chatapp.engine.remote.model import RemoteModel
+from chatapp.engine.stopping import StopFilter
+from chatapp.foreign import without_surrogates
+
+_AROUND = 4
+"""About how many tokens a template puts around a message."""
+
+
+class RemoteChatModel(RemoteModel):
+    """A `ChatModel` on a server; what it completes as text, where the server has that too."""
+
+    _completes = True
+
+    def converse(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        cancel: threading.Event | None = None,
+        top: int = 0,
+    ) -> Iterator[Event]:
+        """See `ChatModel.converse`. Without `top`, log-probabilities are not asked for."""
+        sent = [
+            {name: without_surrogates(text) for name, text in message.items()}
+            for message in messages
+        ]
+        if not sent:
+            raise ValueError("there are no messages to reply to; expected at least one")
+        count = sum(_AROUND + len(self._text.encode(message["content"])) for message in sent)
+        reply = self._open_reply(count, sampling, StopFilter(()))
+        body = self._options(sampling, reply.most) | {"messages": sent}
+        if top:
+            body |= {"logprobs": True, "top_logprobs": top}
+        return self._run("chat/completions", body, reply, sampling, cancel)
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop: Sequence[str] = (),
+        cancel: threading.Event | None = None,
+        top: int = 0,
+    ) -> Iterator[Event]:
+        """See `LanguageModel.generate`. Ends as an error where the server has chats alone."""
+        if not self._completes or self.server.protocol == "chat":
+            return iter([Finished("error", message=str(self._no_completions()))])
+        return super().generate(ids, sampling, stop=stop, cancel=cancel, top=top)
+
+    def _simpler(self, body: Body, status: int, text: str) -> Body | None:
+        if "prompt" in body and status in NO_PATH:
+            self._completes = False
+            raise self._no_completions()
+        return super()._simpler(body, status, text)
+
+    def _no_completions(self) -> ModelError:
+        return ModelError(
+            f"{self.server.url}: this server is used for chats alone; to go on with a text as it "
+            "stands takes one that has OpenAI's protocol of completions too"
+        )

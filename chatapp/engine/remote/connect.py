@@ -1,0 +1,73 @@
+"""From a server to a model on it: which of its models, and which protocol is spoken with it.
+
+Keep: what a server can do is found out before anything of the user's is sent to it, so that no
+message is ever sent twice.
+"""
+
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.remote.chat import RemoteChatModel
+from chatapp.engine.remote.http import has_path
+from chatapp.engine.remote.listing import ServedModel, context_of_llama_cpp, served_models
+from chatapp.engine.remote.model import RemoteModel
+from chatapp.engine.servers import SERVERS, Server
+
+_ASSUMED_CONTEXT = 2048
+"""Where neither the server nor the settings give one: what even old and small models have."""
+
+
+def connect(server: Server, *, name: str) -> RemoteModel:
+    """Ask a server for its model. Raises ModelError.
+
+    name: what the user called it.
+    """
+    remarks = []
+    if server.key and server.url.startswith("http://") and not server.is_here:
+        remarks.append(
+            f"The key travels to {urlsplit(server.url).hostname} unencrypted; use https."
+        )
+    served = _chosen(server)
+    context = server.context or served.context or context_of_llama_cpp(server)
+    if not context:
+        context = _ASSUMED_CONTEXT
+        remarks.append(
+            f"The server does not tell how long its context is; {context:,} tokens are "
+            f"assumed unless {SERVERS} says otherwise."
+        )
+    chosen = replace(server, model=served.name, context=context)
+    kind = RemoteChatModel if _converses(chosen) else RemoteModel
+    full = name if "#" in name else f"{name}#{served.name}"
+    return kind(chosen, name=full, context=context, remark=" ".join(remarks))
+
+
+def _chosen(server: Server) -> ServedModel:
+    """The model that is meant. Raises ModelError."""
+    models = {model.name: model for model in served_models(server)}
+    names = ", ".join(models)
+    if not models:
+        raise ModelError(f"{server.url}: the server has no model")
+    if server.model and server.model not in models:
+        raise ModelError(f"{server.url}: there is no model {server.model!r}; it has {names}")
+    if not server.model and len(models) > 1:
+        raise ModelError(
+            f"{server.url}: the server has several models; put one of them after a #: {names}"
+        )
+    return models[server.model or names]
+
+
+def _converses(server: Server) -> bool:
+    """Whether chats are held in the chat protocol. Raises ModelError where there is no other.
+
+    A server that has to be asked is asked for a reply to nothing, which none can give.
+    """
+    if server.protocol != "auto":
+        return server.protocol == "chat"
+    if has_path(server, "chat/completions", {"model": server.model}):
+        return True
+    if not has_path(server, "completions", {"model": server.model, "prompt": 0}):
+        raise ModelError(
+            f"{server.url}: the server has neither OpenAI's chat protocol nor that of completions"
+        )
+    return False

@@ -1,0 +1,221 @@
+"""Chats with a server that writes them in its model's own template."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from completions_server import CompletionsServer, delta, piece, replied, said
+
+from chatapp.dialogue import oneshot
+from chatapp.dialogue.served import SERVED, without_thoughts
+from chatapp.dialogue.session import Session
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.template_choice import choose_template
+from chatapp.engine.events import Finished
+from chatapp.engine.load import load_model
+from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.prompting.template import ALPACA, PLAIN
+
+LOGPROBS = {
+    "content": [
+        {
+            "token": "Yes",
+            "logprob": -0.5,
+            "top_logprobs": [{"token": "No", "logprob": -0.25}, {"token": "Yes", "logprob": -0.5}],
+        }
+    ]
+}
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def server() -> Iterator[CompletionsServer]:
+    with CompletionsServer().running() as server:
+        server.protocols = ("chat/completions", "completions")
+        server.models = [{"id": "tiny", "max_model_len": 512}]
+        server.stream = replied("Yes", ".")
+        yield server
+
+
+@pytest.fixture
+def model(server: CompletionsServer) -> LanguageModel:
+    return load_model(server.url)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "chats.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def session(model: LanguageModel, store: Store) -> Session:
+    return Session(model, template=choose_template(model, ""), store=store)
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def test_a_chat_is_sent_as_messages(
+    server: CompletionsServer, session: Session, store: Store
+) -> None:
+    session.set_system(" Be brief. ")
+    list(session.say("Is it\n\nUser:\nso?"))
+    list(session.say("Really?"))
+    sent = [
+        message("system", "Be brief."),
+        message("user", "Is it\n\nUser:\nso?"),
+        message("assistant", "Yes."),
+        message("user", "Really?"),
+    ]
+    assert [request["messages"] for request in server.requests] == [sent[:2], sent]
+    assert not any("stop" in request for request in server.requests)
+    assert [each.text for each in session.messages[1::2]] == ["Yes.", "Yes."]
+    rows = store.generations(session.chat_id or 0)
+    assert [json.loads(row.prompt) for row in rows] == [sent[:2], sent]
+    assert [row.template for row in rows] == [SERVED.name] * 2
+    reading = session.read(session.messages[-1].id)
+    assert reading.prompt.messages_sent == sent
+    assert not reading.outdated
+    session.set_system("Be long.")
+    assert session.read(session.messages[-1].id).outdated
+
+
+def test_which_template(model: LanguageModel) -> None:
+    assert choose_template(model, "") == choose_template(model, SERVED.name) == SERVED
+    assert choose_template(model, "", "alpaca") == SERVED  # a persona's, for models without one
+    assert choose_template(model, "plain") == PLAIN
+
+
+def test_a_template_that_was_asked_for_is_sent_as_text(
+    server: CompletionsServer, model: LanguageModel, store: Store
+) -> None:
+    server.stream = said("Yes.")
+    list(Session(model, template=choose_template(model, "alpaca"), store=store).say("So?"))
+    assert server.requests[0]["prompt"].startswith(ALPACA.instruction)
+
+
+def test_another_reply_and_another_question(server: CompletionsServer, session: Session) -> None:
+    list(session.say("So?"))
+    question, reply = session.messages
+    list(session.regenerate(reply.id))
+    list(session.edit(question.id, "Not so?"))
+    asked = [request["messages"] for request in server.requests]
+    assert asked == [[message("user", text)] for text in ("So?", "So?", "Not so?")]
+
+
+def test_users_and_replies_take_turns(server: CompletionsServer, session: Session) -> None:
+    server.stream = (500, '{"error": "full"}', {})  # type: ignore[assignment]
+    list(session.say("One?"))
+    server.stream = replied("Yes.")
+    list(session.say("Two?"))
+    assert server.requests[-1]["messages"] == [message("user", "One?\n\nTwo?")]
+    list(session.say("Three?"))
+    assert server.requests[-1]["messages"] == [
+        message("user", "One?\n\nTwo?"),
+        message("assistant", "Yes."),
+        message("user", "Three?"),
+    ]
+
+
+def test_what_was_thought_is_kept_but_not_sent(server: CompletionsServer, session: Session) -> None:
+    server.stream = [delta(reasoning_content="Hm."), *replied("Yes.")]
+    list(session.say("So?"))
+    assert session.messages[-1].text == "<think>\nHm.\n</think>\n\nYes."
+    list(session.say("Really?"))
+    assert server.requests[-1]["messages"][1] == message("assistant", "Yes.")
+
+
+@pytest.mark.parametrize(
+    ("reply", "rest"),
+    [
+        ("Yes.", "Yes."),
+        ("<think>\nHm.\n</think>\n\nYes.", "Yes."),
+        ("<think>\nHm", ""),
+        ("It says <think> and </think>.", "It says <think> and </think>."),
+    ],
+)
+def test_a_reply_without_thoughts(reply: str, rest: str) -> None:
+    assert without_thoughts(reply) == rest
+
+
+def test_what_is_too_old_is_left_out(server: CompletionsServer, session: Session) -> None:
+    session.sampling = Sampling(max_tokens=64)
+    for number in range(4):
+        list(session.say(f"{number} {'why ' * 100}"))
+    assert session.dropped() > 0
+    kept = server.requests[-1]["messages"]
+    assert [each["role"] for each in kept] == ["user", "assistant", "user"]
+    assert kept[-1]["content"].startswith("3 why")
+
+
+def test_a_reply_goes_on_as_text(server: CompletionsServer, session: Session) -> None:
+    server.stream = replied("One", " two", reason="length")
+    list(session.say("Count."))
+    server.stream = said(" three.")
+    list(session.continue_reply(session.messages[-1].id))
+    assert server.requests[-1]["prompt"] == "User:\nCount.\n\nAssistant:\nOne two"
+    assert session.messages[-1].text == "One two three."
+
+
+def test_a_branch_goes_on_as_text(
+    server: CompletionsServer, session: Session, store: Store
+) -> None:
+    server.stream = [delta(content="Yes", logprobs=LOGPROBS), *replied(".")]
+    list(session.say("So?"))
+    reply = session.messages[-1]
+    reading = session.read(reply.id)
+    assert [token.logprob for token in reading.drawn[:1]] == [-0.5]
+    other = reading.drawn[0].alternatives[0]
+    assert other.text == "No"
+    server.stream = said(", it is not.")
+    list(session.branch(reply.id, [other.id]))
+    assert server.requests[-1]["prompt"] == "User:\nSo?\n\nAssistant:\nNo"
+    assert session.messages[-1].text == "No, it is not."
+    prompt = store.generations(session.chat_id or 0)[-1].prompt
+    assert prompt == "User:\nSo?\n\nAssistant:\n"
+
+
+def test_a_reply_that_cannot_go_on_is_kept(server: CompletionsServer, session: Session) -> None:
+    server.protocols = ("chat/completions",)
+    list(session.say("So?"))
+    *_, finished = session.continue_reply(session.messages[-1].id)
+    assert isinstance(finished, Finished)
+    assert "used for chats alone" in finished.message
+    assert session.messages[-1].text == "Yes."
+
+
+def test_a_chat_goes_on_in_another_model(
+    server: CompletionsServer, session: Session, store: Store
+) -> None:
+    list(session.say("So?"))
+    server.protocols = ("completions",)
+    other = load_model(server.url)
+    server.stream = [piece(" No."), piece("", "stop")]
+    template = choose_template(other, "")
+    list(Session(other, template=template, store=store, chat_id=session.chat_id).say("Really?"))
+    assert server.requests[-1]["prompt"].endswith(
+        "User: So?\nAssistant: Yes.\nUser: Really?\nAssistant:"
+    )
+
+
+def test_one_question(server: CompletionsServer, model: LanguageModel) -> None:
+    events = oneshot.ask(
+        model,
+        choose_template(model, ""),
+        " Is it so? ",
+        system="Be brief.",
+        sampling=Sampling(),
+        cancel=threading.Event(),
+    )
+    assert "".join(event.text for event in events) == "Yes."
+    sent = [message("system", "Be brief."), message("user", "Is it so?")]
+    assert server.requests[-1]["messages"] == sent

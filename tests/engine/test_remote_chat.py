@@ -1,0 +1,401 @@
+"""A server of chats: which protocol is spoken with it, what is asked, and all it can do wrong."""
+
+import json
+import math
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from completions_server import CompletionsServer, Item, break_off, delta, replied, said, usage
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.events import Finished, Token
+from chatapp.engine.load import load_model
+from chatapp.engine.model import ChatModel, ContextOverflow, Sampling
+from chatapp.engine.remote import RemoteChatModel, http
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No servers of this machine's user, and no proxy."""
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
+    for name in [*os.environ]:
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def server() -> Iterator[CompletionsServer]:
+    with CompletionsServer().running() as server:
+        server.protocols = ("chat/completions", "completions")
+        server.models = [{"id": "tiny", "max_model_len": 64}]
+        yield server
+
+
+@pytest.fixture
+def model(server: CompletionsServer) -> RemoteChatModel:
+    loaded = load_model(server.url)
+    assert isinstance(loaded, RemoteChatModel)
+    server.probes.clear()
+    return loaded
+
+
+def named(server: CompletionsServer, tmp_path: Path, protocol: str) -> str:
+    """The name of the server, of which the protocol is said."""
+    (tmp_path / "config").mkdir()
+    table = f'[mine]\nurl = "{server.url}"\nprotocol = "{protocol}"\n'
+    (tmp_path / "config/servers.toml").write_text(table)
+    return "mine"
+
+
+def run(
+    model: RemoteChatModel, sampling: Sampling | None = None, **options: Any
+) -> tuple[list[Token], Finished]:
+    *tokens, finished = model.converse(HELLO, sampling or Sampling(), **options)
+    assert isinstance(finished, Finished)
+    return [token for token in tokens if isinstance(token, Token)], finished
+
+
+def text_of(events: tuple[list[Token], Finished]) -> str:
+    tokens, finished = events
+    return "".join(token.text for token in tokens) + finished.text
+
+
+# Which protocol
+
+
+@pytest.mark.parametrize(
+    ("protocols", "converses", "asked"),
+    [
+        (("chat/completions", "completions"), True, 1),
+        (("chat/completions",), True, 1),
+        (("completions",), False, 2),
+    ],
+)
+def test_the_protocol_is_found_out(
+    server: CompletionsServer, protocols: tuple[str, ...], converses: bool, asked: int
+) -> None:
+    server.protocols = protocols
+    assert isinstance(load_model(server.url), ChatModel) is converses
+    assert len(server.probes) == asked
+    assert server.requests == []
+
+
+def test_a_server_that_has_neither(server: CompletionsServer) -> None:
+    server.protocols = ()
+    with pytest.raises(ModelError) as error:
+        load_model(server.url)
+    assert str(error.value) == (
+        f"{server.url}: the server has neither OpenAI's chat protocol nor that of completions"
+    )
+
+
+@pytest.mark.parametrize("protocol", ["chat", "completions"])
+def test_a_protocol_that_is_said_is_not_asked_for(
+    server: CompletionsServer, tmp_path: Path, protocol: str
+) -> None:
+    model = load_model(named(server, tmp_path, protocol))
+    assert isinstance(model, ChatModel) is (protocol == "chat")
+    assert server.probes == []
+
+
+def test_a_protocol_that_there_is_not(server: CompletionsServer, tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as error:
+        load_model(named(server, tmp_path, "chatt"))
+    expected = "server 'mine': 'protocol' is the string 'chatt', expected 'auto', 'chat' or"
+    assert expected in str(error.value)
+
+
+# What is asked, and what comes
+
+
+def test_a_reply(server: CompletionsServer, model: RemoteChatModel) -> None:
+    server.stream = [*replied("It", " is", " [b]so[/b]")[:-1], usage(12, 4, cached=8), "[DONE]"]
+    sampling = Sampling(
+        temperature=0.5, top_p=0.8, top_k=7, min_p=0.1, repetition_penalty=1.2, seed=3, max_tokens=9
+    )
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a\ud800"}]
+    *tokens, finished = model.converse(messages, sampling)
+    assert [token.piece for token in tokens if isinstance(token, Token)] == [
+        "It",
+        " is",
+        " [b]so[/b]",
+    ]
+    assert all(math.isnan(token.logprob) for token in tokens if isinstance(token, Token))
+    assert isinstance(finished, Finished)
+    counts = (finished.prompt_tokens, finished.reused_tokens, finished.reply_tokens)
+    assert (finished.reason, counts) == ("stop", (12, 8, 4))
+    assert 0 < finished.time_to_first_token <= finished.seconds
+    assert server.requests == [
+        {
+            "model": "tiny",
+            "messages": [messages[0], {"role": "user", "content": "a\ufffd"}],
+            "max_tokens": 9,
+            "temperature": 0.5,
+            "top_p": 0.8,
+            "top_k": 7,
+            "min_p": 0.1,
+            "repetition_penalty": 1.2,
+            "repeat_penalty": 1.2,
+            "seed": 3,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+
+
+def test_what_is_null_is_not_there(server: CompletionsServer, model: RemoteChatModel) -> None:
+    nothing = {"delta": {"content": None, "reasoning": None, "tool_calls": None}, "logprobs": None}
+    events = [{"error": None, "usage": None, "choices": [nothing]}, {"choices": [{"delta": None}]}]
+    server.stream = [*map(json.dumps, events), *replied("Yes.", "\x1b[2J")]
+    result = run(model)
+    assert (text_of(result), result[1].reason) == ("Yes.\x1b[2J", "stop")
+
+
+LOGPROBS = {
+    "content": [
+        {
+            "token": "Yes",
+            "logprob": -0.5,
+            "bytes": [89],
+            "top_logprobs": [{"token": "No", "logprob": -0.25}, {"token": "Yes", "logprob": -0.5}],
+        }
+    ],
+    "refusal": None,
+}
+
+
+def test_log_probabilities(server: CompletionsServer, model: RemoteChatModel) -> None:
+    server.stream = [delta(content="Yes", logprobs=LOGPROBS), *replied("!")]
+    (first, second), _ = run(model, top=2)
+    assert (server.requests[0]["logprobs"], server.requests[0]["top_logprobs"]) == (True, 2)
+    assert first.logprob == -0.5
+    assert [(other.text, other.logprob) for other in first.alternatives] == [
+        ("No", -0.25),
+        ("Yes", -0.5),
+    ]
+    assert first.alternatives[1].id == first.id
+    assert math.isnan(second.logprob)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_what_was_thought_stands_between_marks(
+    server: CompletionsServer, model: RemoteChatModel, name: str
+) -> None:
+    thoughts = [delta(**{name: "They", "content": None}), delta(**{name: " ask.", "content": ""})]
+    server.stream = [*thoughts, *replied("Yes", ".")]
+    tokens, finished = run(model)
+    assert "".join(token.text for token in tokens) == "<think>\nThey ask.\n</think>\n\nYes."
+    assert (finished.reason, finished.reply_tokens) == ("stop", 4)
+
+
+def test_a_thought_and_a_reply_in_one_event(
+    server: CompletionsServer, model: RemoteChatModel
+) -> None:
+    server.stream = [delta(reasoning="Hm.", content="Yes", logprobs=LOGPROBS), *replied()]
+    tokens, _ = run(model, top=2)
+    assert [token.text for token in tokens] == ["<think>\nHm.", "\n</think>\n\nYes"]
+    assert all(math.isnan(token.logprob) for token in tokens)
+
+
+def test_a_thought_that_takes_all_there_is(
+    server: CompletionsServer, model: RemoteChatModel
+) -> None:
+    server.stream = [delta(reasoning="Hm"), delta("length", reasoning=" hm"), "[DONE]"]
+    events = run(model, Sampling(max_tokens=2))
+    assert (text_of(events), events[1].reason) == ("<think>\nHm hm", "length")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_data_that_is_split_anywhere(
+    server: CompletionsServer, model: RemoteChatModel, seed: int
+) -> None:
+    events = [delta(content="Größe 日本 🙂\u2028!"), delta("stop"), usage(5, 6), "[DONE]"]
+    parts = [b": keep-alive\r\n\r\n", b"retry: 3000\n\n"]
+    parts += [f"id: 7\ndata: {event}\r\n\r\n".encode() for event in events]
+    data, split = b"".join(parts), random.Random(seed)
+    places = sorted(split.sample(range(1, len(data)), 40))
+    server.stream = [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
+    result = run(model)
+    assert (text_of(result), result[1].reason) == ("Größe 日本 🙂\u2028!", "stop")
+    assert (result[1].prompt_tokens, result[1].reply_tokens) == (5, 6)
+
+
+def test_the_window(server: CompletionsServer, model: RemoteChatModel) -> None:
+    server.stream = replied("a", reason="length")
+    messages = [{"role": "user", "content": " a" * 50}]
+    *_, finished = model.converse(messages, Sampling())
+    assert isinstance(finished, Finished)
+    assert (finished.reason, server.requests[0]["max_tokens"]) == ("context", 10)
+    with pytest.raises(ContextOverflow, match="about 64 tokens"):
+        model.converse([{"role": "user", "content": " a" * 60}], Sampling())
+    with pytest.raises(ValueError, match="no messages"):
+        model.converse([], Sampling())
+
+
+# Ends before the end
+
+
+def test_cancelling_closes_the_connection(
+    server: CompletionsServer, model: RemoteChatModel
+) -> None:
+    cancel = threading.Event()
+    server.stream = [delta(content="Well"), cancel.set, server.hang]
+    assert run(model, cancel=cancel)[1].reason == "cancelled"
+    assert server.gone.wait(30)
+
+
+def test_cancelling_before_the_first_token(
+    server: CompletionsServer, model: RemoteChatModel
+) -> None:
+    cancel = threading.Event()
+    server.stream = [b": still loading the model\n\n", cancel.set, server.hang]
+    assert run(model, cancel=cancel)[1].reason == "cancelled"
+    assert server.gone.wait(30)
+
+
+def test_a_server_that_falls_silent(
+    server: CompletionsServer, model: RemoteChatModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.05)
+    server.stream = [server.hang]
+    assert run(model)[1].message == f"{server.url}: the server has fallen silent"
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        ([break_off], "broke off the connection"),
+        ([], "broke off the reply"),
+        (['{"error": {"message": "out of [b]memory[/b]"}}'], "out of [b]memory[/b]"),
+        ([delta("tool_calls", tool_calls=[{"index": 0}]), "[DONE]"], "the reply: tool_calls"),
+        ([delta("content_filter")], "ended the reply: content_filter"),
+        (["oops"], "not JSON"),
+        (['{"choices": [{"delta": "x"}]}'], "has no text"),
+        (['{"choices": [{"delta": {"content": ["x"]}}]}'], "has no text"),
+        (['{"choices": [3]}'], "has no text"),
+    ],
+)
+def test_a_reply_that_breaks_off_is_kept(
+    server: CompletionsServer, model: RemoteChatModel, rest: list[Item], words: str
+) -> None:
+    server.stream = [delta(content="Well,"), delta(content=" so"), *rest]
+    events = run(model)
+    assert (text_of(events), events[1].reason) == ("Well, so", "error")
+    assert words in events[1].message
+    assert "\n" not in events[1].message
+
+
+def test_a_message_that_may_have_been_accepted_is_not_sent_again(
+    server: CompletionsServer, model: RemoteChatModel
+) -> None:
+    server.stream = [break_off]
+    assert run(model)[1].reason == "error"
+    assert len(server.requests) == 1
+
+
+# Servers that take less
+
+
+def refusing(name: str, status: int, words: str) -> Any:
+    """A stream that refuses a request with this field."""
+
+    def answer(request: dict[str, Any]) -> Any:
+        if name in request:
+            return status, json.dumps({"error": {"message": words}}), {}
+        return replied("Yes.")
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words", "message"),
+    [
+        ("logprobs", 500, "logprobs is not supported with logits_all=False", ""),
+        ("top_logprobs", 400, "Unsupported parameter: 'top_logprobs'", ""),
+        ("stream_options", 422, '[{"loc": ["body", "stream_options"]}]', ""),
+        ("seed", 400, "Unknown parameter: seed", "The server cannot be asked for seed."),
+        ("min_p", 400, "property 'min_p' is unsupported", ""),
+    ],
+)
+def test_what_a_server_refuses_is_left_out(
+    server: CompletionsServer,
+    model: RemoteChatModel,
+    name: str,
+    status: int,
+    words: str,
+    message: str,
+) -> None:
+    server.stream = refusing(name, status, words)
+    for expected in (message, ""):  # said once
+        events = run(model, Sampling(seed=1), top=3)
+        assert (text_of(events), events[1].message) == ("Yes.", expected)
+    assert [name in request for request in server.requests] == [True, False, False]
+    left_out = server.requests[0].keys() - server.requests[1].keys()
+    assert not left_out & {"model", "messages", "max_tokens", "temperature", "top_p", "stream"}
+
+
+def test_several_refusals_one_after_the_other(
+    server: CompletionsServer, model: RemoteChatModel
+) -> None:
+    refusals = [refusing(name, 400, f"no {name}") for name in ("seed", "logprobs", "top_k")]
+
+    def strict(request: dict[str, Any]) -> Any:
+        answers = [refusal(request) for refusal in refusals]
+        return next((answer for answer in answers if isinstance(answer, tuple)), answers[0])
+
+    server.stream = strict
+    events = run(model, Sampling(seed=1, top_k=5), top=3)
+    assert text_of(events) == "Yes."
+    assert events[1].message == "The server cannot be asked for top_k and seed."
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize("words", ["temperature is too high", "bad seedling"])
+def test_a_refusal_of_what_is_needed_is_told(
+    server: CompletionsServer, model: RemoteChatModel, words: str
+) -> None:
+    server.stream = refusing("temperature", 400, words)
+    finished = run(model, Sampling(seed=1))[1]
+    assert finished.message == f"{server.url}: the server refuses (status 400): {words}"
+    assert len(server.requests) == 1
+
+
+# Text that goes on as it stands
+
+
+def test_text_goes_through_completions(server: CompletionsServer, model: RemoteChatModel) -> None:
+    server.stream = said(" Hello")
+    *_, finished = model.generate(model.tokenizer.encode("Once"), Sampling())
+    assert isinstance(finished, Finished)
+    assert (finished.reason, server.requests[0]["prompt"]) == ("stop", "Once")
+
+
+def test_text_where_there_are_chats_alone(
+    server: CompletionsServer, model: RemoteChatModel
+) -> None:
+    server.protocols = ("chat/completions",)
+    for _ in range(2):
+        (finished,) = model.generate(model.tokenizer.encode("Once"), Sampling())
+        assert isinstance(finished, Finished)
+        assert finished.reason == "error"
+        assert finished.message == (
+            f"{server.url}: this server is used for chats alone; to go on with a text as it "
+            "stands takes one that has OpenAI's protocol of completions too"
+        )
+    # The second time it is known.
+    assert server.refused == ["/v1/completions"]
+
+
+def test_text_where_chats_are_asked_for(server: CompletionsServer, tmp_path: Path) -> None:
+    model = load_model(named(server, tmp_path, "chat"))
+    (finished,) = model.generate(model.tokenizer.encode("Once"), Sampling())
+    assert isinstance(finished, Finished)
+    assert "used for chats alone" in finished.message
+    assert server.requests == []
