@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from finetune.bundled_model.documents import build
 from finetune.bundled_model.sources import groupings
@@ -36,20 +37,39 @@ def sources(folder: Path) -> Path:
     (dialogue / "chatterbot_corpus" / "ai.yml").write_text(
         "conversations:\n- - What is AI?\n  - A field of study.\n"
     )
-    with gzip.open(dialogue / "sgd_train.jsonl.gz", "wt") as file:
-        for number, word in enumerate(WORDS):
-            turns = [["U", f"Please find me a {word} in this town today."], ["S", "Which one?"]]
-            service = ("Buses_1", "Hotels_2")[number % 2]
-            file.write(json.dumps({"services": [service], "turns": turns}) + "\n")
+    services = ("Buses_1", "Hotels_2")
+    asked = [
+        {
+            "services": [services[number % 2]],
+            "turns": [["U", f"Please find me a {word} in this town today."], ["S", "Which one?"]],
+        }
+        for number, word in enumerate(WORDS)
+    ]
+    packed(dialogue / "sgd_train.jsonl.gz", asked)
+    packed(dialogue / "self_dialogue.jsonl.gz", [{"turns": ["i like jazz", "me too"]}] * 2)
+    packed(
+        dialogue / "persona_chat.jsonl.gz",
+        [{"turns": [[1, f"Do you like {word}?"], [2, "I do!"]]} for word in WORDS],
+    )
+    packed(dialogue / "topical_chat.jsonl.gz", [])
+    for name in ("fairytale_qa", "short_stories"):
+        tales = [{"title": word, "text": f"There was a {word}. It ran."} for word in WORDS]
+        packed(folder / "books" / f"{name}.jsonl.gz", tales)
     return folder
+
+
+def packed(path: Path, rows: list[dict[str, Any]]) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
     data = sources(tmp_path / "data")
     for name in ("first", "second"):
         build(data, tmp_path / name, seed=3, scale=0.001)
-    files = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert len(files) == 21
+    first = tmp_path / "first"
+    files = sorted(str(path.relative_to(first)) for path in first.rglob("*.jsonl"))
+    assert len(files) == 33
     for name in files:
         text = (tmp_path / "first" / name).read_text()
         assert text == (tmp_path / "second" / name).read_text()
