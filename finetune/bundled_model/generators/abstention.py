@@ -6,6 +6,7 @@ Keep: a wording kept for measuring is in no training row, whatever it asks about
 import random
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 from finetune.bundled_model.generators.content import table
@@ -56,12 +57,12 @@ def declined(draw: random.Random) -> Turns:
 
 
 def measured(count: int, seed: int) -> list[str]:
-    """`count` different questions in wordings that training has not, each kind as often."""
+    """`count` different questions in wordings that training has not, of the kinds in turn."""
     draw = random.Random(seed)
-    kinds = list(table("abstention")["kinds"].values())
     found: dict[str, None] = {}
-    while len(found) < count:
-        kind = kinds[len(found) % len(kinds)]
+    for kind in cycle(table("abstention")["kinds"].values()):
+        if len(found) == count:
+            break
         found[filled(draw.choice(kind["unseen"]), _fields(draw))] = None
     return list(found)
 
