@@ -69,6 +69,11 @@ def test_status_shows_on_a_terminal_alone(run, use_model: UseModel) -> None:
     assert run("ask", "Hi").err == ""
 
 
+def test_a_reply_that_repeated_itself_is_marked(run, use_model: UseModel) -> None:
+    use_model(ScriptedModel([" So it is."], reason="repetition"))
+    assert run("ask", "Hi") == (0, "So it is.\n", "chatapp: it began to repeat itself\n")
+
+
 def test_json_is_one_document(run, use_model: UseModel) -> None:
     use_model(ScriptedModel([" Ja, 你好."]))
     status, out, err = run("ask", "Hi", "--json", "--seed", "5")

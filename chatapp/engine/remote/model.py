@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from chatapp.engine.remote.chunks import DONE, Chunk, ServedToken, Usage, read_c
 from chatapp.engine.remote.http import BlockingStream, Body, Cancelled, post
 from chatapp.engine.remote.listing import context_of_llama_cpp, served_models
 from chatapp.engine.remote.pieces import TextPieces
+from chatapp.engine.repetition import RepetitionFilter
 from chatapp.engine.servers import SERVERS, Server
 from chatapp.engine.stopping import StopFilter
 from chatapp.foreign import without_surrogates
@@ -147,6 +149,7 @@ class RemoteModel:
         reply = _Reply(
             self._text,
             stops,
+            RepetitionFilter(partial(self._text.decode, prompt), sampling.max_repeats),
             prompt_tokens=len(prompt),
             most=min(sampling.max_tokens, room),
             at_most="length" if sampling.max_tokens <= room else "context",
@@ -200,6 +203,7 @@ class RemoteModel:
             parameter
             for name, parameter in PARAMETERS.items()
             if (parameter.is_extension or not parameter.request_fields)
+            and not parameter.is_heeded_here
             and getattr(sampling, name) != parameter.default
             and name not in self._mentioned
         ]
@@ -229,6 +233,7 @@ class _Reply:
         self,
         text: TextPieces,
         stops: StopFilter,
+        repeats: RepetitionFilter,
         *,
         prompt_tokens: int,
         most: int,
@@ -240,6 +245,7 @@ class _Reply:
         self.reason: FinishReason | None = None
         self._text = text
         self._stops = stops
+        self._repeats = repeats
         self._at_most = at_most
         self._usage = Usage(prompt_tokens)
         self._tokens = 0
@@ -258,14 +264,16 @@ class _Reply:
             )
             self._tokens += 1
             yield self._token(token)
-            if self._stops.hit:
+            if self._repeats.hit:
+                self.reason = "repetition"
+            if self._stops.hit or self._repeats.hit:
                 self.over = True
                 return
         self._take_reason(chunk.reason)
 
     def finished(self, failure: str) -> Finished:
         """The end, with the text that was held back. failure: what went wrong, if anything."""
-        rest = self._stops.flush()
+        rest = self._repeats.flush(self._stops.flush())
         if self._stops.hit:
             self.reason = "stop"
         broken_off = self.reason is None
@@ -299,4 +307,5 @@ class _Reply:
             for text, logprob in token.alternatives
         )
         id = self._text.token(token.text)
-        return Token(id, self._stops.push(token.text), token.text, token.logprob, alternatives)
+        text = self._repeats.push(id, self._stops.push(token.text))
+        return Token(id, text, token.text, token.logprob, alternatives)
