@@ -1,6 +1,6 @@
 """The documents that the bundled model is trained on, one file a source or generator.
 
-    python -m finetune.bundled_model DATA OUT [--seed N] [--scale S]
+    python -m finetune.bundled_model DATA OUT [--taught FILE] [--seed N] [--scale S]
 
 DATA is a folder that holds the sources named in chatapp/bundled/README.md: books/*.txt,
 books/{fairytale_qa,short_stories}.jsonl.gz, dialogue/{sgd_train,self_dialogue,persona_chat,
@@ -39,6 +39,7 @@ from finetune.bundled_model.sources import (
     schema_guided,
 )
 from finetune.bundled_model.talks import stories, talks
+from finetune.bundled_model.teacher import chats, read_taught
 
 Rows = Iterable[dict[str, Any]]
 
@@ -57,19 +58,22 @@ LETTERS = {
 def build(
     data: Annotated[Path, typer.Argument(help="folder of the source data", exists=True)],
     out: Annotated[Path, typer.Argument(help="folder to write to")],
+    taught: Annotated[
+        Path | None, typer.Option(help="answers that `teacher` wrote", exists=True)
+    ] = None,
     seed: int = 0,
     scale: Annotated[float, typer.Option(min=0.001, help="how much of each generator")] = 1.0,
 ) -> None:
     """Write the training documents of the bundled model."""
     (out / "kept_out").mkdir(parents=True, exist_ok=True)
-    for name, rows in _files(data, seed, scale):
+    for name, rows in _files(data, taught, seed, scale):
         path = out / f"{name}.jsonl"
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         path.write_text("".join(lines), encoding="utf-8")
         print(f"{path}: {len(lines):,} documents")
 
 
-def _files(data: Path, seed: int, scale: float) -> Iterator[tuple[str, Rows]]:
+def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator[tuple[str, Rows]]:
     """Each file's name and its rows."""
 
     def count(rows: int) -> int:
@@ -83,6 +87,8 @@ def _files(data: Path, seed: int, scale: float) -> Iterator[tuple[str, Rows]]:
     yield "instructions", instructions(data / "instruct")
     yield "grade_school", grade_school(data / "gsm8k" / "train.jsonl")
     yield "smalltalk", small_talk(data / "dialogue", count(16000), seed)
+    if taught:
+        yield "taught", chats(read_taught(taught), count(12000), seed)
 
     words, tasks = own_words(), all_tasks()
     groups = groupings(data)

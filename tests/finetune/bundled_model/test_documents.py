@@ -120,5 +120,5 @@ def test_the_documents_are_built_by_the_package(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     build(data, tmp_path / "expected", seed=0, scale=0.001)
-    for path in (tmp_path / "expected").iterdir():
+    for path in (tmp_path / "expected").glob("*.jsonl"):
         assert (tmp_path / "out" / path.name).read_text() == path.read_text()
