@@ -96,9 +96,9 @@ def test_every_sampling_field_is_a_flag(run, use_model: UseModel) -> None:
     model = use_model(ScriptedModel([" Ok."]))
     flags = (
         "--temperature 0.5 --top-k 3 --top-p 0.4 --min-p 0.1 --repetition-penalty 1.2 "
-        "--no-repeat-ngram 4 --seed 7 --max-tokens 9"
+        "--no-repeat-ngram 4 --seed 7 --max-tokens 9 --max-repeats 5"
     )
-    expected = Sampling(0.5, 3, 0.4, 0.1, 1.2, 4, 7, 9)
+    expected = Sampling(0.5, 3, 0.4, 0.1, 1.2, 4, 7, 9, 5)
     assert run("ask", "Hi", *flags.split()).status == 0
     assert run("complete", "Hi", *flags.split()).status == 0
     assert model.samplings == [expected, expected]
