@@ -29,7 +29,7 @@ from chatapp.prompting.template import DialogueTemplate
 from finetune.bundled_model.generators import abstention
 from finetune.bundled_model.generators.content import table
 from finetune.bundled_model.generators.tasks import all_tasks
-from finetune.recipes import run
+from finetune.scripts import run
 
 _MESSAGES, _UNKNOWN, _KNOWN = 200, 150, 300
 _SEEDS = 3

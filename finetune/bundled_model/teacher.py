@@ -31,7 +31,10 @@ _BATCH, _MOST_TOKENS = 16, 48
 _LONGEST, _LEAST_LIKELY = 150, -1.0
 _SENTENCE = re.compile(r"[A-Z][^\n]*?[.!](?=\s|$)")
 # A list begun, a model that speaks of itself, or a sentence that goes round in circles.
-_BAD = re.compile(r"[*#:\[\]]|\b(?:I|I'm|AI|assistant|sorry)\b|\b(\w+ \w+ \w+)\b.*\b\1\b")
+_BAD = re.compile(
+    r"[*#:\[\]]|\b(?:I|I'm|AI|assistant|sorry)\b"
+    r"|\b(\w+ \w+ \w+)\b.*\b\1\b|\b(\w{6,})\b.*\b\2\b.*\b\2\b"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from finetune.bundled_model.teacher import Taught
         ("I'm sorry, but rivers are hard.", -0.4, ""),
         ("Rivers: they flow.", -0.4, ""),
         ("A river is a vital part of a vital part of a vital part.", -0.4, ""),
+        ("A desert is an empty, empties place of dryness, dryness and dryness.", -0.4, ""),
         ("A river is " + "very " * 40 + "long.", -0.4, ""),
     ],
 )
