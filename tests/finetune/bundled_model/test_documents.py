@@ -9,6 +9,7 @@ from typing import Any
 
 from finetune.bundled_model.documents import build
 from finetune.bundled_model.sources import groupings
+from finetune.config import FinetuneConfig, PretrainConfig, load_config
 
 WORDS = [f"{a}{b}ing" for a in "bcdfghklmnprst" for b in ("ar", "el", "in", "op", "um")]
 
@@ -84,6 +85,20 @@ def test_sentences_are_grouped(tmp_path: Path) -> None:
     assert groups["service"].keys() == {"Buses", "Hotels"}
     assert {"what", "please", "explain"} <= groups["opening"].keys()
     assert "What the baring saw was a river in the valley." in groups["source"]["books"]
+
+
+def test_every_stage_is_valid_and_learns_from_files_that_are_written(tmp_path: Path) -> None:
+    taught = tmp_path / "taught.jsonl"
+    row = {"question": "What is tea?", "answer": "A drink.", "thing": "tea", "logprob": -0.5}
+    taught.write_text(json.dumps(row) + "\n")
+    build(sources(tmp_path / "data"), tmp_path / "out", taught, scale=0.001)
+    written = {f"data/{path.name}" for path in (tmp_path / "out").glob("*.jsonl")}
+    stages = sorted((Path(__file__).parents[3] / "finetune" / "bundled_model").glob("*.toml"))
+    assert len(stages) == 11
+    for stage in stages:
+        kind = PretrainConfig if stage.stem.endswith("base") else FinetuneConfig
+        config = load_config(kind, stage, [])
+        assert {source.path for source in config.data.train} <= written
 
 
 IMPORTS = """
