@@ -1,14 +1,17 @@
 """Replies that have begun to repeat themselves, ended and cut back to where that began.
 
 The rule: the reply's last tokens are one cycle of at most 32 tokens, over and over, `max_repeats`
-times at least and 32 tokens at least. Asked for is what the prompt holds: the cycle's words in
-their order, or, of a cycle without whole words, the cycle twice in a row. Such a cycle goes on.
+times at least and 32 tokens at least. Such a cycle goes on when it is asked for: when the prompt
+holds it twice in a row, or holds its words in their order and an English word that asks for more
+of them, such as "times". To hold the words alone is not enough: small models repeat what they
+were told.
 
 Keep: no character that may still be cut off comes out early, so nothing shown is ever taken back.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 _LONGEST_CYCLE = 32
 """In tokens: what is longer is a refrain and not a fault of the model's."""
@@ -17,8 +20,13 @@ _FEWEST_TOKENS = 32
 """Shorter is a line of dashes, laughter, or the head of a table."""
 
 
+_ASKING = set(
+    "again copies copy echo endlessly fill forever keep over repeat repeatedly times".split()
+)
 _CLOSING = {".", "!", "?"}
 _WORD = re.compile(r"\w+")
+
+_Cycle = TypeVar("_Cycle", str, list[str])
 
 
 class RepetitionFilter:
@@ -76,7 +84,7 @@ class RepetitionFilter:
             if run and run + period >= max(_FEWEST_TOKENS, self._max_repeats * period):
                 repeated = "".join(self._texts[-run - period :])
                 cycle = "".join(self._texts[-period:])
-                if not _holds(self._prompt(), repeated, cycle):
+                if not _asks_for(self._prompt(), repeated, cycle):
                     return period
                 # So are the cycles that hold this one several times.
                 for multiple in range(period, _LONGEST_CYCLE + 1, period):
@@ -90,16 +98,23 @@ class RepetitionFilter:
         return text
 
 
-def _holds(prompt: str, repeated: str, cycle: str) -> bool:
-    """Whether a prompt holds what is repeated, so that it may have asked for it.
+def _asks_for(prompt: str, repeated: str, cycle: str) -> bool:
+    """Whether a prompt asks for what is repeated.
 
     repeated: several cycles in a row; cycle: one of them, begun anywhere in it.
     """
     words = _WORD.findall(repeated.casefold())[1:-1]  # at the ends a word may be cut in two
-    if words:
-        asked = _WORD.findall(prompt.casefold())
-        size = next(n for n in range(1, len(words) + 1) if words[n:] == words[:-n])
-        phrases = [words[start:][:size] for start in range(min(size, len(words) - size + 1))]
-        return any(asked[place : place + size] in phrases for place in range(len(asked) - size + 1))
-    turned = (cycle[start:] + cycle[:start] for start in range(len(cycle)))
-    return any(2 * each in prompt for each in turned)
+    if not words:
+        return any(2 * turned in prompt for turned in _turns(cycle))
+    size = next(n for n in range(1, len(words) + 1) if words[n:] == words[:-n])
+    asked = _WORD.findall(prompt.casefold())
+    wanted = 1 if _ASKING.intersection(asked) else 2
+    phrases = [wanted * turned for turned in _turns(words[:size])]
+    length = wanted * size
+    return any(asked[start : start + length] in phrases for start in range(len(asked)))
+
+
+def _turns(cycle: _Cycle) -> Iterator[_Cycle]:
+    """A cycle begun at each of its places."""
+    for start in range(len(cycle)):
+        yield cycle[start:] + cycle[:start]

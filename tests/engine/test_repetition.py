@@ -79,7 +79,7 @@ def test_a_long_cycle_is_a_refrain() -> None:
         ("Draw a line like this: -=-=-", "-="),
     ],
 )
-def test_what_the_prompt_holds_may_come_again(prompt: str, cycle: str) -> None:
+def test_what_is_asked_for_may_come_again(prompt: str, cycle: str) -> None:
     assert ended(cycle * 60, prompt) == (cycle * 60, False)
 
 
@@ -87,11 +87,14 @@ def test_what_the_prompt_holds_may_come_again(prompt: str, cycle: str) -> None:
     ("prompt", "cycle"),
     [
         ("Why is the sky blue?", " The sky is blue."),
+        ("The sky is blue.", " The sky is blue."),
         ("Draw a line - or two.", "-"),
         ("When is Lent?", "en"),
     ],
 )
-def test_words_in_another_order_or_within_words_are_not_asked_for(prompt: str, cycle: str) -> None:
+def test_what_the_prompt_holds_once_or_in_another_order_is_not_asked_for(
+    prompt: str, cycle: str
+) -> None:
     repeats = RepetitionFilter(lambda: prompt, 4)
     shown = "".join(repeats.push(id, cycle if id == 1 else "") for id in [1, 2, 3] * 60)
     assert (shown, repeats.hit) == (cycle, True)
@@ -99,7 +102,7 @@ def test_words_in_another_order_or_within_words_are_not_asked_for(prompt: str, c
 
 def test_after_what_was_asked_for_another_cycle_is_ended() -> None:
     reply = " banana" * 50 + " then" + " why not" * 50
-    assert ended(reply, "Say banana.") == (" banana" * 50 + " then why not", True)
+    assert ended(reply, "Repeat: banana") == (" banana" * 50 + " then why not", True)
 
 
 def test_zero_lets_everything_pass_at_once() -> None:
