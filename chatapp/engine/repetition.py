@@ -19,7 +19,6 @@ _LONGEST_CYCLE = 32
 _FEWEST_TOKENS = 32
 """Shorter is a line of dashes, laughter, or the head of a table."""
 
-
 _ASKING = set(
     "again copies copy echo endlessly fill forever keep over repeat repeatedly times".split()
 )

@@ -2,10 +2,10 @@
 
     python -m finetune.bundled_model.teacher MODEL.gguf OUT.jsonl [--limit N]
 
-The questions stand in `generators/tables/questions.toml`. OUT receives one line an answer that is
-kept: question, answer, the thing it tells what it is ("" for other questions), and the mean
-log-probability of its tokens under the model. Answers are greedy, so the same model gives the same
-file; questions that OUT holds already are not asked again.
+The questions stand in `generators/tables/questions.toml`; reading the model needs the package
+gguf. OUT receives one line an answer that is kept: question, answer, the thing it tells what it is
+("" for other questions), and the mean log-probability of its tokens under the model. Answers are
+greedy, so the same model gives the same file; questions that OUT holds already are not asked again.
 
 Keep: an answer is a whole sentence that the model itself holds likely, or it is left out.
 """
