@@ -24,6 +24,7 @@ class Parameter:
     request_fields: what servers call it; none when they cannot be asked for it.
     is_extension: whether OpenAI's protocol of completions lacks it, so that not every server
         heeds it.
+    is_heeded_here: whether it acts on what has been drawn, so that no server needs to know it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Parameter:
     meaning: str
     request_fields: tuple[str, ...] = ()
     is_extension: bool = False
+    is_heeded_here: bool = False
 
     @property
     def help(self) -> str:
@@ -157,6 +159,10 @@ class Sampling:
     )
     max_tokens: int = _described(
         256, low=1, meaning="longest reply, in tokens", request_fields=("max_tokens",)
+    )
+    # By the rule of chatapp.engine.repetition.
+    max_repeats: int = _described(
+        4, low=0, off=0, meaning="ends what comes n times in a row", is_heeded_here=True
     )
 
     def __post_init__(self) -> None:

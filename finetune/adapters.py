@@ -27,6 +27,11 @@ def choose_trained(
 
     files, name: of the model. Raises ConfigError.
     """
+    if train.optimizer == "muon" and train.method == "embeddings-and-head":
+        raise ConfigError(
+            "train.optimizer is muon, which is for the matrices inside the blocks; of method "
+            "embeddings-and-head none of them learns: use adamw"
+        )
     if train.method in LOW_RANK:
         return _with_adapter(model, train, adapter, files, name)
     # All of it: the base of a merged adapter comes frozen.

@@ -64,8 +64,11 @@ class Shape(Section):
     positions: int = Field(1024, ge=2, description="context window, in tokens")
 
 
+OptimizerName = Literal["adamw", "muon"]
+
+
 class PretrainTrain(Section):
-    """The optimiser and its schedule."""
+    """The optimizer and its schedule."""
 
     epochs: float = Field(1.0, gt=0)
     window: int = Field(
@@ -73,6 +76,9 @@ class PretrainTrain(Section):
     )
     batch_size: int = Field(4, ge=1, description="windows a step")
     accumulate: int = Field(1, ge=1, description="micro-batches a step")
+    optimizer: OptimizerName = Field(
+        "adamw", description="muon: for the matrices inside the blocks, adamw for the rest"
+    )
     learning_rate: float = Field(1e-3, gt=0)
     warmup: float = Field(0.02, ge=0, lt=1, description="share of the steps")
     weight_decay: float = Field(0.1, ge=0)
@@ -172,6 +178,9 @@ class Train(Section):
     epochs: float = Field(2.0, gt=0)
     batch_size: int = Field(8, ge=1, description="rows a micro-batch and process")
     accumulate: int = Field(1, ge=1, description="micro-batches a step")
+    optimizer: OptimizerName = Field(
+        "adamw", description="muon: for the matrices inside the blocks, adamw for the rest"
+    )
     learning_rate: float = Field(5e-5, gt=0)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps")

@@ -33,7 +33,7 @@ from chatapp.prompting.template import named, save_template
 from chatapp.userfiles import read_json_object
 from finetune.callbacks import RunCallback
 from finetune.checkpoints import last_checkpoint
-from finetune.config import ConfigError, PretrainConfig, Source
+from finetune.config import ConfigError, PretrainConfig, Source, validated
 from finetune.data.corpus import (
     Document,
     Ids,
@@ -144,14 +144,18 @@ def _digest(documents: Sequence[Document]) -> str:
 
 def _claim(output: Path, config: PretrainConfig, digests: Mapping[str, str]) -> None:
     """Make the run folder, or see that the run in it is this one."""
-    wanted = config.model_dump(exclude={"train": {"save_every", "log_every"}})
+    free = {"train": {"save_every", "log_every"}}
+    wanted = config.model_dump(exclude=free)
     record = output / CONFIG_FILE
     if record.exists():
         saved = read_json_object(record, ConfigError)
+        # Validated, so that keys younger than the run have their default.
+        keys = {key: saved[key] for key in wanted if key in saved}
+        begun = validated(PretrainConfig, keys, str(record)).model_dump(exclude=free)
         for key in wanted:
-            if saved.get(key) != wanted[key]:
+            if begun[key] != wanted[key]:
                 raise ConfigError(
-                    f"{output} holds a run with another [{key}]: {saved.get(key)!r}; "
+                    f"{output} holds a run with another [{key}]: {begun[key]!r}; "
                     "choose another output folder or remove it"
                 )
         if "digests" in saved:  # not noted by the first versions
@@ -257,6 +261,7 @@ def _trainer(
         dataloader_pin_memory=on_gpu,
     )
     trainer = FiniteTrainer(
+        optimizer_name=settings.optimizer,
         model=model,
         args=arguments,
         train_dataset=Windows(windows),

@@ -69,6 +69,7 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
     measures = bool(data.held_out) and not probe
     quiet_transformers()
     trainer = ObjectiveTrainer(
+        optimizer_name=settings.optimizer,
         objective=material.objective,
         rows=data.train,
         order=order,

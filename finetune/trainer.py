@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from finetune.checkpoints import CheckpointingTrainer
+from finetune.config import ConfigError, OptimizerName
 from finetune.data.batches import (
     ByLength,
     Collate,
@@ -27,6 +28,7 @@ from finetune.data.batches import (
 )
 from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import Objective
+from finetune.optimizer import muon_beside_adamw
 
 
 class NotFinite(FloatingPointError):
@@ -46,10 +48,32 @@ class FiniteTrainer(CheckpointingTrainer):
     tokens_seen: tokens that this process has learnt from in this session, padding not counted.
     """
 
-    def __init__(self, **trainer: Any) -> None:
+    optimizer: torch.optim.Optimizer | None
+
+    def __init__(self, *, optimizer_name: OptimizerName = "adamw", **trainer: Any) -> None:
         super().__init__(**trainer)
+        self.optimizer_name = optimizer_name
         self.tokens_seen = 0
         self._step_batches: Sequence[Tensors] = ()
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """AdamW as Trainer makes it, or Muon beside it. Raises ConfigError."""
+        if self.optimizer is None and self.optimizer_name == "muon":
+            if self.is_fsdp_enabled:
+                raise ConfigError(
+                    "train.optimizer: muon needs whole matrices, and FSDP cuts them; use adamw"
+                )
+            model = self.model if model is None else model
+            self.optimizer = muon_beside_adamw(
+                model,
+                self.get_decay_parameter_names(model),
+                weight_decay=self.args.weight_decay,
+                lr=self.args.learning_rate,
+                betas=(self.args.adam_beta1, self.args.adam_beta2),
+                eps=self.args.adam_epsilon,
+            )
+        made: torch.optim.Optimizer = super().create_optimizer(model)
+        return made
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Tensors], num_batches: int, device: Any

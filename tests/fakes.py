@@ -80,6 +80,7 @@ class ScriptedModel:
         An Exception among them ends that generation as `error` with its text.
     delay: seconds before each token. context: the window in tokens.
     by_character: generate one token a character, which `encode` never would.
+    reason: why a reply that was said to its end has ended.
     prompts, samplings: what each call was given. finished: what each call ended with.
     gate: while set to an Event that is not set, no token leaves; `cancel` still works.
 
@@ -93,6 +94,7 @@ class ScriptedModel:
         delay: float = 0.0,
         context: int = 1024,
         by_character: bool = False,
+        reason: FinishReason = "stop",
         name: str = "scripted",
         folder: Path | None = None,
     ) -> None:
@@ -109,6 +111,7 @@ class ScriptedModel:
         self.finished: list[Finished] = []
         self._replies = replies
         self._by_character = by_character
+        self._reason: FinishReason = reason
         self._cached: list[int] = []
 
     def generate(
@@ -166,7 +169,7 @@ class ScriptedModel:
             self._cached.append(id)
             others = tuple(Alternative(id, piece, -0.5) for _ in range(top))
             yield Token(id, piece, piece, -0.5, others)
-        yield finished("stop", len(pieces), first)
+        yield finished(self._reason, len(pieces), first)
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Minus one nat for every token."""

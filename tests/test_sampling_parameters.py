@@ -131,5 +131,6 @@ def test_what_switches_a_parameter_off_is_in_its_range() -> None:
         "min_p": 0,
         "repetition_penalty": 1,
         "no_repeat_ngram": 0,
+        "max_repeats": 0,
     }
     Sampling.of(off)

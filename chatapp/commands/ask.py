@@ -133,7 +133,7 @@ def _print_answer(
 ) -> None:
     """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
     from chatapp.dialogue.prompt import seeded
-    from chatapp.engine.events import Finished
+    from chatapp.engine.events import REPEATED, Finished
 
     sampling = seeded(settings.sampling)
     cancel = threading.Event()
@@ -152,6 +152,8 @@ def _print_answer(
         write("\n")
     if finished.message:
         complain(finished.message)
+    if finished.reason == "repetition":
+        complain(REPEATED)
     if finished.reason == "error":
         raise typer.Exit(1)
     if finished.reason == "cancelled":

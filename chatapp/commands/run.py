@@ -170,6 +170,7 @@ def _answerer(prompt: "PromptFile", model: str | None) -> "tuple[Answerer, Langu
 def _one(
     prompt: "PromptFile", model: str | None, text: str, *, show_prompt: bool, as_json: bool
 ) -> None:
+    from chatapp.engine.events import REPEATED
     from chatapp.evaluation.batch import document
 
     answerer, _ = _answerer(prompt, model)
@@ -185,6 +186,8 @@ def _one(
         if question.dropped and not show_prompt:
             asked = len(question.examples) + len(question.dropped)
             complain(f"{len(question.dropped)} of {asked} examples did not fit and were left out")
+    if answer.finished and answer.finished.reason == "repetition":
+        complain(REPEATED)
     if answer.finished and answer.finished.reason == "error":
         complain(answer.finished.message)
         raise typer.Exit(1)

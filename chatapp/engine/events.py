@@ -9,7 +9,10 @@ from typing import Literal
 THINKING = ("<think>", "</think>")
 """Between these stands, in a reply's text, what was thought before it."""
 
-FinishReason = Literal["stop", "length", "context", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "context", "repetition", "cancelled", "error"]
+
+REPEATED = "it began to repeat itself"
+"""What a reply that ended for `repetition` is marked with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,8 @@ class Token:
     """One generated token.
 
     text: the text that became visible with this token. It may be empty, while a
-        multi-byte character or a possible stop string is still incomplete, and it may
-        hold what earlier tokens had kept back.
+        multi-byte character or a possible stop string is still incomplete or what was said
+        comes again, and it may hold what earlier tokens had kept back.
     piece: the token's own text, for display; bytes that are no character show as U+FFFD.
     logprob: natural log of its probability under the model's plain softmax, before
         temperature, penalties and cuts; nan where a server does not tell.
@@ -46,10 +49,11 @@ class Finished:
     """The end of a generation.
 
     reason: `stop` (a stop string or the end-of-text token), `length` (max_tokens),
-        `context` (the window is full), `cancelled`, or `error` (see message).
-    text: text held back that turned out not to be the start of a stop string.
+        `context` (the window is full), `repetition` (it repeated itself and was cut back),
+        `cancelled`, or `error` (see message).
+    text: text held back that turned out to be no stop string and no repetition.
     prompt_tokens: tokens of the prompt; reused_tokens of them came from the cache.
-    reply_tokens: tokens generated, a final end-of-text token not counted.
+    reply_tokens: tokens generated, those cut off counted, a final end-of-text token not.
     time_to_first_token, seconds: from the call on, in seconds.
     message: what went wrong, or else what there is to know of how the reply came about.
     """

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from chatapp.engine.errors import first_line
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Sampling, Tokenizer
+from chatapp.engine.repetition import RepetitionFilter
 from chatapp.engine.sampling import Sampler
 from chatapp.engine.stopping import StopFilter
 from chatapp.engine.threads import ComputeLock
@@ -189,6 +191,7 @@ class LocalGenerator(ABC):
         time_to_first_token = 0.0
         sequence, reused = list(prompt), 0
         sampler, text = Sampler(sampling), self.tokenizer.stream()
+        repeats = RepetitionFilter(partial(self.tokenizer.decode, prompt), sampling.max_repeats)
         reason: FinishReason | None = None
         message = ""
         while reason is None:
@@ -207,10 +210,14 @@ class LocalGenerator(ABC):
                 reason = "stop"
                 break
             sequence.append(drawn.id)
-            visible, piece = stops.push(text.push(drawn.id)), self.piece(drawn.id)
+            visible = repeats.push(drawn.id, stops.push(text.push(drawn.id)))
+            piece = self.piece(drawn.id)
             yield Token(drawn.id, visible, piece, drawn.logprob, drawn.alternatives)
+            if repeats.hit:
+                reason = "repetition"
+                break
             reason = self._bound(len(sequence), len(prompt) + sampling.max_tokens, stops)
-        rest = stops.push(text.flush()) + stops.flush()
+        rest = repeats.flush(stops.push(text.flush()) + stops.flush())
         yield Finished(
             "stop" if stops.hit else reason,
             text=rest,

@@ -13,6 +13,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
+from chatapp.engine.events import REPEATED
 from chatapp.foreign import printable
 from chatapp.tui import events
 from chatapp.tui.body import TextBody
@@ -42,6 +43,8 @@ def status_words(message: "StoredMessage", reason: str) -> str:
         return "reached the reply limit · c continues"
     if reason == "context":
         return "the context window is full"
+    if reason == "repetition":
+        return REPEATED
     return ""
 
 

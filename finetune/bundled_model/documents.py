@@ -1,11 +1,12 @@
 """The documents that the bundled model is trained on, one file a source or generator.
 
-    python -m finetune.bundled_model DATA OUT [--seed N] [--scale S]
+    python -m finetune.bundled_model DATA OUT [--taught FILE] [--seed N] [--scale S]
 
 DATA is a folder that holds the sources named in chatapp/bundled/README.md: books/*.txt,
-dialogue/sgd_train.jsonl.gz, dialogue/personality_chat, dialogue/chatterbot_corpus, instruct/*
-and gsm8k/train.jsonl. OUT receives one JSONL file a source or generator, `text`, `messages` or
-`parts` a line.
+books/{fairytale_qa,short_stories}.jsonl.gz, dialogue/{sgd_train,self_dialogue,persona_chat,
+topical_chat}.jsonl.gz, dialogue/personality_chat, dialogue/chatterbot_corpus, instruct/* and
+gsm8k/train.jsonl. OUT receives one JSONL file a source or generator, `text`, `messages` or
+`parts` a line, and in OUT/kept_out what serves measuring alone.
 
 Keep: the same data, seed and scale give the same files, byte for byte.
 """
@@ -18,7 +19,15 @@ from typing import Annotated, Any
 import typer
 
 from chatapp.evaluation.words import own_words
-from finetune.bundled_model.generators import arithmetic, dialogues, incontext, people, repetition
+from finetune.bundled_model.generators import (
+    abstention,
+    arithmetic,
+    dialogues,
+    everyday,
+    incontext,
+    people,
+    repetition,
+)
 from finetune.bundled_model.generators.tasks import all_tasks, in_more_words, letter_tasks
 from finetune.bundled_model.smalltalk import ABOUT_ITSELF, small_talk
 from finetune.bundled_model.sources import (
@@ -29,6 +38,8 @@ from finetune.bundled_model.sources import (
     instructions,
     schema_guided,
 )
+from finetune.bundled_model.talks import stories, talks
+from finetune.bundled_model.teacher import chats, read_taught
 
 Rows = Iterable[dict[str, Any]]
 
@@ -47,29 +58,37 @@ LETTERS = {
 def build(
     data: Annotated[Path, typer.Argument(help="folder of the source data", exists=True)],
     out: Annotated[Path, typer.Argument(help="folder to write to")],
+    taught: Annotated[
+        Path | None, typer.Option(help="answers that `teacher` wrote", exists=True)
+    ] = None,
     seed: int = 0,
     scale: Annotated[float, typer.Option(min=0.001, help="how much of each generator")] = 1.0,
 ) -> None:
     """Write the training documents of the bundled model."""
-    out.mkdir(parents=True, exist_ok=True)
-    for name, rows in _files(data, seed, scale):
+    (out / "kept_out").mkdir(parents=True, exist_ok=True)
+    for name, rows in _files(data, taught, seed, scale):
         path = out / f"{name}.jsonl"
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         path.write_text("".join(lines), encoding="utf-8")
         print(f"{path}: {len(lines):,} documents")
 
 
-def _files(data: Path, seed: int, scale: float) -> Iterator[tuple[str, Rows]]:
+def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator[tuple[str, Rows]]:
     """Each file's name and its rows."""
 
     def count(rows: int) -> int:
         return max(1, round(rows * scale))
 
+    yield from _told(data, seed, kept_out=False)
+    for name, rows in _told(data, seed, kept_out=True):
+        yield f"kept_out/{name}", rows
     yield "books", books(data / "books")
     yield "sgd", schema_guided(data / "dialogue" / "sgd_train.jsonl.gz")
     yield "instructions", instructions(data / "instruct")
     yield "grade_school", grade_school(data / "gsm8k" / "train.jsonl")
     yield "smalltalk", small_talk(data / "dialogue", count(16000), seed)
+    if taught:
+        yield "taught", chats(read_taught(taught), count(12000), seed)
 
     words, tasks = own_words(), all_tasks()
     groups = groupings(data)
@@ -82,8 +101,11 @@ def _files(data: Path, seed: int, scale: float) -> Iterator[tuple[str, Rows]]:
     yield "spelling", dialogues.question_rows(spelt, count(50000), seed + 2, loosely=True)
     yield "more_questions", dialogues.question_rows(asked, count(40000), seed + 4, loosely=True)
     yield "close", dialogues.close_rows(count(20000), seed + 3)
-    yield "people", people.rows(ABOUT_ITSELF, tasks, count(20000), seed + 5)
-    yield "follow_ups", dialogues.rows(ABOUT_ITSELF, tasks, count(12000), seed)
+    asides = [*ABOUT_ITSELF, *everyday.talks()]
+    yield "everyday", everyday.rows(ABOUT_ITSELF, count(20000), seed)
+    yield "abstention", abstention.rows(asides, asked, count(30000), seed)
+    yield "people", people.rows(asides, tasks, count(20000), seed + 5)
+    yield "follow_ups", dialogues.rows(asides, tasks, count(12000), seed)
     yield "repetition", repetition.rows(words, sentences, count(16000), seed)
     yield "arithmetic", arithmetic.rows(count(40000), seed, arithmetic.SHARES)
     yield "more_arithmetic", arithmetic.rows(count(40000), seed + 1, arithmetic.SHORT)
@@ -98,3 +120,12 @@ def _files(data: Path, seed: int, scale: float) -> Iterator[tuple[str, Rows]]:
     yield "in_context_short", short
     yield "in_context", long
     yield "more_in_context", more
+
+
+def _told(data: Path, seed: int, *, kept_out: bool) -> Iterator[tuple[str, Rows]]:
+    """Talks of people and stories by name: those for training or for measuring."""
+    for name in ("self_dialogue", "persona_chat", "topical_chat"):
+        path = data / "dialogue" / f"{name}.jsonl.gz"
+        yield name, talks(path, people.names(), seed, kept_out=kept_out)
+    for name in ("fairytale_qa", "short_stories"):
+        yield name, stories(data / "books" / f"{name}.jsonl.gz", kept_out=kept_out)

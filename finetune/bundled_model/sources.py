@@ -19,6 +19,7 @@ from finetune.bundled_model.generators import sentences
 Pair = tuple[str, str]
 """A user's message and its reply."""
 
+_PASSAGE = 3000
 TYPEWRITER = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "—": "-", "…": "...", "–": "-"})
 
 
@@ -40,26 +41,38 @@ def chat(turns: Iterable[str], system: str = "") -> dict[str, Any]:
 def books(folder: Path) -> Iterator[dict[str, Any]]:
     """Passages of about 3,000 characters, lines unwrapped, cut at paragraphs."""
     for path in sorted(folder.glob("*.txt")):
-        passage: list[str] = []
-        for paragraph in re.split(r"\n\s*\n", path.read_text(encoding="utf-8-sig")):
-            text = clean(paragraph.replace("\n", " ").replace("_", ""))
-            if not text:
-                continue
-            passage.append(text)
-            if sum(map(len, passage)) > 3000:
-                yield {"text": "\n".join(passage)}
-                passage = []
-        if passage:
-            yield {"text": "\n".join(passage)}
+        paragraphs = re.split(r"\n\s*\n", path.read_text(encoding="utf-8-sig"))
+        lines = (clean(each.replace("\n", " ").replace("_", "")) for each in paragraphs)
+        yield from passages(lines, "\n")
+
+
+def passages(parts: Iterable[str], joint: str) -> Iterator[dict[str, Any]]:
+    """Parts joined to texts of a little over 3,000 characters; the last may be shorter."""
+    passage: list[str] = []
+    for part in parts:
+        if not part:
+            continue
+        passage.append(part)
+        if sum(map(len, passage)) > _PASSAGE:
+            yield {"text": joint.join(passage)}
+            passage = []
+    if passage:
+        yield {"text": joint.join(passage)}
+
+
+def packed_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a packed JSONL file."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
 
 
 def schema_guided(path: Path) -> Iterator[dict[str, Any]]:
     """The two-speaker task dialogues of SGD; "S" is the assistant."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            turns = [(speaker, clean(text)) for speaker, text in json.loads(line)["turns"]]
-            if turns and turns[0][0] == "U":
-                yield chat(text for _, text in turns)
+    for row in packed_rows(path):
+        turns = [(speaker, clean(text)) for speaker, text in row["turns"]]
+        if turns and turns[0][0] == "U":
+            yield chat(text for _, text in turns)
 
 
 def instructions(folder: Path) -> Iterator[dict[str, Any]]:
@@ -88,12 +101,18 @@ def personality(folder: Path) -> list[Pair]:
     return [(clean(row["Question"]), clean(row["Answer"])) for row in rows]
 
 
+# What one cannot know from talking, which this model is to say of itself, is left out.
+_LEFT_OUT = set(
+    "botprofile coding gossip history literature money movies politics psychology sports "
+    "tech_support trivia".split()
+)
+
+
 def chatterbot(folder: Path) -> list[Pair]:
     """First question and answer of each short conversation of the general topics."""
     pairs = []
-    left_out = {"coding", "tech_support", "politics", "psychology", "gossip", "botprofile"}
     for path in sorted(folder.glob("*.yml")):
-        if path.stem in left_out:
+        if path.stem in _LEFT_OUT:
             continue
         for conversation in yaml.safe_load(path.read_text(encoding="utf-8"))["conversations"]:
             question, answer, *_ = (clean(str(turn)) for turn in conversation)

@@ -69,6 +69,11 @@ def test_status_shows_on_a_terminal_alone(run, use_model: UseModel) -> None:
     assert run("ask", "Hi").err == ""
 
 
+def test_a_reply_that_repeated_itself_is_marked(run, use_model: UseModel) -> None:
+    use_model(ScriptedModel([" So it is."], reason="repetition"))
+    assert run("ask", "Hi") == (0, "So it is.\n", "chatapp: it began to repeat itself\n")
+
+
 def test_json_is_one_document(run, use_model: UseModel) -> None:
     use_model(ScriptedModel([" Ja, 你好."]))
     status, out, err = run("ask", "Hi", "--json", "--seed", "5")
@@ -91,9 +96,9 @@ def test_every_sampling_field_is_a_flag(run, use_model: UseModel) -> None:
     model = use_model(ScriptedModel([" Ok."]))
     flags = (
         "--temperature 0.5 --top-k 3 --top-p 0.4 --min-p 0.1 --repetition-penalty 1.2 "
-        "--no-repeat-ngram 4 --seed 7 --max-tokens 9"
+        "--no-repeat-ngram 4 --seed 7 --max-tokens 9 --max-repeats 5"
     )
-    expected = Sampling(0.5, 3, 0.4, 0.1, 1.2, 4, 7, 9)
+    expected = Sampling(0.5, 3, 0.4, 0.1, 1.2, 4, 7, 9, 5)
     assert run("ask", "Hi", *flags.split()).status == 0
     assert run("complete", "Hi", *flags.split()).status == 0
     assert model.samplings == [expected, expected]

@@ -137,6 +137,14 @@ def test_the_prompt_is_coloured_on_a_terminal(
     assert result.out == "spam\n"
 
 
+def test_a_generated_text_that_repeated_itself_is_marked(
+    run: Run, french: str, use_model: UseModel
+) -> None:
+    use_model(ScriptedModel([" pomme"], reason="repetition"))
+    result = run("run", french, "--input", "apple")
+    assert result == (0, "pomme\n", "chatapp: it began to repeat itself\n")
+
+
 def test_text_is_generated_where_there_are_no_labels(
     run: Run, french: str, model: ScriptedModel
 ) -> None:

@@ -166,6 +166,19 @@ def test_what_was_held_back_comes_with_the_last_event(scripted: Scripted) -> Non
     assert last(events).reason == "length"
 
 
+def test_a_reply_that_repeats_itself_is_ended_and_cut_back(scripted: Scripted) -> None:
+    cycle = scripted.tokenizer.encode(" no. ")
+    scripted.script(cycle * 20)
+    events = run(scripted, PROMPT, Sampling(temperature=0, max_tokens=50))
+    assert text_of(events) == " no. "
+    assert (last(events).reason, last(events).text) == ("repetition", "")
+    assert last(events).reply_tokens < 40
+    scripted.script(cycle * 20)
+    events = run(scripted, PROMPT, Sampling(temperature=0, max_tokens=40, max_repeats=0))
+    assert text_of(events) == scripted.tokenizer.decode((cycle * 20)[:40])
+    assert last(events).reason == "length"
+
+
 def test_characters_of_several_tokens_show_whole(scripted: Scripted) -> None:
     ids = scripted.tokenizer.encode("a😀b")
     scripted.script(ids)

@@ -111,6 +111,18 @@ def test_a_reply(server: CompletionsServer, model: RemoteModel) -> None:
     ]
 
 
+def test_a_reply_that_repeats_itself_is_ended_and_cut_back(
+    server: CompletionsServer, model: RemoteModel
+) -> None:
+    server.stream = said("It is", *[" so"] * 55)
+    tokens, finished = run(model)
+    assert text_of((tokens, finished)) == "It is so"
+    assert (finished.reason, len(tokens)) == ("repetition", 33)
+    tokens, finished = run(model, sampling=Sampling(max_repeats=0))
+    assert text_of((tokens, finished)) == "It is" + " so" * 55
+    assert finished.reason == "stop"
+
+
 def test_counts_where_the_server_gives_none(model: RemoteModel) -> None:
     tokens, finished = run(model, "one two")
     assert (finished.prompt_tokens, finished.reply_tokens) == (2, len(tokens)) == (2, 2)

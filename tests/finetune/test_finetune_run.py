@@ -36,6 +36,7 @@ METHODS = [
     {},
     {"method": "lora", "save_every": 4},
     {"precision": "bfloat16", "gradient_checkpointing": True},
+    {"optimizer": "muon"},
 ]
 
 
@@ -162,7 +163,7 @@ def test_the_best_checkpoint_is_kept_and_early_stop_ends_the_run(tmp_path: Path)
     assert all(torch.equal(published[name], value) for name, value in kept.items())
 
 
-@pytest.mark.parametrize("changes", METHODS, ids=["full", "lora", "bfloat16"])
+@pytest.mark.parametrize("changes", METHODS, ids=["full", "lora", "bfloat16", "muon"])
 def test_broken_off_and_gone_on_gives_the_unbroken_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:

@@ -90,13 +90,14 @@ def test_a_run_is_a_model_transformers_loads(tmp_path: Path) -> None:
     assert load_template(folder) == CHAT
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_killed_and_gone_on_gives_the_unbroken_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
-    whole = losses(pretrain(config(tmp_path / "whole"), QUIET))
+    whole = losses(pretrain(config(tmp_path / "whole", optimizer=optimizer), QUIET))
     assert max(whole) > 12
 
-    settings = config(tmp_path / "broken")
+    settings = config(tmp_path / "broken", optimizer=optimizer)
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointingTrainer, "train", killed_at(12))
         with pytest.raises(Killed):
@@ -175,6 +176,15 @@ def test_the_course_is_told_line_by_line(tmp_path: Path) -> None:
     lines = [line for line in (tmp_path / "told").read_text().splitlines() if line[:5] == "step "]
     assert lines[0].startswith("step 3/")
     assert all(re.search(r"loss \d\.\d{3}  tokens/s [\d,]+  memory", line) for line in lines)
+
+
+def test_a_run_begun_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    folder = pretrain(settings, QUIET)
+    record = json.loads((folder / "pretrain.json").read_text())
+    del record["train"]["optimizer"]
+    (folder / "pretrain.json").write_text(json.dumps(record))
+    assert pretrain(settings, QUIET) == folder
 
 
 def test_too_little_text_and_a_wrong_shape_are_errors(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from transformers import (
 
 from chatapp.prompting.segments import END_OF_TEXT, Segment
 from chatapp.prompting.template import CHAT, DialogueTemplate, save_template
-from finetune.config import FinetuneConfig
+from finetune.config import FinetuneConfig, OptimizerName
 from finetune.data.batches import BucketSampler, collate
 from finetune.data.corpus import train_tokenizer
 from finetune.data.encoding import Encoded, Span
@@ -90,6 +90,7 @@ def trainer(
     accumulate: int = 1,
     processes: int = 1,
     objective: dict[str, Any] | None = None,
+    optimizer_name: OptimizerName = "adamw",
     collate: Any = partial(collate, pad_id=0),  # noqa: B008
     **arguments: Any,
 ) -> ObjectiveTrainer:
@@ -111,6 +112,7 @@ def trainer(
         "dataloader_pin_memory": False,
     }
     made = ObjectiveTrainer(
+        optimizer_name=optimizer_name,
         objective=kind(**({"aux_weight": 0.5} | (objective or {}))),
         model=model,
         args=TrainingArguments(**(settings | arguments)),

@@ -220,6 +220,12 @@ async def test_why_a_reply_ended_is_known_after_reopening(open_app: OpenApp, sto
         assert driver.notes[-1] == "the context window is full"
 
 
+async def test_a_reply_that_repeated_itself_is_marked(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["So it is."], reason="repetition")) as driver:
+        await driver.say("Hello")
+        assert driver.notes[-1] == "it began to repeat itself"
+
+
 async def test_a_chat_that_does_not_exist_is_told_in_words(open_app: OpenApp) -> None:
     async with open_app(chat_id=7) as driver:
         assert driver.problem == "there is no chat 7"

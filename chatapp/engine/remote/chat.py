@@ -42,7 +42,8 @@ class RemoteChatModel(RemoteModel):
         if not sent:
             raise ValueError("there are no messages to reply to; expected at least one")
         count = sum(_AROUND + len(self._text.encode(message["content"])) for message in sent)
-        reply = self._open_reply(count, sampling, StopFilter(()))
+        prompt = "\n".join(message["content"] for message in sent)
+        reply = self._open_reply(prompt, count, sampling, StopFilter(()))
         body = self._options(sampling, reply.most) | {"messages": sent}
         if top:
             body |= {"logprobs": True, "top_logprobs": top}

@@ -20,6 +20,7 @@ from chatapp.engine.remote.chunks import DONE, Chunk, ServedToken, Usage, read_c
 from chatapp.engine.remote.http import BlockingStream, Body, Cancelled, post
 from chatapp.engine.remote.pieces import TextPieces
 from chatapp.engine.remote.thoughts import Thoughts
+from chatapp.engine.repetition import RepetitionFilter
 from chatapp.engine.servers import Server
 from chatapp.engine.stopping import StopFilter
 from chatapp.foreign import without_surrogates
@@ -87,9 +88,10 @@ class RemoteModel:
         prompt = list(ids)
         if not prompt:
             raise ValueError("there are no tokens to continue; expected at least one")
-        reply = self._open_reply(len(prompt), sampling, StopFilter(stop))
+        text = without_surrogates(self._text.decode(prompt))
+        reply = self._open_reply(text, len(prompt), sampling, StopFilter(stop))
         body = self._options(sampling, reply.most)
-        body["prompt"] = without_surrogates(self._text.decode(prompt))
+        body["prompt"] = text
         if stop:
             body["stop"] = list(stop[:_MOST_STOPS])
         if top:
@@ -110,8 +112,10 @@ class RemoteModel:
             "this machine"
         )
 
-    def _open_reply(self, prompt_tokens: int, sampling: Sampling, stops: StopFilter) -> "_Reply":
-        """A reply to a prompt of this length. Raises ContextOverflow."""
+    def _open_reply(
+        self, prompt: str, prompt_tokens: int, sampling: Sampling, stops: StopFilter
+    ) -> "_Reply":
+        """A reply to a prompt of about this length. Raises ContextOverflow."""
         room = self.context - prompt_tokens
         if room < 1:
             raise ContextOverflow(
@@ -121,6 +125,7 @@ class RemoteModel:
         return _Reply(
             self._text,
             stops,
+            RepetitionFilter(lambda: prompt, sampling.max_repeats),
             prompt_tokens=prompt_tokens,
             most=min(sampling.max_tokens, room),
             at_most="length" if sampling.max_tokens <= room else "context",
@@ -184,7 +189,8 @@ class RemoteModel:
             can_be_asked = not self._refused.issuperset(parameter.request_fields)
             is_certain = can_be_asked and not parameter.is_extension
             is_usual = getattr(sampling, name) == parameter.default
-            if not (is_certain or is_usual or name in self._mentioned):
+            is_needless = is_certain or is_usual or parameter.is_heeded_here
+            if not (is_needless or name in self._mentioned):
                 (uncertain if can_be_asked else unheeded).append(name)
         self._mentioned.update(unheeded, uncertain)
         sentences = []
@@ -209,6 +215,7 @@ class _Reply:
         self,
         text: TextPieces,
         stops: StopFilter,
+        repeats: RepetitionFilter,
         *,
         prompt_tokens: int,
         most: int,
@@ -220,6 +227,7 @@ class _Reply:
         self.reason: FinishReason | None = None
         self._text = text
         self._stops = stops
+        self._repeats = repeats
         self._at_most = at_most
         self._thoughts = Thoughts()
         self._usage = Usage(prompt_tokens)
@@ -240,14 +248,16 @@ class _Reply:
             )
             self._tokens += 1
             yield self._token(token)
-            if self._stops.hit:
+            if self._repeats.hit:
+                self.reason = "repetition"
+            if self._stops.hit or self._repeats.hit:
                 self.over = True
                 return
         self._take_reason(chunk.reason)
 
     def finished(self, failure: str) -> Finished:
         """The end, with the text that was held back. failure: what went wrong, if anything."""
-        rest = self._stops.flush()
+        rest = self._repeats.flush(self._stops.flush())
         if self._stops.hit:
             self.reason = "stop"
         broken_off = self.reason is None
@@ -281,4 +291,5 @@ class _Reply:
             for text, logprob in token.alternatives
         )
         id = self._text.token(token.text)
-        return Token(id, self._stops.push(token.text), token.text, token.logprob, alternatives)
+        text = self._repeats.push(id, self._stops.push(token.text))
+        return Token(id, text, token.text, token.logprob, alternatives)

@@ -5,9 +5,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from finetune.bundled_model.documents import build
 from finetune.bundled_model.sources import groupings
+from finetune.config import FinetuneConfig, PretrainConfig, load_config
 
 WORDS = [f"{a}{b}ing" for a in "bcdfghklmnprst" for b in ("ar", "el", "in", "op", "um")]
 
@@ -36,20 +38,39 @@ def sources(folder: Path) -> Path:
     (dialogue / "chatterbot_corpus" / "ai.yml").write_text(
         "conversations:\n- - What is AI?\n  - A field of study.\n"
     )
-    with gzip.open(dialogue / "sgd_train.jsonl.gz", "wt") as file:
-        for number, word in enumerate(WORDS):
-            turns = [["U", f"Please find me a {word} in this town today."], ["S", "Which one?"]]
-            service = ("Buses_1", "Hotels_2")[number % 2]
-            file.write(json.dumps({"services": [service], "turns": turns}) + "\n")
+    services = ("Buses_1", "Hotels_2")
+    asked = [
+        {
+            "services": [services[number % 2]],
+            "turns": [["U", f"Please find me a {word} in this town today."], ["S", "Which one?"]],
+        }
+        for number, word in enumerate(WORDS)
+    ]
+    packed(dialogue / "sgd_train.jsonl.gz", asked)
+    packed(dialogue / "self_dialogue.jsonl.gz", [{"turns": ["i like jazz", "me too"]}] * 2)
+    packed(
+        dialogue / "persona_chat.jsonl.gz",
+        [{"turns": [[1, f"Do you like {word}?"], [2, "I do!"]]} for word in WORDS],
+    )
+    packed(dialogue / "topical_chat.jsonl.gz", [])
+    for name in ("fairytale_qa", "short_stories"):
+        tales = [{"title": word, "text": f"There was a {word}. It ran."} for word in WORDS]
+        packed(folder / "books" / f"{name}.jsonl.gz", tales)
     return folder
+
+
+def packed(path: Path, rows: list[dict[str, Any]]) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
     data = sources(tmp_path / "data")
     for name in ("first", "second"):
         build(data, tmp_path / name, seed=3, scale=0.001)
-    files = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert len(files) == 21
+    first = tmp_path / "first"
+    files = sorted(str(path.relative_to(first)) for path in first.rglob("*.jsonl"))
+    assert len(files) == 33
     for name in files:
         text = (tmp_path / "first" / name).read_text()
         assert text == (tmp_path / "second" / name).read_text()
@@ -64,6 +85,20 @@ def test_sentences_are_grouped(tmp_path: Path) -> None:
     assert groups["service"].keys() == {"Buses", "Hotels"}
     assert {"what", "please", "explain"} <= groups["opening"].keys()
     assert "What the baring saw was a river in the valley." in groups["source"]["books"]
+
+
+def test_every_stage_is_valid_and_learns_from_files_that_are_written(tmp_path: Path) -> None:
+    taught = tmp_path / "taught.jsonl"
+    row = {"question": "What is tea?", "answer": "A drink.", "thing": "tea", "logprob": -0.5}
+    taught.write_text(json.dumps(row) + "\n")
+    build(sources(tmp_path / "data"), tmp_path / "out", taught, scale=0.001)
+    written = {f"data/{path.name}" for path in (tmp_path / "out").glob("*.jsonl")}
+    stages = sorted((Path(__file__).parents[3] / "finetune" / "bundled_model").glob("*.toml"))
+    assert len(stages) == 11
+    for stage in stages:
+        kind = PretrainConfig if stage.stem.endswith("base") else FinetuneConfig
+        config = load_config(kind, stage, [])
+        assert {source.path for source in config.data.train} <= written
 
 
 IMPORTS = """
@@ -100,5 +135,5 @@ def test_the_documents_are_built_by_the_package(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     build(data, tmp_path / "expected", seed=0, scale=0.001)
-    for path in (tmp_path / "expected").iterdir():
+    for path in (tmp_path / "expected").glob("*.jsonl"):
         assert (tmp_path / "out" / path.name).read_text() == path.read_text()

@@ -14,7 +14,15 @@ from chatapp.prompting.examples import Pool
 from chatapp.prompting.layout import continuation, render
 from chatapp.prompting.promptfile import PromptFile
 from chatapp.prompting.segments import text_of
-from finetune.bundled_model.generators import arithmetic, dialogues, incontext, people, repetition
+from finetune.bundled_model.generators import (
+    abstention,
+    arithmetic,
+    dialogues,
+    everyday,
+    incontext,
+    people,
+    repetition,
+)
 from finetune.bundled_model.generators.content import is_kept_out, table
 from finetune.bundled_model.generators.fewshot import draw_layout, few_shot_row
 from finetune.bundled_model.generators.labels import KEPT_OUT, draw_labels
@@ -398,3 +406,43 @@ def test_repetitions_say_nothing_new() -> None:
         for number in range(1, len(parts), 2):
             before = re.findall(r"[^\s,]+", "".join(parts[:number]))
             assert set(re.findall(r"[^\s,]+", parts[number])) <= set(before)
+
+
+# --- what cannot be known, and small talk ------------------------------------------------
+
+
+def test_what_cannot_be_known_is_declined_in_a_sentence() -> None:
+    asides = [(("Hello",), ("Hi!",))]
+    rows = list(abstention.rows(asides, list(TASKS.values()), 200, seed=0))
+    assert rows == list(abstention.rows(asides, list(TASKS.values()), 200, seed=0))
+    draw = random.Random(0)
+    asked = set()
+    for _ in range(600):
+        question, reply = abstention.declined(draw)
+        asked.add(question)
+        assert re.search(r"\b(don't|do not|can't|cannot|only|too hard)\b", reply)
+        assert reply.endswith(".")
+        assert not re.search(r"\{\w\}", question + reply)
+    assert len(asked) > 500
+
+
+def test_wordings_kept_for_measuring_are_not_taught() -> None:
+    kinds = table("abstention")["kinds"].values()
+    taught = {wording.lower() for kind in kinds for wording in kind["ask"]}
+    kept = {wording.lower() for kind in kinds for wording in kind["unseen"]}
+    assert not taught & kept
+    questions = abstention.measured(150, seed=0)
+    assert len(set(questions)) == 150
+    draw = random.Random(1)
+    said = {abstention.declined(draw)[0].lower().rstrip("?.") for _ in range(5000)}
+    assert not said & {question.lower().rstrip("?.") for question in questions}
+
+
+def test_small_talk_replies_to_what_was_said() -> None:
+    replies = {said.lower().rstrip("?."): each for talk, each in everyday.talks() for said in talk}
+    assert len(replies) == sum(len(talk) for talk, _ in everyday.talks())
+    for row in everyday.rows([(("Hello",), ("Hi!",))], 200, seed=0):
+        texts = [message["content"] for message in row["messages"]]
+        for said, reply in zip(texts[::2], texts[1::2], strict=True):
+            expected = replies.get(said.lower().rstrip("?."), ("Hi!",))
+            assert reply in expected

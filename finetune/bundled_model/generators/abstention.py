@@ -1,0 +1,81 @@
+"""Questions that the bundled model cannot answer, and ways to say so in a sentence.
+
+Keep: a wording kept for measuring is in no training row, whatever it asks about.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import cycle
+from typing import Any
+
+from finetune.bundled_model.generators.content import table
+from finetune.bundled_model.generators.dialogues import Asides, Turns, aside, chat_row, typed
+from finetune.bundled_model.generators.labels import made_up_word
+from finetune.bundled_model.generators.tasks import Fields, QuestionTask, filled
+
+# What of the names is made up, so that it is the question that tells, and not the name.
+_MADE_UP = 0.25
+_LISTS = {
+    "p": "people",
+    "c": "places",
+    "w": "works",
+    "o": "groups",
+    "e": "events",
+    "t": "things",
+    "g": "languages",
+    "k": "code",
+    "j": "jobs",
+    "s": "sentences",
+}
+_NAMES = "pcwo"
+
+
+def rows(
+    asides: Asides, tasks: Sequence[QuestionTask], count: int, seed: int
+) -> Iterator[dict[str, Any]]:
+    """`count` chats in which something is asked that cannot be known, among what can.
+
+    asides: questions and the replies to any of them.
+    """
+    draw = random.Random(seed)
+    for _ in range(count):
+        turns: Turns = []
+        for _ in range(draw.choice((1, 1, 1, 2, 3))):
+            for _ in range(draw.choice((0, 0, 0, 1, 2))):
+                turns += aside(draw, asides, tasks)
+            turns += declined(draw)
+        yield chat_row(turns)
+
+
+def declined(draw: random.Random) -> Turns:
+    """A question in a wording of training, and a reply that does not answer it."""
+    kind = draw.choice(list(table("abstention")["kinds"].values()))
+    fields = _fields(draw)
+    reply = draw.choice(table("abstention")["replies"][kind["reply"]])
+    return [typed(draw, filled(draw.choice(kind["ask"]), fields)), filled(reply, fields)]
+
+
+def measured(count: int, seed: int) -> list[str]:
+    """`count` different questions in wordings that training has not, of the kinds in turn."""
+    draw = random.Random(seed)
+    found: dict[str, None] = {}
+    for kind in cycle(table("abstention")["kinds"].values()):
+        if len(found) == count:
+            break
+        found[filled(draw.choice(kind["unseen"]), _fields(draw))] = None
+    return list(found)
+
+
+def _fields(draw: random.Random) -> Fields:
+    fields = {name: draw.choice(_listed(part)) for name, part in _LISTS.items()}
+    for name in _NAMES:
+        if draw.random() < _MADE_UP:
+            fields[name] = made_up_word(draw, 2).capitalize()
+    return fields | {"n": str(draw.randint(2, 999)), "d": str(draw.randint(1200, 2025))}
+
+
+@cache
+def _listed(part: str) -> list[str]:
+    listed: list[str] = [each.strip() for each in table("abstention")[part].split("|")]
+    return listed

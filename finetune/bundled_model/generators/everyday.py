@@ -1,0 +1,29 @@
+"""Small talk of every day in whole sentences.
+
+Keep: a reply fits every wording of what it replies to, so that it belongs to the meaning.
+"""
+
+import random
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from finetune.bundled_model.generators.content import table
+from finetune.bundled_model.generators.dialogues import Asides, Turns, chat_row, typed
+
+
+@cache
+def talks() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """What somebody may say, in several wordings, and the replies to any of them."""
+    return [(tuple(each["said"]), tuple(each["replies"])) for each in table("everyday")["talk"]]
+
+
+def rows(asides: Asides, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """`count` chats of one to five turns, some of them `asides`."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        turns: Turns = []
+        for _ in range(draw.choice((1, 1, 2, 3, 5))):
+            said, replies = draw.choice(asides if draw.random() < 0.2 else talks())
+            turns += [typed(draw, draw.choice(said)), draw.choice(replies)]
+        yield chat_row(turns)

@@ -1,0 +1,130 @@
+"""Measure how a model talks: whether its replies end, go round in circles, and admit not knowing.
+
+    python -m finetune.bundled_model.talk DATA OUT [--model M]
+
+DATA is what `documents` wrote; OUT receives talk.json with the shares and talk.md with every reply
+of the first seed. First messages are those of talks kept out of training and some written for
+this; questions that cannot be answered come in wordings kept out, those that can from the facts and
+tasks of the generators. Sampling is the program's own, except the seed.
+
+Keep: nothing here was seen in training, and no reply is chosen.
+"""
+
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chatapp.dialogue.oneshot import ask
+from chatapp.dialogue.template_choice import choose_template
+from chatapp.engine.events import Finished, FinishReason
+from chatapp.engine.load import load_model
+from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.prompting.template import DialogueTemplate
+from finetune.bundled_model.generators import abstention
+from finetune.bundled_model.generators.content import table
+from finetune.bundled_model.generators.tasks import all_tasks
+from finetune.scripts import run
+
+_MESSAGES, _UNKNOWN, _KNOWN = 200, 150, 300
+_SEEDS = 3
+_NOT_KNOWING = re.compile(
+    r"\b(?:don't|do not|can't|cannot|could not|no idea|not sure|too hard|only know|only speak)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What was said, what came back, and why it ended."""
+
+    said: str
+    text: str
+    reason: FinishReason
+
+    @property
+    def declines(self) -> bool:
+        """Whether it says that it does not know or cannot do it."""
+        return bool(_NOT_KNOWING.search(self.text))
+
+
+def first_messages(data: Path, count: int, seed: int) -> list[str]:
+    """The messages written for measuring, and as many of kept-out talks as make `count`."""
+    own: list[str] = table("first_messages")["said"]
+    found = {
+        json.loads(line)["messages"][0]["content"]: None
+        for name in ("persona_chat", "topical_chat")
+        for line in (data / "kept_out" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    }
+    others = random.Random(seed).sample(list(found), min(len(found), count - len(own)))
+    return [*others, *own]
+
+
+def known_questions(count: int, seed: int) -> list[str]:
+    """Questions of the generated tasks whose answer is taught, each task as often."""
+    tasks = [task for task in all_tasks() if task.name != "unknown"]
+    each = -(-count // len(tasks))
+    found = [
+        problem.question for task in tasks for problem in task.held_out(each, seed, unseen=False)
+    ]
+    return found[:count]
+
+
+def replies(
+    model: LanguageModel, template: DialogueTemplate, said: Sequence[str], sampling: Sampling
+) -> Iterator[Reply]:
+    """The reply to each as the first message of a chat."""
+    for each in said:
+        events = list(ask(model, template, each, sampling=sampling))
+        end = events[-1]
+        assert isinstance(end, Finished)
+        yield Reply(each, "".join(event.text for event in events).strip(), end.reason)
+
+
+def share(kept: Sequence[bool]) -> float:
+    return sum(kept) / len(kept)
+
+
+def measured(
+    model: LanguageModel, template: DialogueTemplate, data: Path
+) -> tuple[dict[str, float], list[Reply]]:
+    """The shares by name, and the replies of the first seed to first messages and questions."""
+    messages = first_messages(data, _MESSAGES, seed=0)
+    talked = [
+        list(replies(model, template, messages, Sampling(seed=seed))) for seed in range(_SEEDS)
+    ]
+    every = [reply for some in talked for reply in some]
+    unknown = list(replies(model, template, abstention.measured(_UNKNOWN, 0), Sampling(seed=0)))
+    known = list(replies(model, template, known_questions(_KNOWN, 0), Sampling(seed=0)))
+    shares = {
+        "repeats_itself": share([reply.reason == "repetition" for reply in every]),
+        "ends_by_itself": share([reply.reason == "stop" for reply in every]),
+        "declines_unknown": share([reply.declines for reply in unknown]),
+        "declines_known": share([reply.declines for reply in known]),
+    }
+    return shares, [*talked[0], *unknown, *known]
+
+
+def measure(
+    data: Annotated[Path, typer.Argument(help="folder that `documents` wrote", exists=True)],
+    out: Annotated[Path, typer.Argument(help="folder to write to")],
+    model: Annotated[str, typer.Option(help="bundled, or a model's folder")] = "bundled",
+) -> None:
+    """Measure how a model talks."""
+    out.mkdir(parents=True, exist_ok=True)
+    loaded = load_model(model)
+    shares, some = measured(loaded, choose_template(loaded, ""), data)
+    (out / "talk.json").write_text(json.dumps(shares, indent=2) + "\n", encoding="utf-8")
+    lines = [f"- {each.said}\n  *{each.text}* ({each.reason})\n" for each in some]
+    (out / "talk.md").write_text("".join(lines), encoding="utf-8")
+    for name, value in shares.items():
+        print(f"{name}: {value:.1%}")
+
+
+if __name__ == "__main__":
+    run(measure)

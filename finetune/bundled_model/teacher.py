@@ -1,0 +1,166 @@
+"""Let a larger model answer short questions on common things, in a sentence each.
+
+    python -m finetune.bundled_model.teacher MODEL.gguf OUT.jsonl [--limit N]
+
+The questions stand in `generators/tables/questions.toml`; reading the model needs the package
+gguf. OUT receives one line an answer that is kept: question, answer, the thing it tells what it is
+("" for other questions), and the mean log-probability of its tokens under the model. Answers are
+greedy, so the same model gives the same file; questions that OUT holds already are not asked again.
+
+Keep: an answer is a whole sentence that the model itself holds likely, or it is left out.
+"""
+
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from finetune.bundled_model.generators.content import table
+from finetune.bundled_model.generators.dialogues import Turns, chat_row, typed
+from finetune.bundled_model.generators.tasks import filled
+from finetune.bundled_model.sources import clean
+from finetune.scripts import run
+
+_INSTRUCTION = "Answer in one short, simple sentence."
+_BATCH, _MOST_TOKENS = 16, 48
+_LONGEST, _LEAST_LIKELY = 150, -1.0
+_SENTENCE = re.compile(r"[A-Z][^\n]*?[.!](?=\s|$)")
+# A list begun, a model that speaks of itself, or a sentence that goes round in circles.
+_BAD = re.compile(
+    r"[*#:\[\]]|\b(?:I|I'm|AI|assistant|sorry)\b"
+    r"|\b(\w+ \w+ \w+)\b.*\b\1\b|\b(\w{6,})\b.*\b\2\b.*\b\2\b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """A question with the teacher's answer. thing: what it tells what it is, or ""."""
+
+    question: str
+    answer: str
+    thing: str
+    logprob: float
+
+
+def questions() -> list[tuple[str, str]]:
+    """Each question and the thing it asks what it is, or ""."""
+    rows = table("questions")
+    things = [" ".join(each.split()) for each in rows["things"].split("|")]
+    asked = [(filled(rows["ask"][0], {"x": thing}), thing) for thing in things]
+    return [*asked, *((question, "") for question in rows["whole"])]
+
+
+def kept(reply: str, logprob: float) -> str:
+    """The first sentence of a reply; "" when it is not worth learning.
+
+    logprob: mean of the reply's tokens, in nats.
+    """
+    found = _SENTENCE.match(clean(reply))
+    sentence = found[0] if found else ""
+    likely = logprob >= _LEAST_LIKELY and len(sentence) <= _LONGEST
+    return sentence if likely and not _BAD.search(sentence) else ""
+
+
+class Teacher:
+    """A chat model in a GGUF file, read by transformers."""
+
+    def __init__(self, path: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        where = {"gguf_file": path.name}
+        self._tokenizer = AutoTokenizer.from_pretrained(path.parent, padding_side="left", **where)
+        self._model = AutoModelForCausalLM.from_pretrained(
+            path.parent, dtype=torch.float32, **where
+        ).eval()
+
+    def answers(self, asked: Sequence[str]) -> list[tuple[str, float]]:
+        """A greedy reply to each question and the mean log-probability of its tokens."""
+        import torch
+
+        prompts = [
+            self._tokenizer.apply_chat_template(
+                [
+                    {"role": "system", "content": _INSTRUCTION},
+                    {"role": "user", "content": question},
+                ],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+            for question in asked
+        ]
+        batch = self._tokenizer(prompts, return_tensors="pt", padding=True)
+        end: Any = self._tokenizer.eos_token_id
+        with torch.inference_mode():
+            made = self._model.generate(
+                **batch,
+                max_new_tokens=_MOST_TOKENS,
+                do_sample=False,
+                pad_token_id=end,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        ids = made.sequences[:, batch["input_ids"].shape[1] :]
+        logprobs = torch.stack(made.logits, dim=1).log_softmax(-1)
+        chosen = logprobs.gather(-1, ids[..., None])[..., 0]
+        found = []
+        for row, values in zip(ids, chosen, strict=True):
+            real = (row == end).cumsum(0) <= (row == end)  # up to the first end of text
+            text = self._tokenizer.decode(row[real], skip_special_tokens=True)
+            found.append((text, float(values[real].mean())))
+        return found
+
+
+def teach(teacher: Teacher, asked: Sequence[tuple[str, str]]) -> Iterator[Taught]:
+    """The answers worth learning, batch by batch. asked: questions and their things."""
+    for start in range(0, len(asked), _BATCH):
+        some = asked[start : start + _BATCH]
+        replies = teacher.answers([question for question, _ in some])
+        for (question, thing), (reply, logprob) in zip(some, replies, strict=True):
+            if answer := kept(reply, logprob):
+                yield Taught(question, answer, thing, round(logprob, 3))
+
+
+def read_taught(path: Path) -> list[Taught]:
+    """What a file of answers holds; nothing when there is none."""
+    if not path.exists():
+        return []
+    return [Taught(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def chats(taught: Sequence[Taught], count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """`count` chats of one to three of the questions, what a thing is in several wordings."""
+    draw = random.Random(seed)
+    ask = table("questions")["ask"]
+    for _ in range(count):
+        turns: Turns = []
+        for row in draw.sample(taught, min(len(taught), draw.choice((1, 1, 2, 3)))):
+            question = filled(draw.choice(ask), {"x": row.thing}) if row.thing else row.question
+            turns += [typed(draw, question), row.answer]
+        yield chat_row(turns)
+
+
+def write(
+    model: Annotated[Path, typer.Argument(help="a chat model as a GGUF file", exists=True)],
+    out: Annotated[Path, typer.Argument(help="the file of answers")],
+    limit: Annotated[int, typer.Option(min=0, help="questions to ask; 0: all")] = 0,
+) -> None:
+    """Ask what OUT does not hold yet."""
+    known = {each.question for each in read_taught(out)}
+    asked = [each for each in questions() if each[0] not in known]
+    taught = 0
+    with out.open("a", encoding="utf-8") as file:
+        for row in teach(Teacher(model), asked[: limit or None]):
+            file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+            file.flush()
+            taught += 1
+    print(f"{out}: {taught:,} answers kept of {len(asked[: limit or None]):,} asked")
+
+
+if __name__ == "__main__":
+    run(write)

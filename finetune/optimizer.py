@@ -1,0 +1,103 @@
+"""The optimizers of a run: AdamW, or Muon for the matrices inside the blocks with AdamW beside it.
+
+Keep: every parameter that learns is in exactly one group, and a resumed run's next step is the
+one that the run broken off would have taken.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class MuonBesideAdamW(torch.optim.Optimizer):
+    """Muon and AdamW as one optimizer: one schedule, one state to save.
+
+    Muon (Jordan et al. 2024) turns a matrix's momentum into the nearest matrix whose singular
+    values are all about 1. Scaled as by Liu et al. (2025) its updates are as large as AdamW's, so
+    both take the same learning rate.
+
+    matrices, others: groups of parameters, each with its weight decay; the matrices are 2-D.
+    """
+
+    def __init__(
+        self,
+        matrices: Iterable[dict[str, Any]],
+        others: Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        muon = torch.optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw")
+        adamw = torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps)
+        self._parts = (muon, adamw)
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self._share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # loading puts other groups and states in place
+        self._share()
+
+    def _share(self) -> None:
+        """Let the parts have the groups and states of this optimizer, not copies of them."""
+        muon, adamw = self._parts
+        count = len(muon.param_groups)
+        muon.param_groups, adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
+        muon.state = adamw.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()  # type: ignore[no-untyped-call]
+        return loss
+
+
+def muon_beside_adamw(
+    model: nn.Module, decayed: Collection[str], *, weight_decay: float, **settings: Any
+) -> MuonBesideAdamW:
+    """The optimizer of what learns in a model: Muon for its hidden matrices.
+
+    decayed: names of the parameters that weight decay is for. settings: of MuonBesideAdamW.
+    """
+    matrices = hidden_matrices(model)
+    others = {name for name, _ in model.named_parameters()} - matrices
+    return MuonBesideAdamW(
+        _groups(model, matrices, decayed, weight_decay),
+        _groups(model, others, decayed, weight_decay),
+        **settings,
+    )
+
+
+def hidden_matrices(model: nn.Module) -> set[str]:
+    """Names of the 2-D weights inside the blocks: no embedding, no head, no vector."""
+    inside = {
+        id(each)
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList)
+        for each in module.parameters()
+    }
+    return {
+        name for name, each in model.named_parameters() if each.ndim == 2 and id(each) in inside
+    }
+
+
+def _groups(
+    model: nn.Module, names: Collection[str], decayed: Collection[str], weight_decay: float
+) -> list[dict[str, Any]]:
+    """The named parameters that learn, those with weight decay and those without."""
+    found = []
+    for decay in (True, False):
+        chosen = [
+            each
+            for name, each in model.named_parameters()
+            if each.requires_grad and name in names and (name in decayed) == decay
+        ]
+        if chosen:
+            found.append({"params": chosen, "weight_decay": weight_decay if decay else 0.0})
+    return found

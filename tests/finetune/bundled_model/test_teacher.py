@@ -1,0 +1,75 @@
+"""Answers of a larger model: which are kept, and what chats are made of them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from finetune.bundled_model import teacher
+from finetune.bundled_model.teacher import Taught
+
+
+@pytest.mark.parametrize(
+    ("reply", "logprob", "sentence"),
+    [
+        (
+            "A river is water that flows to the sea. It is long.",
+            -0.4,
+            "A river is water that flows to the sea.",
+        ),
+        ("A river costs 3.5 times more!", -0.4, "A river costs 3.5 times more!"),
+        ("A river is water that flows and", -0.4, ""),
+        ("A river is water that flows.", -1.4, ""),
+        ("I'm sorry, but rivers are hard.", -0.4, ""),
+        ("Rivers: they flow.", -0.4, ""),
+        ("A river is a vital part of a vital part of a vital part.", -0.4, ""),
+        ("A desert is an empty, empties place of dryness, dryness and dryness.", -0.4, ""),
+        ("A river is " + "very " * 40 + "long.", -0.4, ""),
+    ],
+)
+def test_a_whole_likely_sentence_is_kept(reply: str, logprob: float, sentence: str) -> None:
+    assert teacher.kept(reply, logprob) == sentence
+
+
+class Scripted:
+    """Answers the questions that are no `What is`, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def answers(self, asked: Sequence[str]) -> list[tuple[str, float]]:
+        self.asked += asked
+        return [("It is a thing.", -0.5 if each.startswith("What is") else -2.0) for each in asked]
+
+
+def test_what_was_answered_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted, out = Scripted(), tmp_path / "taught.jsonl"
+    monkeypatch.setattr(teacher, "Teacher", lambda path: scripted)
+    teacher.write(tmp_path, out, limit=20)
+    assert "20 answers kept of 20 asked" in capsys.readouterr().out
+    teacher.write(tmp_path, out, limit=0)
+    assert len(scripted.asked) == len(set(scripted.asked)) == len(teacher.questions())
+    rows = teacher.read_taught(out)
+    assert {row.question for row in rows} == {q for q in scripted.asked if q.startswith("What is")}
+    assert json.loads(out.read_text().splitlines()[0])["thing"] == "a river"
+    assert not teacher.read_taught(tmp_path / "none")
+
+
+def test_chats_ask_for_a_thing_in_several_wordings() -> None:
+    taught = [
+        Taught("What is a river?", "A river flows.", "a river", -0.5),
+        Taught("Why does ice float?", "Ice is light.", "", -0.5),
+    ]
+    rows = list(teacher.chats(taught, 200, seed=0))
+    assert rows == list(teacher.chats(taught, 200, seed=0))
+    asked = {"A river flows.": set(), "Ice is light.": set()}
+    for row in rows:
+        texts = [message["content"] for message in row["messages"]]
+        for question, answer in zip(texts[::2], texts[1::2], strict=True):
+            asked[answer].add(question.lower().rstrip("?."))
+    assert len(asked["A river flows."]) > 5
+    assert all("a river" in each for each in asked["A river flows."])
+    assert asked["Ice is light."] == {"why does ice float"}

@@ -1,0 +1,101 @@
+"""Muon for the matrices inside the blocks, AdamW for the rest: one optimizer, saved as one."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_finetune as tiny
+import torch
+from torch import nn
+
+from finetune.adapters import choose_trained
+from finetune.config import Adapter, ConfigError, Train
+from finetune.data.packing import Rows
+from finetune.optimizer import MuonBesideAdamW, hidden_matrices, muon_beside_adamw
+
+SETTINGS: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> None:
+    """Steps on gradients drawn at random, the same for the same seeds."""
+    for seed in seeds:
+        draw = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=draw)
+        optimizer.step()
+
+
+def made(model: nn.Module) -> MuonBesideAdamW:
+    return muon_beside_adamw(model, hidden_matrices(model), weight_decay=0.1, **SETTINGS)
+
+
+@pytest.mark.parametrize("model", [tiny.gpt2(), tiny.llama()], ids=["gpt2", "llama"])
+def test_muon_has_the_matrices_inside_the_blocks_and_adamw_all_else(model: nn.Module) -> None:
+    names = hidden_matrices(model)
+    for name, parameter in model.named_parameters():
+        inside = ".h." in name or ".layers." in name
+        assert (name in names) == (inside and parameter.ndim == 2), name
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = made(model).param_groups
+    placed = [named[id(each)] for group in groups for each in group["params"]]
+    assert sorted(placed) == sorted(named.values())
+    in_muon = {named[id(p)] for group in groups if "ns_steps" in group for p in group["params"]}
+    assert in_muon == names
+
+
+def test_it_steps_as_muon_and_adamw_alone() -> None:
+    together, apart = tiny.gpt2(), tiny.gpt2()
+    matrices = hidden_matrices(apart)
+    parameters = dict(apart.named_parameters())
+    muon = torch.optim.Muon(
+        [parameters[name] for name in matrices], lr=0.01, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(
+        [each for name, each in parameters.items() if name not in matrices],
+        weight_decay=0.0,
+        **SETTINGS,
+    )
+    stepped(together, made(together), range(3))
+    for seed in range(3):
+        stepped(apart, muon, range(seed, seed + 1))
+        adamw.step()
+    for name, parameter in together.named_parameters():
+        torch.testing.assert_close(parameter, parameters[name], msg=name)
+
+
+def test_saved_and_loaded_it_takes_the_same_steps(tmp_path: Path) -> None:
+    model = tiny.gpt2()
+    optimizer = made(model)
+    stepped(model, optimizer, range(3))
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    later = copy.deepcopy(model)
+    loaded = made(later)
+    loaded.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
+    for each in (optimizer, loaded):
+        for group in each.param_groups:  # as a schedule does
+            group["lr"] = 0.003
+    stepped(model, optimizer, range(3, 6))
+    stepped(later, loaded, range(3, 6))
+    for one, other in zip(model.parameters(), later.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_adapters_learn_by_it_and_embeddings_alone_are_refused() -> None:
+    adapter = Adapter.model_validate({})
+    lora = Train(method="lora", optimizer="muon")
+    wrapped = choose_trained(tiny.gpt2(), lora, adapter, base=".")
+    learning = {name for name, each in wrapped.named_parameters() if each.requires_grad}
+    assert learning
+    assert learning <= hidden_matrices(wrapped)
+    ends = Train(method="embeddings-and-head", optimizer="muon")
+    with pytest.raises(ConfigError, match=r"train\.optimizer.*embeddings-and-head.*adamw"):
+        choose_trained(tiny.gpt2(), ends, adapter, base="base")
+
+
+def test_sharded_matrices_are_refused(tmp_path: Path) -> None:
+    rows = Rows(tiny.examples([8, 9, 10, 11]), "prompt")
+    trainer = tiny.trainer(tmp_path, tiny.gpt2(), rows, optimizer_name="muon")
+    trainer.is_fsdp_enabled = True
+    with pytest.raises(ConfigError, match="muon needs whole matrices"):
+        trainer.create_optimizer()
