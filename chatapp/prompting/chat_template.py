@@ -39,6 +39,9 @@ _KINDS: Mapping[str, Kind] = {
 # The origin of instructions that the template gives where a chat has none.
 _DEFAULT = -2
 
+OWN = "own"
+"""The name of a model's own chat template."""
+
 Turns = list[tuple[str, Traced]]
 
 
@@ -93,14 +96,19 @@ class ChatTemplate:
         kinds = [_KINDS[message.role] for message in messages]
         return list(self._segments(text, kinds))
 
+    @property
+    def name(self) -> str:
+        """What it is called where templates have names: the model has but one of its own."""
+        return OWN
+
     @cached_property
-    def default_instruction(self) -> str:
+    def instruction(self) -> str:
         """What the template tells the model where a chat has no system message; may be empty."""
         start, end, head = self._default_place
         return head[start:end]
 
     @cached_property
-    def ends(self) -> tuple[str, ...]:
+    def stop(self) -> tuple[str, ...]:
         """What stands after a reply, each of which ends it: the next special token, or the text
         up to the next message where there is none."""
         text = self._text([Message("user", "a"), Message("assistant", "b"), Message("user", "c")])

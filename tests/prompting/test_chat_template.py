@@ -133,13 +133,13 @@ def test_every_text_has_the_kind_of_its_message() -> None:
 
 def test_instructions_of_the_template_are_the_chats() -> None:
     template = opened(CHATML)
-    assert template.default_instruction == "Be good."
+    assert template.instruction == "Be good."
     segments = template.render([Message("user", "Hi")])
     assert Segment("instruction", "Be good.") in segments
     assert text_of(segments) == reference(CHATML, [Message("user", "Hi")])
     told = template.render([Message("system", "Be bad."), Message("user", "Hi")])
     assert [each.text for each in told if each.kind == "instruction"] == ["Be bad."]
-    assert opened(THINKING).default_instruction == ""
+    assert opened(THINKING).instruction == ""
 
 
 def test_an_open_reply_is_a_beginning_of_the_closed_one() -> None:
@@ -166,9 +166,9 @@ def test_what_the_template_has_no_place_for_stands_before_the_message() -> None:
 
 
 def test_what_ends_a_reply() -> None:
-    assert opened(CHATML).ends == ("<|im_end|>",)
-    assert opened(STRICT).ends == ("</s>",)
-    assert ChatTemplate("{% for m in messages %}{{ m.content }} ##{% endfor %}", "x").ends == (
+    assert opened(CHATML).stop == ("<|im_end|>",)
+    assert opened(STRICT).stop == ("</s>",)
+    assert ChatTemplate("{% for m in messages %}{{ m.content }} ##{% endfor %}", "x").stop == (
         "##",
     )
 
