@@ -26,11 +26,11 @@ class ChatWriter(Writer):
         self._template = template
         self.name = template.name
         self.stop = template.stop
-        # What the template writes around an exchange, about: it counts when turns are chosen.
-        # The prompt itself is counted as it is.
-        once, twice = ([Exchange("a", "b")] * times + [Exchange("a")] for times in (0, 1))
-        self._around = self._count(self._segments(None, twice))
-        self._around -= self._count(self._segments(None, once))
+        # What the template writes around an exchange, about, for choosing turns. The prompt that
+        # comes of it is counted as it is.
+        newest = [Exchange("a")]
+        together = self._count(self._segments(None, [Exchange("a", "b"), *newest]))
+        self._around = together - self._count(self._segments(None, newest))
 
     def write(
         self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
@@ -66,7 +66,13 @@ class ChatWriter(Writer):
             messages.append(Message("user", exchange.user.strip()))
             if exchange.reply:
                 messages.append(Message("assistant", exchange.reply))
-        return self._template.render(messages, open_reply=True)
+        return self._without_start(self._template.render(messages, open_reply=True))
+
+    def _without_start(self, segments: list[Segment]) -> list[Segment]:
+        """The segments without the tokens that the model puts before each sequence itself."""
+        start = len(self._model.start)
+        first = [self._ids(segment) for segment in segments[:start]]
+        return segments[start:] if first == [[id] for id in self._model.start] else segments
 
     def _length(self, exchange: Exchange) -> int:
         texts = [Segment("user", exchange.user), Segment("assistant", exchange.reply or "")]

@@ -7,15 +7,16 @@ both are written and trimmed by `dialogue.prompt`.
 import threading
 from collections.abc import Iterator
 
-from chatapp.dialogue.prompt import Exchange, PromptWriter, trimmed
+from chatapp.dialogue.prompt import Exchange, trimmed
+from chatapp.dialogue.template_choice import template_writer
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.chat_template import Template
 
 
 def ask(
     model: LanguageModel,
-    template: DialogueTemplate,
+    template: Template,
     text: str,
     *,
     system: str | None = None,
@@ -29,7 +30,7 @@ def ask(
     """
     if not text.strip():
         raise ValueError("the question is empty")
-    prompt = PromptWriter(model, template).write(
+    prompt = template_writer(model, template).write(
         system, [Exchange(text)], max_tokens=sampling.max_tokens
     )
     yield from trimmed(model.generate(prompt.ids, sampling, stop=template.stop, cancel=cancel))

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chatapp.dialogue.fewshot_chat import FewShotWriter
-from chatapp.dialogue.prompt import Exchange, Prompt, PromptWriter, Writer
+from chatapp.dialogue.prompt import Exchange, Prompt, Writer
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Basis
-from chatapp.dialogue.template_choice import choose_template
+from chatapp.dialogue.template_choice import choose_template, template_writer
 from chatapp.fewshot.answering import sampling_of
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.promptfile import Persona, PromptFile
@@ -65,7 +65,7 @@ def preview(
     else:
         asked = chosen.template if chosen is not None else ""
         template = choose_template(model, session.template.name, asked)
-        writer = PromptWriter(model, template)
+        writer = template_writer(model, template)
         about = f"Instructions of the chat, in the template {template.name}."
         if chosen is None:
             about = f"A chat in the template {template.name}, with its own instructions."

@@ -13,19 +13,19 @@ from chatapp.dialogue.prompt import (
     Exchange,
     MessageTooLong,
     Prompt,
-    PromptWriter,
     Writer,
     seeded,
     trimmed,
 )
 from chatapp.dialogue.reply import ReplyRecorder, reply_events
 from chatapp.dialogue.store import Store, StoredMessage
+from chatapp.dialogue.template_choice import template_writer
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.foreign import without_surrogates
+from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import Role
 from chatapp.prompting.segments import Segment
-from chatapp.prompting.template import DialogueTemplate
 
 __all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started"]
 
@@ -77,7 +77,7 @@ class Session:
         self,
         model: LanguageModel,
         *,
-        template: DialogueTemplate,
+        template: Template,
         store: Store,
         chat_id: int | None = None,
         sampling: Sampling | None = None,
@@ -352,7 +352,7 @@ class Session:
                 self._sampling = writer.sampling(self._sampling)
             self._writer = writer
         elif self._writer is None:
-            self._writer = PromptWriter(self.model, self.template)
+            self._writer = template_writer(self.model, self.template)
         return self._writer
 
     def _measure(self) -> tuple[int, int]:

@@ -3,19 +3,23 @@
 Keep: a model is chatted with in the template it was trained in, or not at all.
 """
 
+from chatapp.dialogue.chat_writer import ChatWriter
+from chatapp.dialogue.prompt import PromptWriter, Writer
+from chatapp.engine.folder import ModelFiles
 from chatapp.engine.model import LanguageModel
-from chatapp.prompting.template import PLAIN, TEMPLATES, DialogueTemplate, load_template, named
+from chatapp.prompting.chat_template import ChatTemplate, Template, load_chat_template
+from chatapp.prompting.template import PLAIN, TEMPLATES, load_template, named
 
 
-def choose_template(model: LanguageModel, requested: str, asked: str = "") -> DialogueTemplate:
+def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Template:
     """The template to chat with `model` in.
 
     requested: a template's name, or "" for the model's own, or `plain` when it has none.
     asked: what the chat asks for, and gets when the model has none of its own.
     Raises ValueError in one sentence when there is no such template, when the model was
-    trained in another one, or when its template file is damaged.
+    trained in another one, or when its template is damaged.
     """
-    own = load_template(model.folder) if model.folder else None
+    own = _own_template(model)
     if asked in TEMPLATES and own is None:
         return TEMPLATES[asked]
     if not requested:
@@ -30,3 +34,21 @@ def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Di
             f"({template.fingerprint})"
         )
     return template
+
+
+def template_writer(model: LanguageModel, template: Template) -> Writer:
+    """What writes prompts for a model in a template."""
+    if isinstance(template, ChatTemplate):
+        return ChatWriter(model, template)
+    return PromptWriter(model, template)
+
+
+def _own_template(model: LanguageModel) -> Template | None:
+    """The template saved with a model that was trained here, else its tokenizer's."""
+    if model.folder is None:
+        return None
+    own = load_template(model.folder)
+    if own is not None:
+        return own
+    tokenizer = ModelFiles.read(model.folder).tokenizer
+    return load_chat_template(tokenizer, model.tokenizer.special)

@@ -17,7 +17,7 @@ from gguf.gguf_reader import ReaderField
 from gguf.quants import dequantize
 from torch import Tensor
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.userfiles import did_you_mean, reason
 
 SUFFIX = ".gguf"

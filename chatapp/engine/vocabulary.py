@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.userfiles import did_you_mean
 
 

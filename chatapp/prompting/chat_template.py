@@ -13,16 +13,18 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Kind, Segment
+from chatapp.prompting.template import DialogueTemplate
 from chatapp.prompting.traced import TEMPLATE, Traced, joined, origins_of
-from chatapp.userfiles import UserError
+from chatapp.userfiles import UserError, read_json_object, read_required, shown
 
 if TYPE_CHECKING:
     from chatapp.prompting.sandbox import Program
@@ -66,6 +68,7 @@ class ChatTemplate:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Raises ChatTemplateError when the source is too long or no template."""
         if len(self.source) > _LONGEST_SOURCE:
             raise ChatTemplateError(
                 f"{self.origin}: the chat template has {len(self.source):,} characters; "
@@ -273,3 +276,47 @@ def _alternating(turns: Turns) -> Turns:
             content = joined((merged.pop()[1], "\n\n", content))
         merged.append((role, content))
     return merged
+
+
+Template = DialogueTemplate | ChatTemplate
+"""What a chat is written in: the patterns of this program, or a model's own program."""
+
+# The older name first; a file of its own wins over the key (transformers 4.50 and later).
+_CONFIG = "tokenizer_config.json"
+_SOURCE = "chat_template.jinja"
+
+
+def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate | None:
+    """The chat template that a tokenizer's folder carries, or None.
+
+    special: the names of the tokenizer's special tokens.
+    Of several named ones it is "default". Raises ChatTemplateError, naming the file.
+    """
+    config_file, file = folder / _CONFIG, folder / _SOURCE
+    try:
+        config = read_json_object(config_file, ChatTemplateError)
+    except FileNotFoundError:
+        config = {}
+    source, origin = config.get("chat_template"), config_file
+    if file.is_file():
+        source, origin = read_required(file, ChatTemplateError), file
+    if isinstance(source, list):
+        named = {
+            each.get("name"): each.get("template") for each in source if isinstance(each, dict)
+        }
+        source = named.get("default")
+    if source is None or source == "":
+        return None
+    if not isinstance(source, str):
+        raise ChatTemplateError(f"{origin}: chat_template is {shown(source)}, expected a string")
+    return ChatTemplate(source, str(origin), tuple(sorted(special)), _named_tokens(config))
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens that a tokenizer_config.json gives a name, such as bos_token, by that name."""
+    tokens = {}
+    for name, token in config.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.gguf_file import GGUFFile
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from chatapp.engine.checkpoint import ModelError
+from chatapp.engine.errors import ModelError
 from chatapp.engine.gguf_file import GGUFFile
 from chatapp.engine.vocabulary import TokenType, gguf_tokenizer
 
