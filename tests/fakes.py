@@ -41,8 +41,10 @@ class WordTokenizer:
 
     end_id = 0
 
-    def __init__(self) -> None:
-        self._pieces = ["<|endoftext|>"]
+    def __init__(self, special: Sequence[str] = ()) -> None:
+        """special: names of special tokens; they are encoded by their id alone."""
+        self._pieces = ["<|endoftext|>", *special]
+        self.special = {name: id for id, name in enumerate(self._pieces)}
         self._ids: dict[str, int] = {}
         self.encoded = 0
         """How many texts were encoded: for tests of what is remembered."""
@@ -82,6 +84,7 @@ class ScriptedModel:
     by_character: generate one token a character, which `encode` never would.
     reason: why a reply that was said to its end has ended.
     prompts, samplings: what each call was given. finished: what each call ended with.
+    special: names of special tokens.
     gate: while set to an Event that is not set, no token leaves; `cancel` still works.
 
     Stop strings are not looked at. Cancelling takes effect at once, also inside a delay.
@@ -97,12 +100,14 @@ class ScriptedModel:
         reason: FinishReason = "stop",
         name: str = "scripted",
         folder: Path | None = None,
+        special: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.folder = folder
         self.context = context
         self.precision = "float32"
-        self.tokenizer = WordTokenizer()
+        self.tokenizer = WordTokenizer(special)
+        self.start: list[int] = []
         self.delay = delay
         self.gate: threading.Event | None = None
         self.prompts: list[str] = []

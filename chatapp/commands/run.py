@@ -38,6 +38,7 @@ _STYLES = {
     "user": "bold green",
     "assistant": "bold yellow",
     "marker": "dim",
+    "special": "reverse",
     "end": "reverse",
 }
 

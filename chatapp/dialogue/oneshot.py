@@ -12,12 +12,12 @@ from chatapp.dialogue.reply import reply_events
 from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.chat_template import Template
 
 
 def ask(
     model: LanguageModel,
-    template: DialogueTemplate,
+    template: Template,
     text: str,
     *,
     system: str | None = None,

@@ -184,6 +184,8 @@ class Writer(ABC):
     def _encode(self, segment: Segment) -> list[int]:
         if segment.kind == "end":
             return [self._model.tokenizer.end_id]
+        if segment.kind == "special":
+            return [self._model.tokenizer.special[segment.text]]
         if segment.text not in self._encoded:
             self._encoded[segment.text] = self._model.tokenizer.encode(segment.text)
         return self._encoded[segment.text]

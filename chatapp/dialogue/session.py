@@ -23,9 +23,9 @@ from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.foreign import without_surrogates
+from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import Role
 from chatapp.prompting.segments import Segment
-from chatapp.prompting.template import DialogueTemplate
 
 __all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started"]
 
@@ -83,7 +83,7 @@ class Session:
         self,
         model: LanguageModel,
         *,
-        template: DialogueTemplate,
+        template: Template,
         store: Store,
         chat_id: int | None = None,
         sampling: Sampling | None = None,

@@ -3,24 +3,27 @@
 Keep: a model is chatted with in the template it was trained in, or not at all.
 """
 
-from chatapp.dialogue.prompt import PromptWriter
+from chatapp.dialogue.chat_writer import ChatWriter
+from chatapp.dialogue.prompt import PromptWriter, Writer
 from chatapp.dialogue.served import SERVED, MessagesWriter
+from chatapp.engine.folder import ModelFiles
 from chatapp.engine.model import ChatModel, LanguageModel
-from chatapp.prompting.template import PLAIN, TEMPLATES, DialogueTemplate, load_template, named
+from chatapp.prompting.chat_template import ChatTemplate, Template, load_chat_template
+from chatapp.prompting.template import PLAIN, TEMPLATES, load_template, named
 
 
-def choose_template(model: LanguageModel, requested: str, asked: str = "") -> DialogueTemplate:
+def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Template:
     """The template to chat with `model` in.
 
     requested: a template's name, or "" for the model's own, or `plain` when it has none. A
         model that its server writes for can be chatted with in any other, as text.
     asked: what the chat asks for, and gets when the model has none of its own.
     Raises ValueError in one sentence when there is no such template, when the model was
-    trained in another one, or when its template file is damaged.
+    trained in another one, or when its template is damaged.
     """
     if isinstance(model, ChatModel):
         return SERVED if requested in ("", SERVED.name) else named(requested)
-    own = load_template(model.folder) if model.folder else None
+    own = _own_template(model)
     if asked in TEMPLATES and own is None:
         return TEMPLATES[asked]
     if not requested:
@@ -37,6 +40,19 @@ def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Di
     return template
 
 
-def writer_for(model: LanguageModel, template: DialogueTemplate) -> PromptWriter:
+def writer_for(model: LanguageModel, template: Template) -> Writer:
     """What writes chats with `model` in a template that was chosen for it."""
+    if isinstance(template, ChatTemplate):
+        return ChatWriter(model, template)
     return (MessagesWriter if template == SERVED else PromptWriter)(model, template)
+
+
+def _own_template(model: LanguageModel) -> Template | None:
+    """The template saved with a model that was trained here, else its tokenizer's."""
+    if model.folder is None:
+        return None
+    own = load_template(model.folder)
+    if own is not None:
+        return own
+    tokenizer = ModelFiles.read(model.folder).tokenizer
+    return load_chat_template(tokenizer, model.tokenizer.special)

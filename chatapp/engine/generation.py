@@ -8,7 +8,7 @@ another. Each token's computation starts from the full sequence; the cache makes
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,8 @@ class LocalGenerator(ABC):
     vocabulary: the number of logits. end_ids: any of them ends a reply. piece: a token's own
     text, for display. lock: held while the model computes.
     """
+
+    start: Sequence[int] = ()
 
     def __init__(
         self,
@@ -128,7 +130,10 @@ class LocalGenerator(ABC):
                 f"the prompt has {len(prompt)} tokens; the model's window of {self.context} "
                 f"has room for {self.context - 1} and a reply"
             )
-        return self._run(prompt, sampling, StopFilter(stop), cancel or threading.Event(), top)
+        special = self.tokenizer.special
+        ends = self.end_ids | {special[text] for text in stop if text in special}
+        texts = StopFilter([text for text in stop if text not in special])
+        return self._run(prompt, sampling, ends, texts, cancel or threading.Event(), top)
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """See `LanguageModel.score`."""
@@ -183,6 +188,7 @@ class LocalGenerator(ABC):
         self,
         prompt: list[int],
         sampling: Sampling,
+        ends: Collection[int],
         stops: StopFilter,
         cancel: threading.Event,
         top: int,
@@ -206,7 +212,7 @@ class LocalGenerator(ABC):
             if len(sequence) == len(prompt):
                 time_to_first_token = time.perf_counter() - started
                 reused = drawn.reused
-            if drawn.id in self.end_ids:
+            if drawn.id in ends:
                 reason = "stop"
                 break
             sequence.append(drawn.id)

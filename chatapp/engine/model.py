@@ -36,6 +36,8 @@ class Tokenizer(Protocol):
     """The end-of-text token."""
     size: int
     """Number of token ids."""
+    special: Mapping[str, int]
+    """The special tokens by their names; none where they are out of reach."""
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -53,6 +55,8 @@ class LanguageModel(Protocol):
     """What the user called it: "bundled", a folder, a hub id, a server and its model."""
     folder: Path | None
     """Where its files lie; None for a model that is not on this machine."""
+    start: Sequence[int]
+    """Special tokens that it puts before each sequence by itself; often none."""
     context: int
     """Longest sequence in tokens, prompt and reply together."""
 
@@ -74,6 +78,8 @@ class LanguageModel(Protocol):
     ) -> Iterator[Event]:
         """Continue `ids`; yields `Token`s and one `Finished`.
 
+        stop: strings that end the reply and are no part of it; the name of a special token
+            stands for that token.
         The same ids, sampling and seed give the same text. Setting `cancel` ends the
         generation within one token. `top` asks for that many alternatives a token.
         Raises ContextOverflow when `ids` leave no room for a single token, ValueError

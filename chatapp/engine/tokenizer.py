@@ -5,7 +5,7 @@ becomes a special token, and a character is never cut in two on its way to the s
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,10 @@ class BPETokenizer:
         self.end_id = end_id
         ids = tokenizer.get_vocab(with_added_tokens=True).values()
         self.size: int = max(ids) + 1
-        special = {id for id, token in self._added.items() if token.special}
+        self.special: Mapping[str, int] = {
+            token.content: id for id, token in self._added.items() if token.special
+        }
+        special = set(self.special.values())
         self.text_size: int = max((id for id in ids if id not in special), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:

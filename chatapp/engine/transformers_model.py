@@ -8,7 +8,7 @@ GPT-2 of this program; every other model computes its whole sequence for each to
 import copy
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,12 @@ class TransformersTokenizer:
         self._tokenizer = tokenizer
         self.end_id: int = tokenizer.eos_token_id
         self.size: int = max(tokenizer.get_vocab().values()) + 1
+        named = set(tokenizer.all_special_tokens)
+        self.special: Mapping[str, int] = {
+            str(token): id
+            for id, token in tokenizer.added_tokens_decoder.items()
+            if token.special or str(token) in named
+        }
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(

@@ -9,15 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["instruction", "example", "user", "assistant", "marker", "end"]
+Kind = Literal["instruction", "example", "user", "assistant", "marker", "special", "end"]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A piece of a prompt.
 
-    `marker` is text of the template ("User:"). `end` stands for the model's end-of-text
-    token: its text is what is shown, and it becomes that one token, never its letters.
+    `marker` is text of the template ("User:"). `special` is the name of a special token, and
+    `end` stands for the model's end-of-text token: their texts are what is shown, and each
+    becomes its one token, never its letters.
     """
 
     kind: Kind

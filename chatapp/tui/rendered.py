@@ -21,6 +21,7 @@ _KINDS = {
     "user": "$text-success",
     "assistant": "$text-accent",
     "marker": "dim",
+    "special": "reverse dim",
     "end": "reverse dim",
 }
 _LINE = 200

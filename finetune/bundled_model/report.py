@@ -38,7 +38,7 @@ from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal
 from chatapp.evaluation.report import results
 from chatapp.evaluation.words import own_words
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.chat_template import Template
 from chatapp.userfiles import UserError, quoted
 from finetune.bundled_model.generators.incontext import HeldOut, held_out_tasks
 from finetune.bundled_model.generators.tasks import Problem, all_tasks
@@ -77,7 +77,7 @@ class ReplyFailed(UserError):
     """A reply that was to be measured broke off; says which and why."""
 
 
-def chat(model: LanguageModel, template: DialogueTemplate, sampling: Sampling) -> str:
+def chat(model: LanguageModel, template: Template, sampling: Sampling) -> str:
     """The scripted chat, whole: what the user says and what the model makes of it."""
     lines = []
     with TemporaryDirectory() as folder, closing(Store(Path(folder) / "chat.sqlite")) as store:
@@ -89,7 +89,7 @@ def chat(model: LanguageModel, template: DialogueTemplate, sampling: Sampling) -
     return "\n".join(lines)
 
 
-def exact(model: LanguageModel, template: DialogueTemplate, problems: Sequence[Problem]) -> float:
+def exact(model: LanguageModel, template: Template, problems: Sequence[Problem]) -> float:
     """The share of problems whose greedy reply, asked as the first message, is the answer.
 
     Raises ReplyFailed.
@@ -103,7 +103,7 @@ def exact(model: LanguageModel, template: DialogueTemplate, problems: Sequence[P
     return right / len(problems)
 
 
-def task_rows(model: LanguageModel, template: DialogueTemplate, items: int) -> list[dict[str, Any]]:
+def task_rows(model: LanguageModel, template: Template, items: int) -> list[dict[str, Any]]:
     """Exact match of each generated task: problems kept out, in known and unseen wordings."""
     rows = []
     for task in all_tasks():

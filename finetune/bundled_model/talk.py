@@ -25,7 +25,7 @@ from chatapp.dialogue.template_choice import choose_template
 from chatapp.engine.events import Finished, FinishReason
 from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.chat_template import Template
 from finetune.bundled_model.generators import abstention
 from finetune.bundled_model.generators.content import table
 from finetune.bundled_model.generators.tasks import all_tasks
@@ -76,7 +76,7 @@ def known_questions(count: int, seed: int) -> list[str]:
 
 
 def replies(
-    model: LanguageModel, template: DialogueTemplate, said: Sequence[str], sampling: Sampling
+    model: LanguageModel, template: Template, said: Sequence[str], sampling: Sampling
 ) -> Iterator[Reply]:
     """The reply to each as the first message of a chat."""
     for each in said:
@@ -91,7 +91,7 @@ def share(kept: Sequence[bool]) -> float:
 
 
 def measured(
-    model: LanguageModel, template: DialogueTemplate, data: Path
+    model: LanguageModel, template: Template, data: Path
 ) -> tuple[dict[str, float], list[Reply]]:
     """The shares by name, and the replies of the first seed to first messages and questions."""
     messages = first_messages(data, _MESSAGES, seed=0)

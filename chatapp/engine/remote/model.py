@@ -63,6 +63,7 @@ class RemoteModel:
     """
 
     folder: "Path | None" = None
+    start: Sequence[int] = ()
     precision = ""
 
     def __init__(self, server: Server, *, name: str, context: int, remark: str = "") -> None:

@@ -5,7 +5,8 @@ Keep: the pieces of a text together are that text, whatever it holds.
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 
 class TextPieces:
@@ -18,6 +19,7 @@ class TextPieces:
     """
 
     end_id = 0
+    special: Mapping[str, int] = MappingProxyType({})
 
     _PIECE = re.compile(r" ?(?:[A-Za-z]{1,5}|.)", re.DOTALL)
 

@@ -1,0 +1,79 @@
+"""Prompts in a model's own chat template.
+
+Such a template may rewrite earlier turns (it drops what was thought, it puts instructions into
+the last message), so a prompt is rendered anew from all messages that are kept, and the cache
+keeps what it can.
+
+Keep: a prompt is what the template makes of whole exchanges, the newest among them, and leaves
+room for a reply.
+"""
+
+from collections.abc import Sequence
+
+from chatapp.dialogue.prompt import Exchange, Prompt, Writer
+from chatapp.engine.model import LanguageModel
+from chatapp.prompting.budget import fit
+from chatapp.prompting.chat_template import ChatTemplate
+from chatapp.prompting.messages import Message
+from chatapp.prompting.segments import Segment
+
+
+class ChatWriter(Writer):
+    """Writes chats in a model's own template."""
+
+    def __init__(self, model: LanguageModel, template: ChatTemplate) -> None:
+        super().__init__(model)
+        self._template = template
+        self.name = template.name
+        self.stop = template.stop
+        # What the template writes around an exchange, about, for choosing turns. The prompt that
+        # comes of it is counted as it is.
+        newest = [Exchange("a")]
+        together = self._count(self._segments(None, [Exchange("a", "b"), *newest]))
+        self._around = together - self._count(self._segments(None, newest))
+
+    def write(
+        self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
+    ) -> Prompt:
+        *history, newest = exchanges
+        window = self._model.context
+        bare = self._count(self._segments(system, [newest]))
+        budget = fit(
+            window=window,
+            instructions=0,
+            history=[self._around + self._length(exchange) for exchange in history],
+            newest=bare,
+            reserve=min(max_tokens, window // 4),
+        )
+        for dropped in range(budget.dropped, len(exchanges)):
+            segments = self._segments(system, exchanges[dropped:])
+            ids = self._tokens(segments)
+            if len(ids) < window:
+                return Prompt(tuple(segments), ids, dropped)
+        self._check_room(segments, window - bare, begun=bool(newest.reply))
+        raise AssertionError("the newest exchange alone fits the window and does not")
+
+    def render_instruction(self, system: str | None) -> list[Segment]:
+        text = self._template.instruction if system is None else system.strip()
+        return [Segment("instruction", text)] if text else []
+
+    def render_reply(self, reply: str) -> list[Segment]:
+        return [Segment("assistant", reply)] if reply else []
+
+    def _segments(self, system: str | None, exchanges: Sequence[Exchange]) -> list[Segment]:
+        messages = [] if system is None else [Message("system", system.strip())]
+        for exchange in exchanges:
+            messages.append(Message("user", exchange.user.strip()))
+            if exchange.reply:
+                messages.append(Message("assistant", exchange.reply))
+        return self._without_start(self._template.render(messages, open_reply=True))
+
+    def _without_start(self, segments: list[Segment]) -> list[Segment]:
+        """The segments without the tokens that the model puts before each sequence itself."""
+        start = len(self._model.start)
+        first = [self._ids(segment) for segment in segments[:start]]
+        return segments[start:] if first == [[id] for id in self._model.start] else segments
+
+    def _length(self, exchange: Exchange) -> int:
+        texts = [Segment("user", exchange.user), Segment("assistant", exchange.reply or "")]
+        return self._count(texts)

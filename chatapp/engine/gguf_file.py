@@ -1,0 +1,122 @@
+"""A GGUF file: its metadata and its tensors, read by the gguf package.
+
+Keep: the file is mapped, not copied; a tensor is converted when it is asked for, and whatever is
+wrong with the file is one sentence that names it.
+"""
+
+import struct
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGUFReader, GGUFValueType
+from gguf.gguf_reader import ReaderField
+from gguf.quants import dequantize
+from torch import Tensor
+
+from chatapp.engine.errors import ModelError
+from chatapp.userfiles import did_you_mean, reason
+
+SUFFIX = ".gguf"
+
+
+class _Reader(GGUFReader):
+    """The package's reader, with arrays taken whole.
+
+    It makes two objects of each of the hundreds of thousands of strings in a vocabulary, which
+    takes seconds. Overrides a private method; checked on gguf 0.19.
+    """
+
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
+        if raw_type != GGUFValueType.ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        data = self.data.data
+        kind, length = struct.unpack_from("<IQ", data, orig_offs)
+        start = orig_offs + 12
+        if kind == GGUFValueType.STRING:
+            end = start
+            for _ in range(length):
+                end += 8 + struct.unpack_from("<Q", data, end)[0]
+        else:
+            end = start + length * self.gguf_scalar_to_np[GGUFValueType(kind)]().itemsize
+        if end > len(data):
+            raise ValueError("an array reaches beyond the end of the file")
+        types = [GGUFValueType.ARRAY, GGUFValueType(kind)]
+        return end - orig_offs, [self.data[start:end]], [0], types
+
+
+class GGUFFile:
+    """An open GGUF file.
+
+    Raises ModelError when it is none, or is cut short.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._reader = _Reader(path)
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read: {reason(error)}") from None
+        except (ValueError, KeyError, IndexError, struct.error, OverflowError) as error:
+            raise ModelError(
+                f"{path}: is no GGUF file, or is cut short; get the file again ({reason(error)})"
+            ) from None
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """The keys of the file with their values; lists for arrays."""
+        return {name: _value(field) for name, field in self._reader.fields.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tensors."""
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, the rows of a matrix first. Raises ModelError for an unknown one."""
+        return tuple(int(size) for size in reversed(self._tensor(name).shape))
+
+    def kind(self, name: str) -> str:
+        """How a tensor is stored: F32, F16, Q4_1, … Raises ModelError for an unknown one."""
+        return str(self._tensor(name).tensor_type.name)
+
+    def read(self, name: str) -> Tensor:
+        """A tensor in float32. Raises ModelError when it cannot be read."""
+        tensor = self._tensor(name)
+        try:
+            values = dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            raise ModelError(
+                f"{self.path}: tensor {name!r} is stored as {self.kind(name)}, which cannot be read"
+            ) from None
+        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(self.shape(name))
+
+    def _tensor(self, name: str) -> Any:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            near = did_you_mean(name, self._tensors)
+            raise ModelError(f"{self.path}: tensor {name!r} is missing{near}") from None
+
+
+def _value(field: ReaderField) -> Any:
+    if field.types[0] != GGUFValueType.ARRAY:
+        return field.contents()
+    data = field.parts[field.data[0]]
+    if field.types[1] == GGUFValueType.STRING:
+        return list(_strings(data.tobytes()))
+    return data.view(_Reader.gguf_scalar_to_np[field.types[1]]).tolist()
+
+
+def _strings(data: bytes) -> Iterator[str]:
+    start = 0
+    while start < len(data):
+        (length,) = struct.unpack_from("<Q", data, start)
+        start += 8 + length
+        yield data[start - length : start].decode("utf-8", "replace")

@@ -1,0 +1,209 @@
+"""The vocabulary in a GGUF file as a tokenizer of the tokenizers library.
+
+A GGUF file names its way of cutting texts instead of holding a tokenizer.json: byte-level BPE
+with a pre-tokenizer that is known by name, or SentencePiece's BPE, whose merges follow from the
+scores of its pieces.
+
+Keep: a text becomes the ids that llama.cpp gives it; a vocabulary whose way is not known is
+refused by name, never cut in another way.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from chatapp.engine.errors import ModelError
+from chatapp.userfiles import did_you_mean
+
+
+class TokenType(IntEnum):
+    """What `tokenizer.ggml.token_type` says of a token."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# The patterns that pre-tokenizers are made of; facts of the models, as llama.cpp names them.
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_LINES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _LINES
+)
+_LOWER = r"((?=[\p{L}])([^A-Z]))"
+_UPPER = r"((?=[\p{L}])([^a-z]))"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN = (
+    f"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
+)
+_GPT4O = (
+    f"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
+)
+_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
+_SENTENCES = r" ?[^(\s|.,!?…。，、।۔،)]+"
+
+# Each pattern cuts further what those before it left.
+_DIGIT_THEN_GPT2 = (r"\p{N}", _GPT2)
+_QWEN2 = (_LLAMA3.replace("{1,3}", ""),)
+_PATTERNS: Mapping[str, tuple[str, ...]] = {
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    **dict.fromkeys(
+        (
+            *("gpt-2", "phi-2", "mpt", "olmo", "dolma", "gpt-neox", "jais", "trillion"),
+            *("roberta-bpe", "gigachat", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es"),
+            *("jina-v2-de", "jina-v2-code", "a.x-4.0", "mellum", "granite-docling"),
+        ),
+        (_GPT2,),
+    ),
+    **dict.fromkeys(
+        (
+            *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
+            *("lfm2", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"),
+        ),
+        (_LLAMA3,),
+    ),
+    **dict.fromkeys(
+        ("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan", "hunyuan-dense"), _QWEN2
+    ),
+    **dict.fromkeys(
+        (
+            *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"),
+            "minerva-7b",
+        ),
+        _DIGIT_THEN_GPT2,
+    ),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"),
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|" + _LINES,
+    ),
+    "tekken": (_TEKKEN,),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (_GPT4O,)),
+    **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), (_SENTENCES,)),
+    "viking": (_SENTENCES, r"\p{N}"),
+}
+
+# Their vocabularies hold whole words that no merge leads to.
+_WHOLE_WORDS_FIRST = frozenset(("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o", "llama4"))
+
+_SPACE = "▁"
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> tokenizers.Tokenizer:
+    """The tokenizer that a GGUF file's metadata describe.
+
+    metadata: the file's keys. origin: the file, for error messages.
+    Raises ModelError when keys are missing, or the way of cutting is not known.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ModelError(f"{origin}: there is no vocabulary; expected tokenizer.ggml.tokens")
+    types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
+    if kind == "gpt2":
+        tokenizer = _byte_level(metadata, tokens, origin)
+    elif kind == "llama":
+        tokenizer = _sentencepiece(metadata, tokens, types, origin)
+    else:
+        raise ModelError(
+            f"{origin}: tokenizer.ggml.model is {kind!r}; expected 'gpt2' (byte-level BPE) or "
+            "'llama' (SentencePiece)"
+        )
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token, type in zip(tokens, types, strict=True)
+            if type in (TokenType.CONTROL, TokenType.UNKNOWN)
+        ]
+    )
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=False, normalized=False)
+            for token, type in zip(tokens, types, strict=True)
+            if type == TokenType.USER_DEFINED
+        ]
+    )
+    return tokenizer
+
+
+def _byte_level(
+    metadata: Mapping[str, Any], tokens: Sequence[str], origin: str
+) -> tokenizers.Tokenizer:
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    if name not in _PATTERNS:
+        raise ModelError(
+            f"{origin}: tokenizer.ggml.pre is {name!r}, a way of cutting texts that is not "
+            f"known here{did_you_mean(str(name), _PATTERNS)}"
+        )
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    merges = []
+    for merge in metadata.get("tokenizer.ggml.merges", ()):
+        # A token may hold a space of its own only at its beginning, in a few vocabularies.
+        left, _, right = merge[1:].partition(" ")
+        pair = (merge[:1] + left, right)
+        if all(part in vocabulary for part in (*pair, "".join(pair))):
+            merges.append(pair)
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in _WHOLE_WORDS_FIRST)
+    )
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[name]]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], origin: str
+) -> tokenizers.Tokenizer:
+    scores = metadata.get("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(tokens):
+        raise ModelError(f"{origin}: tokenizer.ggml.scores does not have a score a token")
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    unknown = int(metadata.get("tokenizer.ggml.unknown_token_id", 0))
+    normal = {
+        token: float(score)
+        for token, score, type in zip(tokens, scores, types, strict=True)
+        if type == TokenType.NORMAL
+    }
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=list(_merges(normal, vocabulary)),
+            unk_token=tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer
+
+
+def _merges(
+    scores: Mapping[str, float], vocabulary: Mapping[str, int]
+) -> Iterator[tuple[str, str]]:
+    """Pairs of pieces that make a piece, those of the best score first (Kudo and Richardson,
+    2018): the pair to merge next is the one whose result has the highest score."""
+    pairs = [
+        (-score, vocabulary[piece[:cut]], vocabulary[piece[cut:]], piece[:cut], piece[cut:])
+        for piece, score in scores.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+    return ((left, right) for *_, left, right in sorted(pairs))

@@ -1,0 +1,322 @@
+"""A model's own chat template: the Jinja program that its tokenizer brings, and its segments.
+
+The program is foreign. It runs in transformers' sandbox, with bounds on its size and its steps,
+and is handed strings that remember their origin (see `traced`), so that its output becomes
+segments: what the template wrote, and what each message said.
+
+Keep: the text of the segments is character for character what transformers'
+`apply_chat_template` gives for the same messages, and a special token stands only in what the
+template itself wrote.
+"""
+
+import hashlib
+import json
+import re
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chatapp.prompting.messages import Message
+from chatapp.prompting.segments import Kind, Segment
+from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.traced import TEMPLATE, Traced, joined, origins_of
+from chatapp.userfiles import UserError, read_json_object, read_required, shown
+
+if TYPE_CHECKING:
+    from chatapp.prompting.sandbox import Program
+
+# The longest template known has 17 thousand characters, and takes some ten steps a message.
+_LONGEST_SOURCE = 500_000
+
+_KINDS: Mapping[str, Kind] = {
+    "system": "instruction",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+# The origin of instructions that the template gives where a chat has none.
+_DEFAULT = -2
+
+OWN = "own"
+"""The name of a model's own chat template."""
+
+Turns = list[tuple[str, Traced]]
+
+
+class ChatTemplateError(UserError, ValueError):
+    """A chat template that cannot be used, or that refuses a chat."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template with the special tokens of its tokenizer.
+
+    source: the Jinja program. origin: where it was found, for error messages.
+    special: the texts of the tokenizer's special tokens.
+    variables: what the program may read besides the messages: `bos_token`, `eos_token` and the
+        other named tokens of the tokenizer, and its own switches, such as `enable_thinking`.
+    Raises ChatTemplateError when the source is no template.
+    """
+
+    source: str
+    origin: str
+    special: tuple[str, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ChatTemplateError when the source is too long or no template."""
+        if len(self.source) > _LONGEST_SOURCE:
+            raise ChatTemplateError(
+                f"{self.origin}: the chat template has {len(self.source):,} characters; "
+                f"expected at most {_LONGEST_SOURCE:,}"
+            )
+        self._program  # noqa: B018  # a template that cannot be read is refused here
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Twelve hex digits over all that decides the text: equal means renders alike."""
+        content = [self.source, sorted(self.special), sorted(self.variables.items())]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+
+    def render(self, messages: Sequence[Message], *, open_reply: bool = False) -> list[Segment]:
+        """A chat as segments.
+
+        messages: as `DialogueTemplate.render` takes them; a chat that ends with a user's
+        message ends with what announces the reply. With `open_reply`, a last assistant message
+        is left open to be continued.
+        Raises ChatTemplateError when the template fails or refuses these messages.
+        """
+        answered = bool(messages) and messages[-1].role == "assistant"
+        text = self._text(messages, announce=not answered)
+        if answered and open_reply:
+            text = text[: _end_of(text, len(messages) - 1)]
+        if not any(message.role == "system" for message in messages):
+            text = self._with_default(text)
+        kinds = [_KINDS[message.role] for message in messages]
+        return list(self._segments(text, kinds))
+
+    @property
+    def name(self) -> str:
+        """What it is called where templates have names: the model has but one of its own."""
+        return OWN
+
+    @cached_property
+    def instruction(self) -> str:
+        """What the template tells the model where a chat has no system message; may be empty."""
+        start, end, head = self._default_place
+        return head[start:end]
+
+    @cached_property
+    def stop(self) -> tuple[str, ...]:
+        """What stands after a reply, each of which ends it: the next special token, or the text
+        up to the next message where there is none."""
+        text = self._text([Message("user", "a"), Message("assistant", "b"), Message("user", "c")])
+        after = text.plain()[_end_of(text, 1) : _start_of(text, 2)]
+        token = self._special_pattern.search(after) if self.special else None
+        end = token[0] if token else after.strip(" ")
+        return (end,) if end else ()
+
+    def _text(self, messages: Sequence[Message], *, announce: bool = False) -> Traced:
+        """The chat as the template writes it, in the first form that the template takes.
+
+        Where it has no place for a system message, its makers' way is to put the text before
+        the first user message (Gemma's documentation); two messages of one role in a row
+        become one.
+        """
+        turns: Turns = [
+            (message.role, Traced(message.text, index)) for index, message in enumerate(messages)
+        ]
+        forms = [turns, _without_system(turns), _alternating(turns)]
+        forms.append(_alternating(forms[1]))
+        refusal: ChatTemplateError | None = None
+        # A template that is made for tools alone may need a list of them, be it empty.
+        for tools, form in product((None, ()), forms):
+            try:
+                text = self._run(form, announce, tools)
+            except ChatTemplateError as error:
+                refusal = refusal or error
+                continue
+            if form is turns and self._leaves_out_system(messages, text):
+                continue
+            return text
+        raise refusal or ChatTemplateError(
+            f"{self.origin}: the chat template has no place for a system message alone"
+        )
+
+    def _leaves_out_system(self, messages: Sequence[Message], text: Traced) -> bool:
+        """Whether a template that knows of no system message has passed over one."""
+        first = messages[0]
+        told = first.role == "system" and bool(first.text.strip())
+        return told and "system" not in self.source and 0 not in origins_of(text)
+
+    def _run(self, turns: Turns, announce: bool, tools: tuple[()] | None = None) -> Traced:
+        import jinja2
+
+        chat = [{"role": role, "content": content} for role, content in turns]
+        try:
+            return joined(
+                [
+                    self._program.render(
+                        **self.variables,
+                        messages=chat,
+                        tools=tools,
+                        documents=None,
+                        add_generation_prompt=announce,
+                    )
+                ]
+            )
+        except jinja2.TemplateError as error:
+            problem = str(error.message or type(error).__name__)
+            raise ChatTemplateError(
+                f"{self.origin}: the chat template refuses this chat: {problem}"
+            ) from None
+        except Exception as error:  # a foreign program may raise anything
+            raise ChatTemplateError(
+                f"{self.origin}: the chat template fails: {type(error).__name__}: {error}"
+            ) from None
+
+    @cached_property
+    def _program(self) -> "Program":
+        import jinja2
+
+        from chatapp.prompting.sandbox import compiled
+
+        try:
+            return compiled(self.source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(
+                f"{self.origin}: the chat template, line {error.lineno}: {error.message}"
+            ) from None
+        except (RecursionError, MemoryError, ValueError, OverflowError) as error:
+            raise ChatTemplateError(
+                f"{self.origin}: the chat template cannot be compiled: {error}"
+            ) from None
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        """Matches any special token, the longest where several begin alike."""
+        longest_first = sorted(self.special, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)))
+
+    @cached_property
+    def _default_place(self) -> tuple[int, int, str]:
+        """Where the default instructions stand in the text before the first message."""
+        try:
+            bare = self._text([Message("user", "u")])
+            told = self._text([Message("system", "s"), Message("user", "u")])
+        except ChatTemplateError:
+            return 0, 0, ""
+        head = bare.plain()[: _start_of(bare, 0)]
+        before = told.plain()[: _start_of(told, 0)]
+        after = told.plain()[_end_of(told, 0) : _start_of(told, 1)]
+        fits = head.startswith(before) and head.endswith(after)
+        if not fits or len(head) <= len(before) + len(after):
+            return 0, 0, ""
+        return len(before), len(head) - len(after), head
+
+    def _with_default(self, text: Traced) -> Traced:
+        start, end, head = self._default_place
+        if not head or not text.startswith(head):
+            return text
+        origins = array("i", origins_of(text))
+        origins[start:end] = array("i", [_DEFAULT]) * (end - start)
+        return Traced(text.plain(), origins)
+
+    def _segments(self, text: Traced, kinds: Sequence[Kind]) -> Iterator[Segment]:
+        origins = origins_of(text)
+        borders = [0, *(i for i in range(1, len(text)) if origins[i] != origins[i - 1]), len(text)]
+        for start, end in pairwise(borders):
+            piece, origin = text.plain()[start:end], origins[start]
+            if origin >= 0:
+                yield Segment(kinds[origin], piece)
+            else:
+                yield from self._own(piece, "marker" if origin == TEMPLATE else "instruction")
+
+    def _own(self, piece: str, kind: Kind) -> Iterator[Segment]:
+        """Text of the template, its special tokens apart."""
+        start = 0
+        for token in self._special_pattern.finditer(piece) if self.special else ():
+            if token.start() > start:
+                yield Segment(kind, piece[start : token.start()])
+            yield Segment("special", token[0])
+            start = token.end()
+        if start < len(piece):
+            yield Segment(kind, piece[start:])
+
+
+def _start_of(text: Traced, message: int) -> int:
+    """Where a message begins in a text; the end of the text when it is not in it."""
+    origins = origins_of(text)
+    return origins.index(message) if message in origins else len(text)
+
+
+def _end_of(text: Traced, message: int) -> int:
+    """Where a message ends in a text; the end of the text when it is not in it."""
+    origins = origins_of(text)
+    return len(text) - origins[::-1].index(message) if message in origins else len(text)
+
+
+def _without_system(turns: Turns) -> Turns:
+    """The system message put before the first user message."""
+    if len(turns) < 2 or turns[0][0] != "system":
+        return turns
+    (_, system), (role, first), *others = turns
+    return [(role, joined((system, "\n\n", first))), *others]
+
+
+def _alternating(turns: Turns) -> Turns:
+    """Messages of one role in a row as one."""
+    merged: Turns = []
+    for role, content in turns:
+        if merged and merged[-1][0] == role:
+            content = joined((merged.pop()[1], "\n\n", content))
+        merged.append((role, content))
+    return merged
+
+
+Template = DialogueTemplate | ChatTemplate
+"""What a chat is written in: the patterns of this program, or a model's own program."""
+
+# The older name first; a file of its own wins over the key (transformers 4.50 and later).
+_CONFIG = "tokenizer_config.json"
+_SOURCE = "chat_template.jinja"
+
+
+def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate | None:
+    """The chat template that a tokenizer's folder carries, or None.
+
+    special: the names of the tokenizer's special tokens.
+    Of several named ones it is "default". Raises ChatTemplateError, naming the file.
+    """
+    config_file, file = folder / _CONFIG, folder / _SOURCE
+    try:
+        config = read_json_object(config_file, ChatTemplateError)
+    except FileNotFoundError:
+        config = {}
+    source, origin = config.get("chat_template"), config_file
+    if file.is_file():
+        source, origin = read_required(file, ChatTemplateError), file
+    if isinstance(source, list):
+        named = {
+            each.get("name"): each.get("template") for each in source if isinstance(each, dict)
+        }
+        source = named.get("default")
+    if source is None or source == "":
+        return None
+    if not isinstance(source, str):
+        raise ChatTemplateError(f"{origin}: chat_template is {shown(source)}, expected a string")
+    return ChatTemplate(source, str(origin), tuple(sorted(special)), _named_tokens(config))
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens that a tokenizer_config.json gives a name, such as bos_token, by that name."""
+    tokens = {}
+    for name, token in config.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens

@@ -1,0 +1,96 @@
+"""Vocabularies of GGUF files: the ids of llama.cpp, and sentences for what is not known."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.gguf_file import GGUFFile
+from chatapp.engine.vocabulary import TokenType, gguf_tokenizer
+
+LETTERS = [*"abcdehlorstuw", "Ġ", "1", "2", "!"]
+BYTE_LEVEL: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": [*LETTERS, "12", "lo", "Ġlo", "<|end|>", "<tool>"],
+    "tokenizer.ggml.token_type": [1] * (len(LETTERS) + 3) + [3, 4],
+    "tokenizer.ggml.merges": ["1 2", "l o", "Ġ lo", "no such", "Ġ such"],
+}
+PIECES = {"<unk>": 0.0, "<s>": 0.0, "▁": -9.0, "a": -8.0, "b": -8.0, "ab": -1.0, "▁a": -2.0}
+SENTENCEPIECE: dict[str, Any] = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": [*PIECES, "<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"],
+    "tokenizer.ggml.scores": [*PIECES.values(), 0.0, 0.0, 0.0, 0.0],
+    "tokenizer.ggml.token_type": [TokenType.UNKNOWN, TokenType.CONTROL, *[1] * 5, *[6] * 4],
+    "tokenizer.ggml.unknown_token_id": 0,
+}
+
+
+def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
+    return list(tokenizer.encode(text, add_special_tokens=False).tokens)
+
+
+def test_byte_level_with_its_way_of_cutting() -> None:
+    tokenizer = gguf_tokenizer(BYTE_LEVEL, "a.gguf")
+    assert tokens(tokenizer, "hello lo 12!") == [
+        *("h", "e", "l", "lo", "Ġlo", "Ġ", "12", "!"),
+    ]
+    digits = gguf_tokenizer(BYTE_LEVEL | {"tokenizer.ggml.pre": "smollm"}, "a.gguf")
+    assert tokens(digits, "12") == ["1", "2"]
+    assert tokenizer.decode([13, 0], skip_special_tokens=False) == " a"
+
+
+def test_control_tokens_are_special_and_those_of_the_user_are_not() -> None:
+    tokenizer = gguf_tokenizer(BYTE_LEVEL, "a.gguf")
+    assert tokens(tokenizer, "a<|end|><tool>") == ["a", "<|end|>", "<tool>"]
+    kinds = {
+        token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()
+    }
+    assert kinds == {"<|end|>": True, "<tool>": False}
+
+
+def test_sentencepiece_merges_the_best_score_first() -> None:
+    tokenizer = gguf_tokenizer(SENTENCEPIECE, "a.gguf")
+    assert tokens(tokenizer, " ab") == ["▁", "ab"]  # ab is better than ▁a
+    assert tokens(tokenizer, " aa") == ["▁a", "a"]
+    assert tokens(tokenizer, "🦙") == ["<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"]
+    assert tokenizer.decode(tokenizer.encode("ab 🦙").ids) == "ab 🦙"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model is 'bert'; expected 'gpt2'"),
+        ({"tokenizer.ggml.pre": "smolm"}, "'smolm', a way .* did you mean 'smollm'"),
+        ({"tokenizer.ggml.tokens": []}, "there is no vocabulary"),
+        ({"tokenizer.ggml.model": "llama"}, "scores does not have a score a token"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=f"a.gguf: .*{words}"):
+        gguf_tokenizer(BYTE_LEVEL | change, "a.gguf")
+
+
+def published() -> list[Path]:
+    data = os.environ.get("CHATAPP_TEST_DATA", "")
+    return sorted(Path(data, "vocabularies").glob("*.gguf")) if data else []
+
+
+@pytest.mark.parametrize("path", published() or [None], ids=lambda path: path.stem if path else "-")
+def test_vocabularies_of_real_models(path: Path | None) -> None:
+    if path is None:
+        pytest.skip("the shared data is not there; name its folder in CHATAPP_TEST_DATA")
+    metadata = GGUFFile(path).metadata
+    tokenizer = gguf_tokenizer(metadata, path.name)
+    tokenizer.encode_special_tokens = True
+    read = path.with_name(f"{path.name}.inp").read_bytes().decode()
+    texts = read.split("\n__ggml_vocab_test__\n")
+    lines = path.with_name(f"{path.name}.out").read_text(encoding="utf-8").split("\n")
+    expected = [[int(id) for id in line.split()] for line in lines]
+    spaced = metadata["tokenizer.ggml.model"] == "llama"  # begins each text with a space
+    for text, ids in zip(texts, expected, strict=True):
+        given = f" {text}" if spaced and text else text
+        assert tokenizer.encode(given, add_special_tokens=False).ids == ids, text
