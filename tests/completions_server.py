@@ -108,14 +108,17 @@ class CompletionsServer:
                 server.keys.append(self.headers["Authorization"])
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 request = json.loads(body)
-                is_reply_to = request.get("messages") or isinstance(request.get("prompt"), str)
-                if not is_reply_to:
+                # What is not there is empty, as it is for llama-cpp-python's.
+                can_be_replied_to = isinstance(
+                    request.get("messages", request.get("prompt", "")), str | list
+                )
+                if not can_be_replied_to:
                     server.probes.append(self.path)
                 if self.path.removeprefix("/v1/") not in server.protocols:
                     server.refused.append(self.path)
                     self._answer(404, "not found")
                     return
-                if not is_reply_to:
+                if not can_be_replied_to:
                     self._answer(422, "there is nothing to reply to")
                     return
                 server.requests.append(request)

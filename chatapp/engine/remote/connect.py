@@ -60,13 +60,15 @@ def _chosen(server: Server) -> ServedModel:
 def _converses(server: Server) -> bool:
     """Whether chats are held in the chat protocol. Raises ModelError where there is no other.
 
-    A server that has to be asked is asked for a reply to nothing, which none can give.
+    A server that has to be asked is asked for what none can give, a reply to a number: where
+    nothing is given, llama-cpp-python's replies to that, at length.
     """
     if server.protocol != "auto":
         return server.protocol == "chat"
-    if has_path(server, "chat/completions", {"model": server.model}):
+    body = {"model": server.model, "max_tokens": 1}
+    if has_path(server, "chat/completions", body | {"messages": 0}):
         return True
-    if not has_path(server, "completions", {"model": server.model, "prompt": 0}):
+    if not has_path(server, "completions", body | {"prompt": 0}):
         raise ModelError(
             f"{server.url}: the server has neither OpenAI's chat protocol nor that of completions"
         )
