@@ -14,13 +14,11 @@ from functools import partial
 from statistics import median
 
 import torch
-from torch import Tensor
 
 from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.engine.sampling import Sampler
-from chatapp.engine.threads import ComputeLock
 
 PROMPT = 64
 PREFILL = 512
@@ -56,11 +54,7 @@ class Speed:
 
 def measure(model: LocalGenerator) -> Speed:
     """Time a model that runs in this process."""
-    draw, lock = random.Random(0), ComputeLock()
-
-    def logits(ids: list[int]) -> Tensor:
-        with lock:
-            return model.next_logits(ids, _never)[0]
+    draw = random.Random(0)
 
     def text(size: int) -> list[int]:
         return [draw.randrange(model.vocabulary) for _ in range(size)]
@@ -69,19 +63,19 @@ def measure(model: LocalGenerator) -> Speed:
     prefill = min(PREFILL, model.context - 1)
     prompt = min(PROMPT, model.context // 2)
     decode = min(DECODE, model.context - prompt)
-    _decode(logits, text(prompt), text(2))  # the first passes reserve memory
+    _decode(model, text(prompt), text(2))  # the first passes reserve memory
     device = model.device
     prefills, decodes, reads = [], [], []
     for _ in range(REPEATS):
         reads.append(_seconds_to_read(device))
-        prefills.append(_seconds(partial(logits, text(prefill))))
+        prefills.append(_seconds(partial(_decode, model, text(prefill - 1), text(1))))
         start = text(prompt)
-        _decode(logits, start, text(2))  # on a GPU, the second token makes a recording
-        decodes.append(_seconds(partial(_decode, logits, start, text(decode))))
+        _decode(model, start, text(2))  # on a GPU, the second token makes a recording
+        decodes.append(_seconds(partial(_decode, model, start, text(decode))))
     bandwidth = _READ[device.type] / median(reads)
     speed = decode / median(decodes)
     size = model.gpt2.matrix_bytes if isinstance(model, LocalModel) else None
-    with lock:
+    with model.lock:
         threads = torch.get_num_threads()
     return Speed(
         precision=model.gpt2.precision if isinstance(model, LocalModel) else "float32",
@@ -98,13 +92,14 @@ def measure(model: LocalGenerator) -> Speed:
     )
 
 
-def _decode(logits: Callable[[list[int]], Tensor], start: list[int], rest: list[int]) -> None:
+def _decode(model: LocalGenerator, start: list[int], rest: list[int]) -> None:
     """Compute and draw a token after each of `rest`, which are read whatever was drawn."""
     sampler, ids = Sampler(Sampling(seed=0)), list(start)
     with torch.inference_mode():
         for id in rest:
             ids.append(id)
-            sampler.draw(logits(ids), ids)
+            with model.lock:
+                sampler.draw(model.next_logits(ids, _never)[0], ids)
 
 
 def _seconds(work: Callable[[], object]) -> float:

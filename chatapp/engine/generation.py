@@ -256,17 +256,18 @@ class LocalGenerator(ABC):
         raise_if_cancelled()
         with self.lock:
             logits, reused = self._next_logits(sequence, raise_if_cancelled)
-        normaliser = float(logits.logsumexp(0))
-        if normaliser != normaliser:
-            raise RuntimeError("its weights give logits that are not numbers")
-        id = sampler.draw(logits, sequence)
-        alternatives = []
-        if top:
-            values, ids = logits.topk(min(top, len(logits)))
-            for other, value in zip(ids.tolist(), values.tolist(), strict=True):
-                piece = self.piece(other)
-                alternatives.append(Alternative(other, piece, value - normaliser))
-        return _Drawn(id, float(logits[id]) - normaliser, tuple(alternatives), reused)
+            # Drawing too: it takes torch's threads, of which the lock knows the number.
+            normaliser = float(logits.logsumexp(0))
+            if normaliser != normaliser:
+                raise RuntimeError("its weights give logits that are not numbers")
+            id = sampler.draw(logits, sequence)
+            alternatives = []
+            if top:
+                values, ids = logits.topk(min(top, len(logits)))
+                for other, value in zip(ids.tolist(), values.tolist(), strict=True):
+                    piece = self.piece(other)
+                    alternatives.append(Alternative(other, piece, value - normaliser))
+            return _Drawn(id, float(logits[id]) - normaliser, tuple(alternatives), reused)
 
     def _next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck

@@ -2,11 +2,12 @@
 
 torch computes on the threads of OpenMP, which meet after every operation, some hundred times a
 token. In libgomp, which torch brings on Linux, the first to arrive spins for 300,000 rounds,
-4 ms: as long as another program keeps a core that the last one needs. On two cores, with one
-of them taken, the bundled model wrote 4 tokens a second with two threads that spin so, 150
-with two that spin for 10,000 rounds, and 500 to 700 with one. With none taken it wrote 680
-with either spinning and 120 with none, and read 17,000 with two threads and 9,000 with one.
-GPT-2 124M wrote 1 token a second beside a busy program with two threads, 32 with one.
+4 ms: as long as another program keeps a core that the last one needs. Measured on two cores,
+tokens a second written by the bundled model: beside one busy program 4 with two threads that
+spin so, 150 with two that spin for 10,000 rounds, 600 with two that do not spin, 600 with one
+thread; beside none 680, 670, 120 and 600, where a prompt is read at 17,000 with two threads and
+at 9,000 with one. GPT-2 124M, beside one busy program: 1 with two threads, 30 with one. So
+threads spin for a while, no more of them than there are free cores.
 
 Keep: on a machine with free cores, torch computes as if this module were not there, and what
 the user has chosen for OpenMP stays. Another number of threads adds up in another order, so
@@ -81,7 +82,7 @@ class ComputeLock:
         self._lock = threading.Lock()
         self._others, self._clock = others, clock
         self._cores = cores or os.cpu_count() or 1
-        self._is_free_to_choose = not any(name in environment for name in _NUMBER)
+        self._may_choose = not any(name in environment for name in _NUMBER)
         self._looked, self._seconds = clock(), others()
         self._taken = 0.0
         self._most = 0
@@ -92,7 +93,7 @@ class ComputeLock:
         self._lock.acquire()
         # For torch, the number belongs to the thread that computes.
         self._most = torch.get_num_threads()
-        if self._most > 1 and self._is_free_to_choose:
+        if self._most > 1 and self._may_choose:
             self._look()
             torch.set_num_threads(thread_count(self._most, self._cores, self._taken))
 
@@ -107,6 +108,7 @@ class ComputeLock:
         now = self._clock()
         if now - self._looked < LOOK_EVERY:
             return
+        # After a pause this is the mean of all of it; the next look is soon enough.
         seconds = self._others()
         if seconds is not None and self._seconds is not None:
             self._taken = (seconds - self._seconds) / (now - self._looked)

@@ -5,12 +5,17 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from chatapp.engine import threads
+from chatapp.engine.local import LocalModel
+from chatapp.engine.model import Sampling
+from chatapp.engine.sampling import Sampler
 from chatapp.engine.threads import (
     LOOK_EVERY,
     SPINS,
@@ -166,6 +171,27 @@ def test_the_machine_is_looked_at_now_and_then(machine: Machine) -> None:
     machine.passes(LOOK_EVERY / 2, taken=0)
     assert used(lock) == 5
     assert machine.looks == 2
+
+
+def test_a_token_is_computed_and_drawn_on_the_same_threads(
+    machine: Machine, local: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.lock = machine.lock()
+    machine.passes(1, taken=3)
+    found = []
+    compute, draw = LocalModel.next_logits, Sampler.draw
+
+    def noted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            found.append(torch.get_num_threads())
+            return work(*arguments)
+
+        return call
+
+    monkeypatch.setattr(LocalModel, "next_logits", noted(compute))
+    monkeypatch.setattr(Sampler, "draw", noted(draw))
+    list(local.generate([1, 2, 3], Sampling(seed=0, max_tokens=2)))
+    assert found == [5, 5, 5, 5]
 
 
 def test_a_computation_that_fails_gives_threads_and_lock_back(machine: Machine) -> None:
