@@ -211,8 +211,11 @@ def _read_parts(row: Row) -> TrainingExample:
     return TrainingExample(row.location, content_key(parts), parts=tuple(parts))
 
 
-PLAIN_TEXT = Layout("plain text", ("text",), _read_text)
-PARTS = Layout("few-shot prompt", ("parts",), _read_parts)
+_SINGLE_FIELDS = (
+    Layout("plain text", ("text",), _read_text),
+    Layout("few-shot prompt", ("parts",), _read_parts),
+)
+"""Layouts that are known by their first field alone."""
 
 FIELDS = tuple(
     dict.fromkeys(
@@ -220,8 +223,7 @@ FIELDS = tuple(
             *_CHAT_FIELDS,
             *(f for _, *pair in _PAIRS for f in pair if f),
             "system",
-            "text",
-            "parts",
+            *(f for layout in _SINGLE_FIELDS for f in layout.fields),
         )
     )
 )
@@ -246,14 +248,14 @@ def detect(row: Row) -> Layout:
             "instruction templates (`template`), or name the columns that are the prompt and "
             "the completion (`columns`)",
         )
-    if "text" in row.fields:
-        return PLAIN_TEXT
-    if "parts" in row.fields:
-        return PARTS
+    for layout in _SINGLE_FIELDS:
+        if layout.fields[0] in row.fields:
+            return layout
+    pairs = [f"{request} and {reply}" for _, request, _, reply in _PAIRS]
+    singles = [layout.fields[0] for layout in _SINGLE_FIELDS]
     raise BadRow(
         "unknown layout",
-        f"{row.location}: expected instruction and output, instruction and response, prompt and "
-        "completion, messages, conversations, text or parts; there are "
+        f"{row.location}: expected {either((*pairs, *_CHAT_FIELDS, *singles))}; there are "
         f"{names(row.fields)}; name the right ones with `columns`",
     )
 

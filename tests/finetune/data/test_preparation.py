@@ -268,5 +268,5 @@ def test_the_template_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there are plain, alpaca, chat; did you mean 'alpaca'"):
         chosen("alpacca")
     (tmp_path / "chatapp_template.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+    with pytest.raises(ConfigError, match="is not valid JSON"):
         chosen("")
