@@ -1,6 +1,4 @@
-"""What tells a run from every other: run.json in its folder.
-
-An object with these keys:
+"""What tells a run from every other: run.json in its folder, an object with these keys:
 
 - config: the whole configuration, defaults included.
 - template: the dialogue template as chatapp_template.json has it; null for a head.
@@ -8,7 +6,13 @@ An object with these keys:
 - weights: digest of the weights that training starts from.
 - precision: of the products, "float32" or "bfloat16".
 - processes: how many take part in a step.
-- versions: of Python and of the packages that numbers depend on; for the report alone.
+- versions: of Python, of this program and of the packages that numbers depend on; for the
+  report alone.
+
+Beside it, once the run is finished, result.json: steps taken; best_step, whose weights are kept;
+eval_* of those as in log.jsonl (see `log`); seconds of the last session; peak_memory_bytes. That of
+`pretrain` has steps, held_out_loss in nats a token and held_out_perplexity, null without held-out
+documents.
 
 Keep: a run is resumed only as the run it was. What differs is refused in words.
 """

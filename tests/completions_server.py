@@ -1,6 +1,6 @@
 """A server of completions and chats inside a test: says and fails as it is told to.
 
-The invariant: nothing here depends on time. A handler that waits, waits for the client or
+Keep: nothing here depends on time. A handler that waits, waits for the client or
 for an event of the test.
 """
 

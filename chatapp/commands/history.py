@@ -124,7 +124,7 @@ def export(
     chat_id: Annotated[
         int | None, typer.Argument(help="The chat's id.", autocompletion=completion.chats)
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Export all chats.")] = False,
+    export_all: Annotated[bool, typer.Option("--all", help="Export all chats.")] = False,
     format: Annotated[
         Format, typer.Option(help="jsonl is for fine-tuning: complete exchanges alone.")
     ] = Format.MARKDOWN,
@@ -141,14 +141,14 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Export a chat, or all of them."""
-    if (chat_id is None) != every and not (feedback and chat_id is None):
+    if (chat_id is None) != export_all and not (feedback and chat_id is None):
         raise UserError("give either the id of a chat or --all")
     with _open_store() as store:
         ids = _all_ids(store) if chat_id is None else [chat_id]
         if feedback:
             text = _feedback(store, ids, feedback)
         else:
-            text = _exported(store, ids, format, as_list=every)
+            text = _exported(store, ids, format, as_list=export_all)
     if not ids:
         complain("there are no chats yet")
     elif not text:

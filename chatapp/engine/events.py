@@ -1,6 +1,6 @@
 """What generation yields: any number of `Token`s, then exactly one `Finished`.
 
-The reply is the concatenation of every event's `text`, whatever the tokens were.
+Keep: the reply is the concatenation of every event's `text`, whatever the tokens were.
 """
 
 from dataclasses import dataclass

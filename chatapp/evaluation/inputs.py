@@ -57,12 +57,12 @@ def read_stream(lines: Iterable[bytes], source: str = "standard input") -> Input
         if not is_json:
             yield number, text
             continue
-        place = f"{source}, line {number}"
+        location = f"{source}, line {number}"
         if not isinstance(record, dict):
-            yield number, PromptError(f"{place}: expected a JSON object like those before it")
+            yield number, PromptError(f"{location}: expected a JSON object like those before it")
             continue
         try:
-            yield number, parse_row(record, place, output_required=False).input
+            yield number, parse_row(record, location, output_required=False).input
         except PromptError as error:
             yield number, error
 

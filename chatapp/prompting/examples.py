@@ -133,7 +133,7 @@ def collect(
     return _distinct(pool, lambda index: f"{unit} {numbers[index]}", labelled=bool(allowed))
 
 
-def _distinct(pool: Pool, place: Callable[[int], str], *, labelled: bool) -> Pool:
+def _distinct(pool: Pool, location: Callable[[int], str], *, labelled: bool) -> Pool:
     """The pool with each row once, and with a sentence on each input that has two labels."""
     repeats: set[int] = set()
     conflicts: list[str] = []
@@ -144,8 +144,8 @@ def _distinct(pool: Pool, place: Callable[[int], str], *, labelled: bool) -> Poo
         if labelled and len(first) > 1:
             (one, earlier), (other, later) = list(first.items())[:2]
             conflicts.append(
-                f"{pool.source}, {place(later)}: {quoted(pool.inputs[later])} has the label "
-                f"{quoted(other)}, in {place(earlier)} {quoted(one)}"
+                f"{pool.source}, {location(later)}: {quoted(pool.inputs[later])} has the label "
+                f"{quoted(other)}, in {location(earlier)} {quoted(one)}"
             )
     if not repeats and not conflicts:
         return pool
@@ -191,38 +191,38 @@ def read_rows(
     try:
         with path.open("rb") as file:
             for line, record in records(file):
-                place = f"{path}, line {line}"
+                location = f"{path}, line {line}"
                 try:
                     if isinstance(record, str):
-                        raise PromptError(f"{place}: {record}")
-                    yield line, parse_row(record, place, output_required=output_required)
+                        raise PromptError(f"{location}: {record}")
+                    yield line, parse_row(record, location, output_required=output_required)
                 except PromptError as error:
                     yield line, error
     except OSError as error:
         raise PromptError(f"{path}: cannot be read: {reason(error)}") from None
 
 
-def parse_row(record: Mapping[Any, Any], place: str, *, output_required: bool = True) -> PoolRow:
-    """One row. Raises PromptError, beginning with `place`, when it is not an example."""
-    input_field = _field(record, INPUT_FIELDS, "input", place)
-    text = _text(record[input_field], input_field, place)
+def parse_row(record: Mapping[Any, Any], location: str, *, output_required: bool = True) -> PoolRow:
+    """One row. Raises PromptError, beginning with `location`, when it is not an example."""
+    input_field = _field(record, INPUT_FIELDS, "input", location)
+    text = _text(record[input_field], input_field, location)
     if not output_required and not any(name in record for name in OUTPUT_FIELDS):
         return PoolRow(text, "", (input_field, "output"))
-    output_field = _field(record, OUTPUT_FIELDS, "output", place)
+    output_field = _field(record, OUTPUT_FIELDS, "output", location)
     return PoolRow(
-        text, _text(record[output_field], output_field, place), (input_field, output_field)
+        text, _text(record[output_field], output_field, location), (input_field, output_field)
     )
 
 
-def _field(record: Mapping[Any, Any], names: tuple[str, ...], role: str, place: str) -> str:
+def _field(record: Mapping[Any, Any], names: tuple[str, ...], role: str, location: str) -> str:
     present = [name for name in names if name in record]
     if len(present) > 1:
-        raise PromptError(f"{place}: holds both {present[0]!r} and {present[1]!r}; keep one {role}")
+        raise PromptError(f"{location}: holds both {present[0]!r} and {present[1]!r}; keep one {role}")
     if not present:
         candidates = [key for key in record if isinstance(key, str)]
         close = [key for key in candidates if difflib.get_close_matches(key[:100].lower(), names)]
         found = f", found {quoted(close[0])}" if close else ""
-        raise PromptError(f"{place}: no {role}; expected a field named {_either(names)}{found}")
+        raise PromptError(f"{location}: no {role}; expected a field named {_either(names)}{found}")
     return present[0]
 
 
@@ -230,15 +230,15 @@ def _either(names: tuple[str, ...]) -> str:
     return ", ".join(names[:-1]) + " or " + names[-1]
 
 
-def _text(value: object, field: str, place: str) -> str:
+def _text(value: object, field: str, location: str) -> str:
     if not isinstance(value, str):
         hint = "; write it in quotes" if isinstance(value, bool | int | float) else ""
-        raise PromptError(f"{place}: {field!r} is {shown(value)}, expected a string{hint}")
+        raise PromptError(f"{location}: {field!r} is {shown(value)}, expected a string{hint}")
     value = value.strip()
     if not value:
-        raise PromptError(f"{place}: {field!r} is empty")
+        raise PromptError(f"{location}: {field!r} is empty")
     if "\0" in value:
-        raise PromptError(f"{place}: {field!r} holds a NUL character, which no text has")
+        raise PromptError(f"{location}: {field!r} holds a NUL character, which no text has")
     return value
 
 

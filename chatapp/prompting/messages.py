@@ -1,4 +1,7 @@
-"""A chat as roles and texts, before any template has touched it."""
+"""A chat as roles and texts, before any template has touched it.
+
+Keep: a text is that of the message alone, with no marker of a template.
+"""
 
 from dataclasses import dataclass
 from typing import Literal

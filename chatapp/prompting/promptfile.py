@@ -291,16 +291,16 @@ def _pool(path: Path, source: str, file: _File) -> Pool:
     if file.examples is None:
         return Pool([], [])
     line = line_of(source, ("examples",))
-    place = f"{path}, line {line}" if line else f"{path}"
-    return collect(_inline(file.examples, place), place, "example", file.labels)
+    location = f"{path}, line {line}" if line else f"{path}"
+    return collect(_inline(file.examples, location), location, "example", file.labels)
 
 
-def _inline(rows: list[Any], place: str) -> Iterator[tuple[int, PoolRow | PromptError]]:
+def _inline(rows: list[Any], location: str) -> Iterator[tuple[int, PoolRow | PromptError]]:
     for number, row in enumerate(rows, 1):
-        row_place = f"{place}, example {number}"
+        row_location = f"{location}, example {number}"
         if not isinstance(row, dict):
-            raise PromptError(f"{row_place}: is {shown(row)}, expected {{input = …, output = …}}")
-        yield number, parse_row(row, row_place)
+            raise PromptError(f"{row_location}: is {shown(row)}, expected {{input = …, output = …}}")
+        yield number, parse_row(row, row_location)
 
 
 def _key_error(path: Path, source: str, keys: tuple[str, ...], message: str) -> PromptError:

@@ -1,6 +1,6 @@
 """A prompt as a list of segments, so that every character of it has a known origin.
 
-The concatenated texts are the exact string the model sees. Segments are encoded into
+Keep: the concatenated texts are the exact string the model sees, and segments are encoded into
 tokens one by one, which makes the tokens of a prompt a prefix of the tokens of the same
 prompt with its reply.
 """

@@ -94,7 +94,7 @@ def trainer(
     collate: Any = partial(collate, pad_id=0),  # noqa: B008
     **arguments: Any,
 ) -> ObjectiveTrainer:
-    """A trainer on the processor that logs every step, in float32."""
+    """A trainer on the CPU that logs every step, in float32."""
     settings: dict[str, Any] = {
         "output_dir": str(output),
         "per_device_train_batch_size": batch_size,

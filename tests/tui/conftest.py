@@ -36,7 +36,7 @@ class Driver:
     async def settle(self) -> None:
         """Let messages between widgets arrive, and the screen be drawn.
 
-        Pilot's own `press` waits for an idle processor, which a busy machine never is.
+        Pilot's own `press` waits for an idle CPU, which a busy machine never is.
         """
         for _ in range(3):
             for _ in range(40):  # more than a message needs to go up and down the tree
