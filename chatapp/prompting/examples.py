@@ -217,7 +217,8 @@ def parse_row(record: Mapping[Any, Any], location: str, *, output_required: bool
 def _field(record: Mapping[Any, Any], names: tuple[str, ...], role: str, location: str) -> str:
     present = [name for name in names if name in record]
     if len(present) > 1:
-        raise PromptError(f"{location}: holds both {present[0]!r} and {present[1]!r}; keep one {role}")
+        one, other = present[:2]
+        raise PromptError(f"{location}: holds both {one!r} and {other!r}; keep one {role}")
     if not present:
         candidates = [key for key in record if isinstance(key, str)]
         close = [key for key in candidates if difflib.get_close_matches(key[:100].lower(), names)]

@@ -299,7 +299,8 @@ def _inline(rows: list[Any], location: str) -> Iterator[tuple[int, PoolRow | Pro
     for number, row in enumerate(rows, 1):
         row_location = f"{location}, example {number}"
         if not isinstance(row, dict):
-            raise PromptError(f"{row_location}: is {shown(row)}, expected {{input = …, output = …}}")
+            expected = "{input = …, output = …}"
+            raise PromptError(f"{row_location}: is {shown(row)}, expected {expected}")
         yield number, parse_row(row, row_location)
 
 
