@@ -52,7 +52,8 @@ class _InspectableGenerator:
         model = self._model
         model.check_text(ids)
         if isinstance(model, LocalModel):
-            return DecoderTrace(model.gpt2, ids, model.piece)
+            with model.lock:
+                return DecoderTrace(model.gpt2, ids, model.piece)
         if isinstance(model, TransformersModel) and not model.is_permuted:
             return TransformersTrace(model, ids)
         raise ModelError(f"{model.name}: this kind of model does not read from left to right")

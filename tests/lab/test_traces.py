@@ -1,6 +1,7 @@
 """What is shown of a model is what transformers computes, and looking changes nothing."""
 
 import math
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -319,18 +320,19 @@ def test_attention_is_switched_only_while_nothing_else_is_computed(
     gpt2: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = TransformersModel.load(ModelFiles.read(gpt2[0]))
+    monkeypatch.setattr(model, "lock", lock := threading.Lock())
     trace = inspect(model, IDS)
     switch = model.network.set_attn_implementation
     held: list[bool] = []
 
     def switched(name: str) -> None:
-        held.append(model.lock.locked())
+        held.append(lock.locked())
         switch(name)
 
     monkeypatch.setattr(model.network, "set_attn_implementation", switched)
     trace.attention(5)
     assert held == [True, True]
-    assert not model.lock.locked()
+    assert not lock.locked()
 
 
 @pytest.mark.parametrize("id", [-1, 340, 2**31, 2**63])
