@@ -53,11 +53,13 @@ class Variant:
         return variant
 
     def words(self) -> list[str]:
-        """What it is, piece by piece; parameters that are off are left out."""
+        """What it is, piece by piece; parameters that are off are left out, and a guard over
+        what is drawn that is as usual."""
         pieces = [self.model, self.precision if self.precision != "auto" else "", self.template]
         for name, parameter in PARAMETERS.items():
             value = getattr(self.sampling, name)
-            if value not in (None, parameter.off):
+            is_usual_guard = parameter.is_heeded_here and value == parameter.default
+            if value not in (None, parameter.off) and not is_usual_guard:
                 pieces.append(f"{name} {value}")
         return [piece for piece in pieces if piece]
 
