@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from chatapp import __version__
-from chatapp.commands import ask, bench, history, models, perplexity, serve
+from chatapp.commands import ask, bench, history, models, perplexity, serve, tokens
 from chatapp.commands import eval as evaluation
 from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
@@ -32,6 +32,8 @@ app.command()(run_command.run)
 app.command("eval")(evaluation.evaluate)
 app.command()(perplexity.perplexity)
 app.command()(inspect_command.inspect)
+app.command()(tokens.tokens)
+app.command()(tokens.render)
 app.command()(bench.bench)
 app.command()(serve.serve)
 app.add_typer(

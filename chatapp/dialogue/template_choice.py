@@ -3,6 +3,8 @@
 Keep: a model is chatted with in the template it was trained in, or not at all.
 """
 
+from collections.abc import Collection
+
 from chatapp.dialogue.chat_writer import ChatWriter
 from chatapp.dialogue.prompt import PromptWriter, Writer
 from chatapp.dialogue.served import SERVED, MessagesWriter
@@ -23,9 +25,25 @@ def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Te
     """
     if isinstance(model, ChatModel):
         return SERVED if requested in ("", SERVED.name) else named(requested)
-    own = _own_template(model)
+    if model.folder is None:
+        own = None
+    else:
+        own = _own_template(ModelFiles.read(model.folder), model.tokenizer.special)
     if asked in TEMPLATES and own is None:
         return TEMPLATES[asked]
+    return _choice(model.name, own, requested)
+
+
+def template_of(files: ModelFiles, special: Collection[str], requested: str) -> Template:
+    """The template to chat with a model in, without loading it; see `choose_template`.
+
+    special: the names of its tokenizer's special tokens.
+    """
+    return _choice(str(files.path), _own_template(files, special), requested)
+
+
+def _choice(name: str, own: Template | None, requested: str) -> Template:
+    """The template asked for, if a model of that name can be chatted with in it."""
     if not requested:
         return own or PLAIN
     if own and requested == own.name and requested not in TEMPLATES:
@@ -33,7 +51,7 @@ def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Te
     template = named(requested)
     if own and own.fingerprint != template.fingerprint:
         raise ValueError(
-            f"the model {model.name} was trained in the template {own.name!r} "
+            f"the model {name} was trained in the template {own.name!r} "
             f"({own.fingerprint}) and cannot be chatted with in {template.name!r} "
             f"({template.fingerprint})"
         )
@@ -47,12 +65,6 @@ def writer_for(model: LanguageModel, template: Template) -> Writer:
     return (MessagesWriter if template == SERVED else PromptWriter)(model, template)
 
 
-def _own_template(model: LanguageModel) -> Template | None:
+def _own_template(files: ModelFiles, special: Collection[str]) -> Template | None:
     """The template saved with a model that was trained here, else its tokenizer's."""
-    if model.folder is None:
-        return None
-    own = load_template(model.folder)
-    if own is not None:
-        return own
-    tokenizer = ModelFiles.read(model.folder).tokenizer
-    return load_chat_template(tokenizer, model.tokenizer.special)
+    return load_template(files.path) or load_chat_template(files.tokenizer, special)

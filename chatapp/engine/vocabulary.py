@@ -188,9 +188,14 @@ def _sentencepiece(
             byte_fallback=True,
         )
     )
-    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+    spaces = normalizers.Replace(" ", _SPACE)
+    before = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if before else spaces
+    )
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        + [decoders.Strip(" ", 1, 0)] * bool(before)
     )
     return tokenizer
 

@@ -1,0 +1,123 @@
+"""`chatapp tokens`: how a model cuts a text. `chatapp render`: the exact prompt of a chat.
+
+Keep: no weights are loaded for either, and what is printed is what a chat would send.
+"""
+
+import json
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chatapp.commands.console import write, write_json
+from chatapp.commands.options import JsonOption, ModelOption, TemplateOption
+from chatapp.userfiles import UserError, read_required, shown
+
+if TYPE_CHECKING:
+    from chatapp.prompting.messages import Message
+
+# Two backgrounds in turn, so that where a token ends is seen.
+_STYLES = ("black on cyan", "black on white")
+
+_ROLES = ("system", "user", "assistant")
+
+
+def tokens(
+    text: Annotated[str | None, typer.Argument(help="The text to cut.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A text file in UTF-8 instead.")] = None,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how a model cuts a text into tokens; also by a GGUF file that holds a vocabulary."""
+    from chatapp.engine.tokenizer_files import read_tokenizer
+    from chatapp.settings import load_settings
+
+    if (text is None) == (file is None):
+        raise UserError("tokens takes a text, or a file with --file")
+    given = read_required(file) if file is not None else text or ""
+    name = load_settings({"model": model}).model
+    tokenizer = read_tokenizer(name)
+    ids = tokenizer.encode(given)
+    pieces = [tokenizer.piece(id) for id in ids]
+    if as_json:
+        write_json({"model": name, "ids": ids, "pieces": pieces})
+        return
+    _show_pieces(pieces)
+    write(f"{len(ids):,} tokens of {len(given):,} characters: {' '.join(map(str, ids))}\n")
+
+
+def render(
+    messages: Annotated[Path, typer.Argument(help='JSON: [{"role": …, "content": …}, …].')],
+    model: ModelOption = None,
+    template: TemplateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the exact prompt of a chat, in the template that a model is chatted with."""
+    from chatapp.dialogue.template_choice import template_of
+    from chatapp.engine.folder import find_model
+    from chatapp.engine.tokenizer_files import read_tokenizer
+    from chatapp.prompting.segments import text_of
+    from chatapp.settings import load_settings
+
+    chat = _read_messages(messages)
+    settings = load_settings({"model": model, "template": template})
+    files = find_model(settings.model)
+    tokenizer = read_tokenizer(str(files.tokenizer))
+    chosen = template_of(files, tokenizer.special, settings.template)
+    try:
+        segments = chosen.render(chat, open_reply=True)
+    except ValueError as error:
+        raise UserError(f"{messages}: {error}") from None
+    if not as_json:
+        write(text_of(segments) + "\n")
+        return
+    ids = []
+    for segment in segments:
+        if segment.kind == "special":
+            ids.append(tokenizer.special[segment.text])
+        elif segment.kind == "end":
+            ids.append(tokenizer.end_id)
+        else:
+            ids += tokenizer.encode(segment.text)
+    parts = [{"kind": segment.kind, "text": segment.text} for segment in segments]
+    write_json({"text": text_of(segments), "segments": parts, "ids": ids})
+
+
+def _read_messages(path: Path) -> "list[Message]":
+    """The chat in a file of OpenAI messages. Raises UserError, naming what is wrong."""
+    from chatapp.prompting.messages import Message
+
+    try:
+        data: Any = json.loads(read_required(path))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not valid JSON: {error}") from None
+    if not isinstance(data, list) or not data:
+        raise UserError(f"{path}: is {shown(data)}, expected a list of messages")
+    chat = []
+    for number, message in enumerate(data, 1):
+        place = f"{path}: message {number}"
+        if not isinstance(message, dict):
+            raise UserError(f"{place} is {shown(message)}, expected a table")
+        if message.get("role") not in _ROLES:
+            known = ", ".join(_ROLES)
+            raise UserError(f"{place}: role is {shown(message.get('role'))}, expected {known}")
+        if not isinstance(message.get("content"), str):
+            raise UserError(
+                f"{place}: content is {shown(message.get('content'))}, expected a string"
+            )
+        chat.append(Message(message["role"], message["content"]))
+    return chat
+
+
+def _show_pieces(pieces: list[str]) -> None:
+    """The tokens one after the other, coloured where the terminal has colours."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from chatapp.shading import visible
+
+    line = Text()
+    for piece, style in zip(pieces, cycle(_STYLES), strict=False):
+        line.append(visible(piece), style)
+    Console(highlight=False, soft_wrap=True).print(line)
