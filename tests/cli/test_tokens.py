@@ -1,0 +1,82 @@
+"""`chatapp tokens` and `render`: what they print, and what they refuse in a sentence."""
+
+import json
+from pathlib import Path
+
+import gguf
+import pytest
+from typer.testing import CliRunner
+
+from chatapp.cli import app
+from chatapp.userfiles import UserError
+
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+def printed(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_the_tokens_of_a_text(tmp_path: Path) -> None:
+    document = json.loads(printed("tokens", "Hello <|endoftext|>", "--json"))
+    assert "".join(document["pieces"]) == "Hello <|endoftext|>"
+    assert len(document["ids"]) == len(document["pieces"]) > 2
+    file = tmp_path / "a.txt"
+    file.write_text("Hello <|endoftext|>")
+    assert json.loads(printed("tokens", "--file", str(file), "--json")) == document
+    assert "Hello" in printed("tokens", "Hello")
+
+
+def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
+    path = tmp_path / "words.gguf"
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["a", "b", "ab", "<end>"])
+    writer.add_token_types([1, 1, 1, 3])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    document = json.loads(printed("tokens", "abba", "--model", str(path), "--json"))
+    assert document == {"model": str(path), "ids": [2, 1, 0], "pieces": ["ab", "b", "a"]}
+
+
+def test_the_prompt_of_a_chat(tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps([*CHAT, {"role": "user", "content": "Bye"}]))
+    text = printed("render", str(file), "--model", "bundled")
+    assert text == "User: Hi\nAssistant: Hello<|endoftext|>\nUser: Bye\nAssistant:\n"
+    document = json.loads(printed("render", str(file), "--model", "bundled", "--json"))
+    assert "".join(segment["text"] for segment in document["segments"]) == text[:-1]
+    assert document["text"] == text[:-1]
+    assert len(document["ids"]) > 8
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is not valid JSON"),
+        ("{}", "is a table, expected a list of messages"),
+        ("[]", "is a list, expected a list of messages"),
+        ("[1]", "message 1 is the number 1, expected a table"),
+        ('[{"role": "cat", "content": ""}]', "message 1: role is the string 'cat', expected"),
+        ('[{"role": "user", "content": 1}]', "message 1: content is the number 1, expected a str"),
+        (json.dumps([CHAT[1]]), "message 1 of the chat is from 'assistant'"),
+    ],
+)
+def test_what_is_no_chat_is_told(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text(content)
+    with pytest.raises(UserError, match=words):
+        CliRunner().invoke(app, ["render", str(file)], catch_exceptions=False)
+
+
+def test_a_text_or_a_file(tmp_path: Path) -> None:
+    for arguments in (["tokens"], ["tokens", "a", "--file", "b"]):
+        with pytest.raises(UserError, match="takes a text, or a file with --file"):
+            CliRunner().invoke(app, arguments, catch_exceptions=False)
