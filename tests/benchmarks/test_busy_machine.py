@@ -55,10 +55,19 @@ def environments() -> dict[str, dict[str, str]]:
     }
 
 
+# Ends with the process that started it, whatever ends that.
+SPIN = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    pass
+"""
+
+
 @contextmanager
 def busy_process() -> Iterator[None]:
     """A program in a session of its own, as a browser beside a terminal is."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-c", SPIN], start_new_session=True)
     try:
         yield
     finally:
@@ -138,10 +147,11 @@ def _training(name: str, vocabulary: int) -> Timed:
     """A step of the optimiser on four rows."""
     import torch
 
-    from chatapp.engine.load import model_folder
-    from finetune.adapters import fuse_activations, load_causal
+    from chatapp.engine.folder import find_model
+    from chatapp.engine.transformers_model import load_causal
+    from finetune.adapters import fuse_activations
 
-    network: Any = load_causal(model_folder(name))
+    network: Any = load_causal(find_model(name))
     fuse_activations(network)
     network.train()
     optimiser = torch.optim.AdamW(network.parameters(), lr=1e-5)
