@@ -71,7 +71,7 @@ prompt.write_text("[generate]\\ntypical_p = 0.2")
 assert sampling_of(load_prompt(prompt)).typical_p == 0.2
 
 remote = RemoteModel(Server("http://here/v1"), name="x", context=99)
-body = remote._body([], changed, (), 9, 0)
+body = remote._options(changed, 9)
 assert (body["typical_p"], body["typical"], body["max_tokens"]) == (0.2, 0.2, 9)
 assert "asked for typical_p, but not every server" in remote._options_in_words(changed)
 """

@@ -4,6 +4,7 @@ Keep: a model is chatted with in the template it was trained in, or not at all.
 """
 
 from collections.abc import Collection
+from pathlib import Path
 
 from chatapp.dialogue.chat_writer import ChatWriter
 from chatapp.dialogue.prompt import PromptWriter, Writer
@@ -25,10 +26,7 @@ def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Te
     """
     if isinstance(model, ChatModel):
         return SERVED if requested in ("", SERVED.name) else named(requested)
-    if model.folder is None:
-        own = None
-    else:
-        own = _own_template(ModelFiles.read(model.folder), model.tokenizer.special)
+    own = _own_template(model.folder, model.tokenizer.special) if model.folder else None
     if asked in TEMPLATES and own is None:
         return TEMPLATES[asked]
     return _choice(model.name, own, requested)
@@ -39,7 +37,7 @@ def template_of(files: ModelFiles, special: Collection[str], requested: str) -> 
 
     special: the names of its tokenizer's special tokens.
     """
-    return _choice(str(files.path), _own_template(files, special), requested)
+    return _choice(str(files.path), _own_template(files.path, special), requested)
 
 
 def _choice(name: str, own: Template | None, requested: str) -> Template:
@@ -65,6 +63,9 @@ def writer_for(model: LanguageModel, template: Template) -> Writer:
     return (MessagesWriter if template == SERVED else PromptWriter)(model, template)
 
 
-def _own_template(files: ModelFiles, special: Collection[str]) -> Template | None:
+def _own_template(folder: Path, special: Collection[str]) -> Template | None:
     """The template saved with a model that was trained here, else its tokenizer's."""
-    return load_template(files.path) or load_chat_template(files.tokenizer, special)
+    own = load_template(folder)
+    if own is not None or not folder.is_dir():
+        return own
+    return load_chat_template(ModelFiles.read(folder).tokenizer, special)

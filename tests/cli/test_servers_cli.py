@@ -114,5 +114,5 @@ def test_models(
     expected = {"name": "mine#tiny", "server": server.url, "model": "tiny", "context": 256}
     expected["protocol"] = "completions"
     assert json.loads(run("models", "info", "mine", "--json").out) == expected
-    assert "context  256 tokens\n" in run("models", "info", server.url).out
+    assert "context   256 tokens\n" in run("models", "info", server.url).out
     assert run("models", "info", "mine#huge").status == 2

@@ -9,6 +9,7 @@ import tiny_finetune as tiny
 import torch
 from torch import nn
 
+from chatapp.engine.folder import ModelFiles
 from finetune.adapters import choose_trained
 from finetune.config import Adapter, ConfigError, Train
 from finetune.data.packing import Rows
@@ -83,14 +84,15 @@ def test_saved_and_loaded_it_takes_the_same_steps(tmp_path: Path) -> None:
 
 def test_adapters_learn_by_it_and_embeddings_alone_are_refused() -> None:
     adapter = Adapter.model_validate({})
+    files = ModelFiles(Path("."), {"model_type": "gpt2"}, None, Path("."), None)
     lora = Train(method="lora", optimizer="muon")
-    wrapped = choose_trained(tiny.gpt2(), lora, adapter, base=".")
+    wrapped = choose_trained(tiny.gpt2(), lora, adapter, files, name=".")
     learning = {name for name, each in wrapped.named_parameters() if each.requires_grad}
     assert learning
     assert learning <= hidden_matrices(wrapped)
     ends = Train(method="embeddings-and-head", optimizer="muon")
     with pytest.raises(ConfigError, match=r"train\.optimizer.*embeddings-and-head.*adamw"):
-        choose_trained(tiny.gpt2(), ends, adapter, base="base")
+        choose_trained(tiny.gpt2(), ends, adapter, files, name="base")
 
 
 def test_sharded_matrices_are_refused(tmp_path: Path) -> None:
