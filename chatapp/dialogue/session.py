@@ -22,6 +22,7 @@ from chatapp.dialogue.store import Store, StoredMessage
 from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.engine.remote import RemoteModel
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.messages import Role
@@ -316,8 +317,8 @@ class Session:
         try:
             recorder.begin(self.model.name, writer.name, prompt.text, sampling)
             yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
-            # Of a model on another machine, what it tells now is all there will ever be.
-            top = 0 if self.model.folder else _ALTERNATIVES
+            # Of a model on a server, what it tells now is all there will ever be.
+            top = _ALTERNATIVES if isinstance(self.model, RemoteModel) else 0
             events = reply_events(
                 self.model, prompt, sampling, begin=begin, stop=writer.stop, cancel=cancel, top=top
             )

@@ -1,0 +1,89 @@
+"""The inspector on a chat with a server: what was sent, and how likely the server said it was."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from completions_server import CompletionsServer, delta, replied, said
+from conftest import Driver, OpenApp
+from textual.widgets import Static
+
+from chatapp.dialogue.store import Store
+from chatapp.engine.load import load_model
+
+
+def told(token: str, *others: tuple[str, float]) -> str:
+    """An event with a token and the likeliest ones in its place."""
+    tops = [{"token": text, "logprob": math.log(share)} for text, share in others]
+    logprob = math.log(dict(others).get(token, 0.01))
+    row = {"token": token, "logprob": logprob, "top_logprobs": tops}
+    return delta(content=token, logprobs={"content": [row]})
+
+
+@pytest.fixture
+def server() -> Iterator[CompletionsServer]:
+    with CompletionsServer().running() as server:
+        server.protocols = ("chat/completions", "completions")
+        server.models = [{"id": "tiny", "max_model_len": 512}]
+        server.stream = [
+            told("Paris", ("Lyon", 0.5), ("Paris", 0.25)),
+            told(" it\x1b[2J", (" is", 0.5)),
+            *replied("!"),
+        ]
+        yield server
+
+
+async def look(driver: Driver) -> None:
+    await driver.press("f3")
+    await driver.idle()
+
+
+def words(driver: Driver, id: str) -> str:
+    return str(driver.chat.query_one(f"#{id}", Static).content)
+
+
+async def test_tokens_of_a_chat_with_a_server(open_app: OpenApp, server: CompletionsServer) -> None:
+    async with open_app(load=lambda: load_model(server.url), size=(160, 40)) as driver:
+        await driver.ready()
+        assert "server's own" in driver.screen_text
+        await driver.say("Where?")
+        await look(driver)
+        assert "3 of reply · template server's own" in words(driver, "inspector-about")
+        detail = words(driver, "tokens-detail")
+        assert "p 25.0%" in detail
+        assert "rank 2" in detail
+        assert "entropy" not in detail
+        assert " 1   │Lyon│" in driver.screen_text
+        await driver.press("right")
+        detail = words(driver, "tokens-detail")
+        assert "p 1.0%" in detail
+        assert "rank" not in detail
+        assert "\x1b" not in driver.screen_text
+        await driver.press("right")
+        assert "does not show its inside" in words(driver, "tokens-detail")
+        await driver.press("1")
+        assert words(driver, "prompt-text") == "User:\nWhere?\n\nAssistant:\nParis it␛[2J!"
+        assert "is sent these as messages" in words(driver, "prompt-notes")
+
+
+async def test_another_token_of_the_reply(
+    open_app: OpenApp, store: Store, server: CompletionsServer
+) -> None:
+    async with open_app(load=lambda: load_model(server.url), size=(160, 40)) as driver:
+        await driver.ready()
+        await driver.say("Where?")
+        await look(driver)
+        server.stream = said(", in France.")
+        await driver.press("tab", "enter")
+        await driver.idle()
+        assert server.requests[-1]["prompt"] == "User:\nWhere?\n\nAssistant:\nLyon"
+        assert driver.texts == ["Where?", "Lyon, in France."]
+
+
+async def test_a_server_that_has_neither_protocol(
+    open_app: OpenApp, server: CompletionsServer
+) -> None:
+    server.protocols = ()
+    async with open_app(load=lambda: load_model(server.url)) as driver:
+        await driver.until(lambda: driver.problem)
+        assert "has neither OpenAI's chat protocol" in driver.problem
