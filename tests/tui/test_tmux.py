@@ -28,6 +28,7 @@ STILL = 0.3
 """Seconds for which a screen has to stay as it is before the next key."""
 
 SETTINGS = """
+max_repeats = 0
 precision = "float32"
 temperature = 0.0
 max_tokens = 8
