@@ -1,7 +1,7 @@
 """Feedback as rows for training: on corrections (SFT), preferences (DPO) and verdicts (KTO).
 
 A row is a line of JSON in one of TRL's conversational formats,
-https://huggingface.co/docs/trl/dataset_formats, where a message is {"role", "content"}:
+TRL's documentation (dataset formats), where a message is {"role", "content"}:
 
     sft   {"messages": [message, …]}
           A row for each correction, which is the last message. Earlier replies that were

@@ -26,6 +26,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 COMPANIONS = (
     "tokenizer*",
+    "chat_template.jinja",
     "vocab.*",
     "merges.txt",
     "encoder.json",
