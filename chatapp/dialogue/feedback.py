@@ -1,6 +1,6 @@
 """Feedback as rows for training: on corrections (SFT), preferences (DPO) and verdicts (KTO).
 
-A row is a line of JSON in one of TRL's conversational formats,
+A row is a line of JSON in one of the conversational formats of
 TRL's documentation (dataset formats), where a message is {"role", "content"}:
 
     sft   {"messages": [message, …]}
