@@ -13,6 +13,11 @@ import platformdirs
 TEMPLATE_FILE = "chatapp_template.json"
 """The dialogue template a model was trained in; it lies beside the model's weights."""
 
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+"""What a tokenizer of the hub says of itself, and the chat template beside it: its own file, or
+a key of the former."""
+
 
 def _folder(kind: str, default: Path) -> Path:
     home = os.environ.get("CHATAPP_HOME")

@@ -14,7 +14,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.hub import cached_hub_models, hub_folder
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.servers import is_address
-from chatapp.paths import TEMPLATE_FILE, data_dir
+from chatapp.paths import CHAT_TEMPLATE, TEMPLATE_FILE, TOKENIZER_CONFIG, data_dir
 from chatapp.userfiles import read_json_object
 
 BUNDLED = "bundled"
@@ -22,11 +22,10 @@ _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 
 COMPANIONS = (
     "tokenizer*",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     "vocab.*",
     "merges.txt",
     "encoder.json",

@@ -13,8 +13,9 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import CONFIG, TOKENIZER_CONFIG
+from chatapp.engine.folder import CONFIG
 from chatapp.foreign import without_surrogates
+from chatapp.paths import TOKENIZER_CONFIG
 from chatapp.userfiles import read_json_object
 
 TOKENIZER = "tokenizer.json"

@@ -20,6 +20,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chatapp.paths import CHAT_TEMPLATE, TOKENIZER_CONFIG
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Kind, Segment
 from chatapp.prompting.template import DialogueTemplate
@@ -281,18 +282,15 @@ def _alternating(turns: Turns) -> Turns:
 Template = DialogueTemplate | ChatTemplate
 """What a chat is written in: the patterns of this program, or a model's own program."""
 
-# The older name first; a file of its own wins over the key (transformers 4.50 and later).
-_CONFIG = "tokenizer_config.json"
-_SOURCE = "chat_template.jinja"
-
 
 def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate | None:
     """The chat template that a tokenizer's folder carries, or None.
 
     special: the names of the tokenizer's special tokens.
-    Of several named ones it is "default". Raises ChatTemplateError, naming the file.
+    Its own file wins over the key in the tokenizer's configuration, as in transformers; of
+    several named ones it is "default". Raises ChatTemplateError, naming the file.
     """
-    config_file, file = folder / _CONFIG, folder / _SOURCE
+    config_file, file = folder / TOKENIZER_CONFIG, folder / CHAT_TEMPLATE
     try:
         config = read_json_object(config_file, ChatTemplateError)
     except FileNotFoundError:
