@@ -35,11 +35,12 @@ def server() -> Iterator[CompletionsServer]:
 
 async def look(driver: Driver) -> None:
     await driver.press("f3")
-    await driver.idle()
+    await driver.until(lambda: "of reply" in words(driver, "inspector-about"))
 
 
 def words(driver: Driver, id: str) -> str:
-    return str(driver.chat.query_one(f"#{id}", Static).content)
+    """What a part of the inspector says; nothing before the inspector stands there."""
+    return "".join(str(static.content) for static in driver.chat.query(f"#{id}").results(Static))
 
 
 async def test_tokens_of_a_chat_with_a_server(open_app: OpenApp, server: CompletionsServer) -> None:
@@ -75,6 +76,7 @@ async def test_another_token_of_the_reply(
         await look(driver)
         server.stream = said(", in France.")
         await driver.press("tab", "enter")
+        await driver.until(lambda: len(server.requests) == 2)
         await driver.idle()
         assert server.requests[-1]["prompt"] == "User:\nWhere?\n\nAssistant:\nLyon"
         assert driver.texts == ["Where?", "Lyon, in France."]
