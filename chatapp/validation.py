@@ -35,13 +35,13 @@ def validated(
     data: object,
     error: type[UserError],
     *,
-    place: object,
+    origin: object,
     what: str,
     source: str = "",
 ) -> Model:
     """Data as a model. Raises `error` for the first thing that is wrong.
 
-    place: the file, for the sentence. what: the kind of file, as in "prompt file". source: its
+    origin: the file, for the sentence. what: the kind of file, as in "prompt file". source: its
     text where that is TOML, for the line.
     A validator of the model raises ValueError with what stands after the key's name.
     """
@@ -53,7 +53,7 @@ def validated(
     first = min(details, key=lambda each: not _is_unknown(each))
     location, table = _resolved(model, first["loc"])
     sentence = _sentence(first, what, table)
-    where = located(place, source, location) if location else f"{place}:"
+    where = located(origin, source, location) if location else f"{origin}:"
     raise error(f"{where} {sentence}")
 
 
@@ -67,11 +67,11 @@ def strict_model(schema: type) -> type[BaseModel]:
     return create_model(schema.__name__, __config__=config, **definitions)
 
 
-def located(place: object, source: str, location: Location) -> str:
+def located(origin: object, source: str, location: Location) -> str:
     """The beginning of a sentence on a key: the file, the line where it is known, the key."""
     line = line_of(source, location)
     dotted = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in location)
-    return f"{place}{f', line {line}' if line else ''}: {quoted(dotted.removeprefix('.'))}"
+    return f"{origin}{f', line {line}' if line else ''}: {quoted(dotted.removeprefix('.'))}"
 
 
 def _is_unknown(details: ErrorDetails) -> bool:

@@ -274,23 +274,23 @@ def _laid_over(
     model: type[ConfigModel],
     data: dict[str, Any],
     overrides: Sequence[str],
-    place: str,
+    origin: str,
     source: str = "",
 ) -> ConfigModel:
     for override in overrides:
         _lay_over(data, override)
-    return validated(model, data, place, source)
+    return validated(model, data, origin, source)
 
 
 def validated(
-    model: type[ConfigModel], data: dict[str, Any], place: str, source: str = ""
+    model: type[ConfigModel], data: dict[str, Any], origin: str, source: str = ""
 ) -> ConfigModel:
-    """Plain data as a configuration. Raises ConfigError that begins with `place`.
+    """Plain data as a configuration. Raises ConfigError that begins with `origin`.
 
     source: the TOML that the data is read from, for the line.
     """
     return validation.validated(
-        model, data, ConfigError, place=place, what="configuration", source=source
+        model, data, ConfigError, origin=origin, what="configuration", source=source
     )
 
 

@@ -91,7 +91,7 @@ def _groups(
     model: nn.Module, names: Collection[str], decayed: Collection[str], weight_decay: float
 ) -> list[dict[str, Any]]:
     """The named parameters that learn, those with weight decay and those without."""
-    found = []
+    groups = []
     for decay in (True, False):
         chosen = [
             each
@@ -99,5 +99,5 @@ def _groups(
             if each.requires_grad and name in names and (name in decayed) == decay
         ]
         if chosen:
-            found.append({"params": chosen, "weight_decay": weight_decay if decay else 0.0})
-    return found
+            groups.append({"params": chosen, "weight_decay": weight_decay if decay else 0.0})
+    return groups

@@ -129,21 +129,21 @@ def named_servers() -> dict[str, Server]:
     return {name: _server(table, f"{path}, server {name!r}") for name, table in tables.items()}
 
 
-def _server(table: object, place: str) -> Server:
-    """One table of the file. Raises ModelError that begins with `place`."""
+def _server(table: object, origin: str) -> Server:
+    """One table of the file. Raises ModelError that begins with `origin`."""
     from chatapp.validation import strict_model, validated
 
-    checked = validated(strict_model(Server), table, ModelError, place=place, what="server")
+    checked = validated(strict_model(Server), table, ModelError, origin=origin, what="server")
     server = Server(**dict(checked))
     try:
         server = replace(server, url=server_url(server.url))
     except ModelError as error:
-        raise ModelError(f"{place}: {error}") from None
+        raise ModelError(f"{origin}: {error}") from None
     if server.key and not _NAME.fullmatch(server.key):
         raise ModelError(
-            f"{place}: 'key' is no name of an environment variable; the key itself belongs into "
+            f"{origin}: 'key' is no name of an environment variable; the key itself belongs into "
             "the variable"
         )
     if server.context < 0 or server.context == 1:
-        raise ModelError(f"{place}: 'context' is {server.context}, expected 2 tokens or more")
+        raise ModelError(f"{origin}: 'context' is {server.context}, expected 2 tokens or more")
     return server

@@ -243,7 +243,7 @@ def _parsed(path: Path, source: str, schema: type[_Schema]) -> _Schema:
     """The keys of a TOML file, checked. Raises PromptError."""
     data = parse_toml(source, path, PromptError)
     what = "persona" if schema is _PersonaFile else "prompt file"
-    return validated(schema, data, PromptError, place=path, what=what, source=source)
+    return validated(schema, data, PromptError, origin=path, what=what, source=source)
 
 
 def _keys_of(source: str) -> Set[str]:

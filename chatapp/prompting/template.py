@@ -69,10 +69,10 @@ class DialogueTemplate:
         return {**asdict(self), "stop": list(self.stop), "fingerprint": self.fingerprint}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any], place: str = "template") -> "DialogueTemplate":
+    def from_dict(cls, data: dict[str, Any], origin: str = "template") -> "DialogueTemplate":
         """The inverse of `to_dict`.
 
-        Raises TemplateError in one sentence that begins with `place` when a key is missing,
+        Raises TemplateError in one sentence that begins with `origin` when a key is missing,
         unknown or of the wrong type, or when a saved fingerprint is not that of the fields.
         """
         from chatapp.validation import strict_model, validated
@@ -81,15 +81,15 @@ class DialogueTemplate:
         if isinstance(given.get("stop"), list):  # JSON has no tuples
             given["stop"] = tuple(given["stop"])
         model = strict_model(cls)
-        checked = validated(model, given, TemplateError, place=place, what="template")
+        checked = validated(model, given, TemplateError, origin=origin, what="template")
         try:
             template = cls(**dict(checked))
         except ValueError as error:
-            raise TemplateError(f"{place}: {error}") from None
+            raise TemplateError(f"{origin}: {error}") from None
         saved = data.get("fingerprint", template.fingerprint)
         if saved != template.fingerprint:
             raise TemplateError(
-                f"{place}: the fields of template {template.name!r} give the fingerprint "
+                f"{origin}: the fields of template {template.name!r} give the fingerprint "
                 f"{template.fingerprint}, the file says {saved}"
             )
         return template

@@ -56,12 +56,12 @@ class Reply:
 def first_messages(data: Path, count: int, seed: int) -> list[str]:
     """The messages written for measuring, and as many of kept-out talks as make `count`."""
     own: list[str] = table("first_messages")["said"]
-    found = {
+    spoken = {
         json.loads(line)["messages"][0]["content"]: None
         for name in ("persona_chat", "topical_chat")
         for line in (data / "kept_out" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     }
-    others = random.Random(seed).sample(list(found), min(len(found), count - len(own)))
+    others = random.Random(seed).sample(list(spoken), min(len(spoken), count - len(own)))
     return [*others, *own]
 
 
@@ -69,10 +69,10 @@ def known_questions(count: int, seed: int) -> list[str]:
     """Questions of the generated tasks whose answer is taught, each task as often."""
     tasks = [task for task in all_tasks() if task.name != "unknown"]
     each = -(-count // len(tasks))
-    found = [
+    questions = [
         problem.question for task in tasks for problem in task.held_out(each, seed, unseen=False)
     ]
-    return found[:count]
+    return questions[:count]
 
 
 def replies(

@@ -60,8 +60,8 @@ def kept(reply: str, logprob: float) -> str:
 
     logprob: mean of the reply's tokens, in nats.
     """
-    found = _SENTENCE.match(clean(reply))
-    sentence = found[0] if found else ""
+    match = _SENTENCE.match(clean(reply))
+    sentence = match[0] if match else ""
     likely = logprob >= _LEAST_LIKELY and len(sentence) <= _LONGEST
     return sentence if likely and not _BAD.search(sentence) else ""
 
@@ -108,12 +108,12 @@ class Teacher:
         ids = made.sequences[:, batch["input_ids"].shape[1] :]
         logprobs = torch.stack(made.logits, dim=1).log_softmax(-1)
         chosen = logprobs.gather(-1, ids[..., None])[..., 0]
-        found = []
+        replies = []
         for row, values in zip(ids, chosen, strict=True):
             real = (row == end).cumsum(0) <= (row == end)  # up to the first end of text
             text = self._tokenizer.decode(row[real], skip_special_tokens=True)
-            found.append((text, float(values[real].mean())))
-        return found
+            replies.append((text, float(values[real].mean())))
+        return replies
 
 
 def teach(teacher: Teacher, asked: Sequence[tuple[str, str]]) -> Iterator[Taught]:

@@ -3,7 +3,9 @@
     python -m finetune.recipes.arithmetic OUT [--digits N] [--train N] [--test N] [--seed N]
 
 OUT receives arithmetic_train.jsonl and arithmetic_test.jsonl, a prompt and its completion a
-line. No problem is in both, in whatever wording. The same options give the same files.
+line.
+
+Keep: no problem is in both, in whatever wording, and the same options give the same files.
 """
 
 import json

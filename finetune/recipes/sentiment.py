@@ -3,8 +3,9 @@
     python -m finetune.recipes.sentiment POSITIVE NEGATIVE OUT [--encoding latin-1]
 
 POSITIVE and NEGATIVE are plain text, one sentence a line, as in the movie reviews of Pang and
-Lee (2005). OUT receives JSONL with `text` and `label` a line, sentences that occur in both
-files or twice left out.
+Lee (2005). OUT receives JSONL with `text` and `label` a line.
+
+Keep: no sentence stands there twice, and none with two labels.
 """
 
 import json

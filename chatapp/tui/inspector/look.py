@@ -142,7 +142,7 @@ def _told(reading: "Reading") -> "list[Prediction | None]":
     """What a model said of each token of a reply while it drew them."""
     from chatapp.lab.predictions import Candidate, Prediction
 
-    found: list[Prediction | None] = []
+    predictions: list[Prediction | None] = []
     for id, token in zip(reading.reply_ids, reading.drawn, strict=False):
         if id != token.id:
             return []
@@ -152,8 +152,8 @@ def _told(reading: "Reading") -> "list[Prediction | None]":
         )
         rank = next((each.rank for each in best if each.id == id), None)
         actual = Candidate(id, token.piece, math.exp(token.logprob), rank)
-        found.append(None if math.isnan(token.logprob) else Prediction(None, best, actual))
-    return found
+        predictions.append(None if math.isnan(token.logprob) else Prediction(None, best, actual))
+    return predictions
 
 
 def _layout(session: "Session") -> str:

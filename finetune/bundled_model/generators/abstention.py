@@ -59,12 +59,12 @@ def declined(draw: random.Random) -> Turns:
 def measured(count: int, seed: int) -> list[str]:
     """`count` different questions in wordings that training has not, of the kinds in turn."""
     draw = random.Random(seed)
-    found: dict[str, None] = {}
+    questions: dict[str, None] = {}
     for kind in cycle(table("abstention")["kinds"].values()):
-        if len(found) == count:
+        if len(questions) == count:
             break
-        found[filled(draw.choice(kind["unseen"]), _fields(draw))] = None
-    return list(found)
+        questions[filled(draw.choice(kind["unseen"]), _fields(draw))] = None
+    return list(questions)
 
 
 def _fields(draw: random.Random) -> Fields:

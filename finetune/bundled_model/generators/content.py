@@ -1,4 +1,7 @@
-"""What the generators share: tables as data, and which content is kept out of training."""
+"""What the generators share: tables as data, and which content is kept out of training.
+
+Keep: whether a content is kept out depends on its own words alone, so that every generator agrees.
+"""
 
 import tomllib
 from functools import cache

@@ -1,4 +1,7 @@
-"""Sentences with a mistake of the kind that the GPT-3 paper corrects, and without it."""
+"""Sentences with a mistake of the kind that the GPT-3 paper corrects, and without it.
+
+Keep: the two sentences of a pair differ by one mistake.
+"""
 
 import random
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Label words drawn at random, so that what a label means stands in the demonstrations alone.
 
-Kept out of training: the label words of the evaluation sets, and a share of all others by
+Keep: out of training stay the label words of the evaluation sets, and a share of all others by
 their hash (see `content.is_kept_out`), for measuring.
 """
 
@@ -43,12 +43,12 @@ def draw_labels(draw: random.Random, count: int, *, kept_out: bool = False) -> l
     if chance < 0.7:
         return [word.capitalize() for word in draw.sample(_words(False), count)]
     if chance < 0.85:
-        found: set[str] = set()
-        while len(found) < count:
+        words: set[str] = set()
+        while len(words) < count:
             word = made_up_word(draw, draw.choice((1, 1, 2)))
             if not is_kept_out(word, KEPT_OUT):
-                found.add(word)
-        return draw.sample(sorted(found), count)
+                words.add(word)
+        return draw.sample(sorted(words), count)
     if chance < 0.95:
         return draw.sample("ABCDEFGHIJKLMNOPQRSTUVWXYZ", count)
     return [str(number) for number in draw.sample(range(10), count)]

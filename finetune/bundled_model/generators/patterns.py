@@ -1,6 +1,8 @@
 """Ways to tell texts apart by their form: classes of makers of texts.
 
 A pattern maps a class to a function that makes a text of that class from a draw and some words.
+
+Keep: the classes of a pattern differ by form alone; their words are drawn alike.
 """
 
 import random

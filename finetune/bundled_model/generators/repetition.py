@@ -1,8 +1,9 @@
 """Texts that repeat themselves: what attention needs to learn before any demonstration helps.
 
 A model that continues a sequence as it went on before (an induction head, Olsson et al. 2022)
-can copy a label; these rows teach it from many labels a row. Sequences are random, so that
-nothing but the repetition predicts them.
+can copy a label; these rows teach it from many labels a row.
+
+Keep: sequences are random, so that nothing but the repetition predicts them.
 """
 
 import random

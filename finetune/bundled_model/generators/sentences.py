@@ -1,4 +1,7 @@
-"""Sentences of the allowed texts, grouped in ways that can be told from the sentences alone."""
+"""Sentences of the allowed texts, grouped in ways that can be told from the sentences alone.
+
+Keep: sentences are short enough for several of them to stand in one prompt.
+"""
 
 import gzip
 import json

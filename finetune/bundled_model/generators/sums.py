@@ -1,4 +1,7 @@
-"""Sums in everyday words, and problems worked out with calculator calls: <<48+76=124>>."""
+"""Sums in everyday words, and problems worked out with calculator calls: <<48+76=124>>.
+
+Keep: the answer is computed from the numbers that stand in the question.
+"""
 
 import random
 
