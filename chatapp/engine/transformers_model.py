@@ -78,6 +78,9 @@ class TransformersTokenizer:
             for id, token in tokenizer.added_tokens_decoder.items()
             if token.special or str(token) in named
         }
+        special = set(self.special.values())
+        text = (id for id in tokenizer.get_vocab().values() if id not in special)
+        self.text_size: int = max(text, default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(

@@ -119,9 +119,7 @@ def reference(folder: Path) -> Any:
 
 @pytest.fixture
 def model(folder: Path) -> LanguageModel:
-    model = load_model(str(folder))
-    assert isinstance(model, TransformersModel)
-    return model
+    return TransformersModel.load(ModelFiles.read(folder), name=str(folder))
 
 
 def reply(model: LanguageModel, ids: list[int], sampling: Sampling = GREEDY) -> list[int]:
@@ -264,7 +262,7 @@ def test_a_gpt2_with_another_tokenizer(gpt2: tuple[Path, Any], tmp_path: Path) -
     folder = Path(shutil.copytree(gpt2[0], tmp_path / "model"))
     pieces_tokenizer().save_pretrained(folder)
     model = load_model(str(folder))
-    assert isinstance(model, TransformersModel)
+    assert isinstance(model.tokenizer, TransformersTokenizer)
     assert reply(model, [270, 271]) == slow_greedy(gpt2[1], [270, 271], 12)
 
 
