@@ -59,6 +59,95 @@ SHAPES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "llama, dynamic": (transformers.LlamaConfig, {"rope_parameters": _STRETCHED["dynamic"]}),
     "llama, llama3": (transformers.LlamaConfig, {"rope_parameters": _STRETCHED["llama3"]}),
     "llama, yarn": (transformers.LlamaConfig, {"rope_parameters": _STRETCHED["yarn"]}),
+    "mistral, window": (transformers.MistralConfig, {"sliding_window": 11}),
+    "mistral, window of one, tied": (
+        transformers.MistralConfig,
+        {"sliding_window": 1, "tie_word_embeddings": True, "head_dim": 16},
+    ),
+    "mistral, no window, one key": (
+        transformers.MistralConfig,
+        {"sliding_window": None, "num_key_value_heads": 1},
+    ),
+    "qwen2, tied": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen2, window in some blocks": (
+        transformers.Qwen2Config,
+        {
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen2, all keys, yarn": (
+        transformers.Qwen2Config,
+        {"num_key_value_heads": 4, "rope_parameters": _STRETCHED["yarn"]},
+    ),
+    "qwen3, tied": (transformers.Qwen3Config, {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3, all keys, biased": (
+        transformers.Qwen3Config,
+        {"head_dim": 8, "num_key_value_heads": 4, "attention_bias": True},
+    ),
+    "qwen3, window, one key, linear": (
+        transformers.Qwen3Config,
+        {
+            "head_dim": 24,
+            "num_key_value_heads": 1,
+            "use_sliding_window": True,
+            "sliding_window": 30,
+            "max_window_layers": 0,
+            "rope_parameters": _STRETCHED["linear"],
+        },
+    ),
+    "gpt_neox, a quarter turned": (
+        transformers.GPTNeoXConfig,
+        {"num_attention_heads": 2, "intermediate_size": 64},
+    ),
+    "gpt_neox, one after the other, all turned, tied": (
+        transformers.GPTNeoXConfig,
+        {
+            "use_parallel_residual": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": _STRETCHED["linear"] | {"partial_rotary_factor": 1.0},
+        },
+    ),
+    "gpt_neox, without biases, other gelu": (
+        transformers.GPTNeoXConfig,
+        {"attention_bias": False, "hidden_act": "gelu_new", "num_hidden_layers": 3},
+    ),
+    "gemma3_text, windows": (
+        transformers.Gemma3TextConfig,
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "sliding_window": 13,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "gemma3_text, capped, one key, untied": (
+        transformers.Gemma3TextConfig,
+        {
+            "head_dim": 8,
+            "num_key_value_heads": 1,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": False,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 40,
+        },
+    ),
+    "gemma3_text, stretched, biased": (
+        transformers.Gemma3TextConfig,
+        {
+            "head_dim": 8,
+            "num_key_value_heads": 4,
+            "attention_bias": True,
+            "sliding_window": 25,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": _STRETCHED["linear"],
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
 }
 
 
@@ -69,7 +158,8 @@ def make_family(shape: str, folder: Path) -> Any:
     randomize(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name and name.endswith("weight"):
+            is_norm = "norm" in name and name.endswith("weight")
+            if is_norm and config is not transformers.Gemma3TextConfig:
                 parameter += 1
     model.save_pretrained(folder)
     return model

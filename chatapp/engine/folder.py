@@ -38,7 +38,7 @@ COMPANIONS = (
 )
 """What a model has beside its configuration and weights, as patterns of file names."""
 
-DECODERS = ("gpt2", "llama")
+DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 """The families this program has a decoder of; transformers computes all others."""
 
 

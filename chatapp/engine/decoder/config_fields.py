@@ -43,6 +43,13 @@ class ConfigFields:
             raise self.refused(key, "expected a whole number above 0")
         return value
 
+    def whole(self, key: str) -> int:
+        """A whole number, 0 or above."""
+        value = self._value(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.refused(key, "expected a whole number, 0 or above")
+        return value
+
     def positive(self, key: str) -> float:
         """A number above 0."""
         value = self._value(key)

@@ -4,22 +4,26 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from family_shapes import SHAPES, make_family
 from random_models import logits_of
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from chatapp.engine.decoder import attention, decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families import FAMILIES, read_architecture
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.folder import DECODERS, ModelFiles
+from chatapp.engine.load import load_model
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.engine.step import Step
+from chatapp.engine.transformers_model import TransformersModel
+from chatapp.lab.inspecting import inspectable
 
 IDS = torch.randint(0, 340, (300,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -246,3 +250,103 @@ def test_tensors_of_other_names_and_shapes(llama: Path) -> None:
             Decoder.load(ModelFiles.read(llama))
         for word in words:
             assert word in str(error.value)
+
+
+OLD_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "llama, without scaling": {"rope_theta": 5000.0, "rope_scaling": None},
+    "llama, 3.1": {
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "mistral": {"rope_theta": 10000.0, "sliding_window": None},
+    "mistral, all left out": {},
+    "qwen2": {
+        "rope_theta": 1000000.0,
+        "rope_scaling": {
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "type": "yarn",
+            "mscale": 2.0,
+            "mscale_all_dim": 1.0,
+        },
+        "use_sliding_window": True,
+        "sliding_window": 40,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"rope_theta": 1000000, "head_dim": 16, "sliding_window": 40},
+    "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 5000},
+    "gpt_neox, all left out": {},
+    "gemma3_text": {
+        "rope_theta": 500000.0,
+        "rope_local_base_freq": 5000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window_pattern": 2,
+        "head_dim": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("case", OLD_CONFIGS)
+def test_configs_of_older_versions(case: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    sizes |= {"num_key_value_heads": 4, "max_position_embeddings": 512, "vocab_size": 340}
+    family = case.split(",")[0]
+    old = {"model_type": family} | sizes | OLD_CONFIGS[case]
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "old" / "config.json").write_text(json.dumps(old))
+    transformers.AutoConfig.from_pretrained(tmp_path / "old").save_pretrained(tmp_path / "new")
+    read = [read_architecture(ModelFiles.read(tmp_path / name)) for name in ("old", "new")]
+    assert read[0] == read[1]
+
+
+def test_a_token_before_each_text(llama: Path, bpe: Tokenizer) -> None:
+    bpe = Tokenizer.from_str(bpe.to_str())
+    bpe.add_special_tokens(["<s>"])
+    bpe.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 340)]
+    )
+    _add_tokenizer(llama, bpe)
+    config = json.loads((llama / "config.json").read_text())
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    model.resize_token_embeddings(341)
+    model.generation_config.eos_token_id = [0, 9]
+    model.save_pretrained(llama)
+    assert config["vocab_size"] == 340
+    files = ModelFiles.read(llama)
+    ours, theirs = LocalModel.load(files), TransformersModel.load(files)
+    assert list(ours.start) == list(theirs.start) == [340]
+    assert ours.context == theirs.context == 319
+    assert ours.end_ids == theirs.end_ids == {0, 9}
+    pairs = [(IDS[:20], IDS[20:24]), (IDS[:20], IDS[30:32]), (IDS[:3], IDS[3:60])]
+    for found, expected in zip(ours.score(pairs), theirs.score(pairs), strict=True):
+        assert found == pytest.approx(expected, abs=1e-4)
+    for layer in (0, 1, -1):
+        assert ours.embed(IDS[:30], layer) == pytest.approx(theirs.embed(IDS[:30], layer), abs=1e-4)
+    greedy = Sampling(temperature=0, max_tokens=30)
+    for prompt in (IDS[:9], [*IDS[:9], 5, 6], IDS[:40] * 2):
+        events = [list(each.generate(prompt, greedy)) for each in (ours, theirs)]
+        assert [event.id for event in events[0][:-1]] == [event.id for event in events[1][:-1]]
+        assert events[0][-1].reused_tokens >= events[1][-1].reused_tokens
+    traces = [inspectable(each).inspect(IDS[:20]) for each in (ours, theirs)]
+    assert np.allclose(traces[0].attentions(), traces[1].attentions(), atol=1e-4)
+    assert torch.allclose(traces[0].layer_logits(7), traces[1].layer_logits(7), atol=1e-4)
+
+
+def test_a_decoder_that_is_not_enough_leaves_it_to_transformers(
+    llama: Path, bpe: Tokenizer
+) -> None:
+    _add_tokenizer(llama, bpe)
+    assert isinstance(load_model(str(llama)), LocalModel)
+    change_config(llama, hidden_act="quick_gelu")
+    for precision in ("auto", "float32"):
+        assert isinstance(load_model(str(llama), precision=precision), TransformersModel)
+    with pytest.raises(NoDecoder, match="hidden_act is 'quick_gelu'"):
+        load_model(str(llama), precision="int8")

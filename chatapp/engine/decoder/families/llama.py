@@ -12,6 +12,8 @@ may share keys and values; the perceptron has a gate; nothing has a bias.
 Keep: free of torch; a config.json that transformers reads in another way is refused.
 """
 
+from dataclasses import replace
+
 from chatapp.engine.decoder.architecture import ACTIVATIONS, Architecture, Attention
 from chatapp.engine.decoder.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Family
@@ -26,9 +28,8 @@ DEFAULTS = {
     "hidden_act": "silu",
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
 }
 
 TENSORS: dict[str, str | tuple[str, ...]] = {
@@ -48,8 +49,11 @@ TENSORS: dict[str, str | tuple[str, ...]] = {
 }
 
 
-def read(fields: ConfigFields) -> Architecture:
-    """The architecture that a config describes. Raises ModelError."""
+def read(fields: ConfigFields, activation: str = "hidden_act") -> Architecture:
+    """The architecture that a config describes, without biases. Raises ModelError.
+
+    activation: the key of the activation's name.
+    """
     width, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     if not fields.has("head_dim") and width % heads:
         raise fields.refused("hidden_size", f"expected a multiple of the {heads} heads")
@@ -58,8 +62,7 @@ def read(fields: ConfigFields) -> Architecture:
     key_value_heads = fields.size(shared) if fields.has(shared) else heads
     if heads % key_value_heads:
         raise fields.refused(shared, f"expected a divisor of num_attention_heads, {heads}")
-    attention = Attention(head_size**-0.5, rotary(fields, head_size))
-    has_bias = fields.flag("attention_bias")
+    attention = Attention(head_size**-0.5, _rotary(fields, head_size))
     return Architecture(
         width=width,
         heads=heads,
@@ -71,26 +74,29 @@ def read(fields: ConfigFields) -> Architecture:
         attentions=(attention,) * fields.size("num_hidden_layers"),
         norm="RMSNorm",
         epsilon=fields.fraction("rms_norm_eps"),
-        activation=fields.choice("hidden_act", ACTIVATIONS),
+        activation=fields.choice(activation, ACTIVATIONS),
         is_gated=True,
         is_tied=fields.flag("tie_word_embeddings"),
+    )
+
+
+def _rotary(fields: ConfigFields, head_size: int) -> Rotary:
+    """How queries and keys are turned; the names differ with the age of the file."""
+    if fields.has("partial_rotary_factor"):
+        raise fields.unsupported("partial_rotary_factor")
+    table = "rope_scaling" if fields.is_set("rope_scaling") else "rope_parameters"
+    base, context = fields.positive("rope_theta"), fields.size("max_position_embeddings")
+    return read_rotary(fields, table, head_size, base=base, context=context)
+
+
+def _read(fields: ConfigFields) -> Architecture:
+    has_bias = fields.flag("attention_bias")
+    return replace(
+        read(fields),
         has_attention_bias=has_bias,
         has_projection_bias=has_bias,
         has_perceptron_bias=fields.flag("mlp_bias"),
     )
 
 
-def rotary(fields: ConfigFields, head_size: int) -> Rotary:
-    """How a config that says it once for all blocks turns queries and keys. Raises ModelError.
-
-    The names differ with the age of the file.
-    """
-    table = "rope_scaling" if fields.is_set("rope_scaling") else "rope_parameters"
-    if fields.has("partial_rotary_factor"):
-        raise fields.unsupported("partial_rotary_factor")
-    base = fields.positive("rope_theta") if fields.has("rope_theta") else 10_000.0
-    context = fields.size("max_position_embeddings")
-    return read_rotary(fields, table, head_size, base=base, context=context)
-
-
-LLAMA = Family(DEFAULTS, read, "model.", TENSORS)
+LLAMA = Family(DEFAULTS | {"attention_bias": False, "mlp_bias": False}, _read, "model.", TENSORS)
