@@ -312,6 +312,21 @@ def context_of(config: Any) -> int:
     return UNLIMITED_CONTEXT
 
 
+def read_config(files: ModelFiles) -> Any:
+    """A model's configuration as transformers reads it. Raises ModelError."""
+    import transformers
+
+    folder = files.whole.path
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # transformers lets many kinds through
+        raise ModelError(
+            f"{files.whole.config_file}: transformers cannot read it: {first_line(error)}"
+        ) from None
+
+
 def load_causal(files: ModelFiles) -> Any:
     """A model of transformers in float32; an adapter is merged into its base. Raises ModelError."""
     model = _load_whole(files.whole.path)

@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, processors
 from chatapp.engine.decoder import attention, decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families import FAMILIES, read_architecture
+from chatapp.engine.decoder.summary import parameter_formula
+from chatapp.engine.description import describe
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.folder import DECODERS, ModelFiles
 from chatapp.engine.load import load_model
@@ -166,6 +168,59 @@ def test_the_parameters_are_those_of_transformers(pair: Pair) -> None:
     ours, reference = pair
     parts = sum(torch.Size(part.shape).numel() for part in ours.architecture.parts())
     assert parts == sum(parameter.numel() for parameter in reference.parameters())
+    assert parameter_formula(ours.architecture)[1] == parts
+
+
+@pytest.mark.parametrize(
+    ("shape", "formula", "words"),
+    [
+        (
+            "llama, shared keys, tied",
+            "N = VH + L(2H² + 3HI + 2HK + 2H) + H",
+            {
+                "norm": "RMSNorm before attention and perceptron",
+                "positions": "rotary, base 10,000",
+                "attention": "4 heads of D = 8, Q = 32, each 2 share keys and values, K = 16",
+                "perceptron": "gated silu, I = 48",
+                "biases": "none",
+                "output": "the token embedding",
+            },
+        ),
+        (
+            "gpt_neox, a quarter turned",
+            "N = 2VH + L(4H² + 2HI + 9H + I) + 2H",
+            {
+                "norm": "LayerNorm before attention and perceptron",
+                "positions": "rotary, base 10,000, 4 of 16 components",
+                "attention": "2 heads of D = 16, Q = 32",
+                "perceptron": "gelu, I = 64, beside attention",
+                "biases": "queries, keys and values; attention's output; perceptron",
+                "output": "a matrix of its own",
+            },
+        ),
+        (
+            "gemma3_text, capped, one key, untied",
+            "N = 2VH + L(2H² + 3HI + 2HK + 2D + 4H) + H",
+            {
+                "norm": "RMSNorm before attention and perceptron, after each of them, "
+                "on queries and keys",
+                "positions": "rotary, base 10,000",
+                "attention": "4 heads of D = 8, Q = 32, all share keys and values, K = 8, "
+                "2 of 2 blocks see the last 40 tokens",
+                "perceptron": "gated gelu_pytorch_tanh, I = 48",
+                "biases": "none",
+                "output": "a matrix of its own, soft-capped at 3",
+            },
+        ),
+    ],
+)
+def test_a_decoder_in_words(
+    tmp_path: Path, shape: str, formula: str, words: dict[str, str]
+) -> None:
+    make_family(shape, tmp_path)
+    info = describe(ModelFiles.read(tmp_path))
+    assert (info.formula, info.parts) == (formula, words)
+    assert info.parameters == info.parameters_by_formula
 
 
 def _add_tokenizer(folder: Path, bpe: Tokenizer) -> None:

@@ -90,8 +90,8 @@ def _arrange(architecture: Architecture, part: Part, tensor: "Tensor") -> "Tenso
     """Queries of all heads, then keys, then values; checkpoints have the three head by head."""
     if ".query_key_value." not in part.name:
         return tensor
-    by_head = tensor.unflatten(0, (architecture.heads, 3, architecture.head_size))
-    return by_head.transpose(0, 1).reshape(tensor.shape)
+    heads, size = architecture.heads, architecture.head_size
+    return tensor.view(heads, 3, size, -1).transpose(0, 1).reshape(tensor.shape)
 
 
 GPT_NEOX = Family(_DEFAULTS, _read, "gpt_neox.", _TENSORS, arrange=_arrange)
