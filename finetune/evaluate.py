@@ -20,6 +20,7 @@ from rich.text import Text
 
 from chatapp.engine.folder import ModelFiles, find_model, model_folder
 from chatapp.engine.load import load_model
+from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.transformers_model import context_of, load_causal
 from chatapp.evaluation.metrics import exact_match, macro_f1, rouge_l
 from chatapp.prompting.template import load_template
@@ -29,7 +30,6 @@ from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows
 from finetune.data.preparation import HELD_OUT, choose_template, prepare
 from finetune.display import one_line
-from finetune.material import open_chat_tokenizer
 from finetune.objectives.chat_rows import with_start
 from finetune.objectives.head_module import Classifier, load_head
 from finetune.objectives.head_rows import HEAD_FILE, HeadRows, prepare_labelled
@@ -120,7 +120,7 @@ def evaluate(
     if config.head:
         raise ConfigError(f"{model} has no head; {source} has one for {config.head.task}")
     template = load_template(folder) or choose_template(config.data, folder)
-    tokenizer, start = open_chat_tokenizer(files)
+    tokenizer, start = chat_tokenizer(files)
     network = load_causal(files)
     window = context_of(network.config) - len(start)
     data = config.data.model_copy(update={"max_length": None})
@@ -195,7 +195,7 @@ def _evaluate_head(
     """Accuracy, macro-F1 and loss of a head, beside the share of the most frequent label."""
     if config.head is None:
         raise ConfigError(f"{model} has a head; compare it with another head's run")
-    tokenizer, start = open_chat_tokenizer(files)
+    tokenizer, start = chat_tokenizer(files)
     network = load_causal(files)
     spec = load_head(network, files.path)
     window = context_of(network.config) - len(start)

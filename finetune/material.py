@@ -17,8 +17,8 @@ from transformers import set_seed
 import chatapp
 from chatapp.engine.folder import ModelFiles, find_model
 from chatapp.engine.generation import PieceTokenizer
-from chatapp.engine.tokenizer import NotByteLevel, load_tokenizer
-from chatapp.engine.transformers_model import context_of, load_causal, open_tokenizer
+from chatapp.engine.tokenizer_files import chat_tokenizer
+from chatapp.engine.transformers_model import context_of, load_causal
 from chatapp.prompting.template import DialogueTemplate
 from finetune.adapters import choose_trained, fuse_activations
 from finetune.config import ConfigError, FinetuneConfig
@@ -60,7 +60,7 @@ class Material:
 def gather(config: FinetuneConfig) -> Material:
     """Load the model and prepare the data. Raises ConfigError and ModelError."""
     files = find_model(config.model)
-    tokenizer, start = open_chat_tokenizer(files)
+    tokenizer, start = chat_tokenizer(files)
     template = None if config.head else choose_template(config.data, files.path)
     model = load_causal(files)
     _check_vocabulary(config.model, model, tokenizer)
@@ -104,16 +104,6 @@ def precision(config: FinetuneConfig) -> str:
 def processes() -> int:
     """How many processes torchrun or accelerate started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def open_chat_tokenizer(files: ModelFiles) -> tuple[PieceTokenizer, list[int]]:
-    """The tokenizer that a chat with this model uses, and the tokens before each text."""
-    if files.has_decoder:
-        try:
-            return load_tokenizer(files.tokenizer), []
-        except NotByteLevel:
-            pass
-    return open_tokenizer(files.tokenizer)
 
 
 def _check_vocabulary(name: str, model: Any, tokenizer: PieceTokenizer) -> None:

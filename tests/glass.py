@@ -13,8 +13,8 @@ from fakes import ScriptedModel
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from chatapp.engine.decoder.gpt2 import GPT2
-from chatapp.engine.decoder.gpt2_weights import GPT2Config
+from chatapp.engine.decoder.architecture import Architecture, Attention
+from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.engine.tokenizer import END_OF_TEXT, BPETokenizer
@@ -34,24 +34,31 @@ def random_gpt2(*, context: int = 512, layers: int = 2, heads: int = 3) -> Local
         show_progress=False,
     )
     tokenizer.train_from_iterator(["User: he has it.\nAssistant: he has it.\n"] * 4, trainer)
-    config = GPT2Config(
-        n_layer=layers,
-        n_head=heads,
-        n_embd=8 * heads,
-        n_positions=context,
-        vocab_size=tokenizer.get_vocab_size(),
-        n_inner=16,
+    architecture = Architecture(
+        width=8 * heads,
+        heads=heads,
+        key_value_heads=heads,
+        head_size=8,
+        inner=16,
+        vocabulary=tokenizer.get_vocab_size(),
+        context=context,
+        attentions=(Attention(scale=8**-0.5),) * layers,
+        norm="LayerNorm",
+        epsilon=1e-5,
+        activation="gelu_new",
+        is_gated=False,
+        is_tied=True,
+        has_attention_bias=True,
+        has_projection_bias=True,
+        has_perceptron_bias=True,
     )
     generator = torch.Generator().manual_seed(0)
     weights = {
-        name: torch.randn(shape, generator=generator) * 0.3
-        for name, shape in config.tensor_shapes().items()
+        part.name: torch.randn(part.shape, generator=generator) * 0.3
+        for part in architecture.parts()
     }
-    weights = {
-        name: tensor.t().contiguous() if name.startswith("h.") and tensor.ndim == 2 else tensor
-        for name, tensor in weights.items()
-    }
-    return LocalModel(GPT2(config, weights), BPETokenizer(tokenizer, 0), name="random")
+    decoder = Decoder(architecture, weights)
+    return LocalModel(decoder, BPETokenizer(tokenizer, 0), name="random")
 
 
 class _ScriptedTrace(Trace):

@@ -63,7 +63,7 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model consists of."""
-    from chatapp.engine.description import describe
+    from chatapp.engine.description import GPT2_FORMULA, describe
     from chatapp.engine.folder import BUNDLED, find_model
     from chatapp.engine.load import usual_precision
     from chatapp.engine.servers import server_of
@@ -78,19 +78,21 @@ def info(
     if as_json:
         write_json({"name": name, **_document(described), "precision": precision})
         return
-    formula = described.parameters_by_formula
+    by_formula = described.parameters_by_formula
+    left_out = described.formula == GPT2_FORMULA
     lines = {
         "name": name,
         "folder": str(described.folder),
         "architecture": described.architecture,
         "parameters": f"{described.parameters:,} counted in the checkpoint",
-        "": "" if formula is None else f"{formula:,} by N = 12LH² + (9L + V + n)H + 2H",
-        " ": "" if formula is None else "(which leaves out the 4LH of the blocks' norms)",
+        "": "" if by_formula is None else f"{by_formula:,} by {described.formula}",
+        " ": "(which leaves out the 4LH of the blocks' norms)" if left_out else "",
         "layers (L)": f"{described.layers:,}",
-        "heads": f"{described.heads:,}",
+        "heads": f"{described.heads:,}" if described.heads else "",
         "hidden size (H)": f"{described.hidden_size:,}",
         "vocabulary (V)": f"{described.vocabulary:,} tokens",
         "context (n)": f"{described.context:,} tokens",
+        **described.parts,
         "stored as": described.dtype,
         "computed in": f"{precision}, unless another precision is chosen",
         "on disk": _megabytes(described.bytes),

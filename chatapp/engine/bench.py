@@ -74,11 +74,11 @@ def measure(model: LocalGenerator) -> Speed:
         decodes.append(_seconds(partial(_decode, model, start, text(decode))))
     bandwidth = _READ[device.type] / median(reads)
     speed = decode / median(decodes)
-    size = model.gpt2.matrix_bytes if isinstance(model, LocalModel) else None
+    size = model.decoder.matrix_bytes if isinstance(model, LocalModel) else None
     with model.lock:
         threads = torch.get_num_threads()
     return Speed(
-        precision=model.gpt2.precision if isinstance(model, LocalModel) else "float32",
+        precision=model.decoder.precision if isinstance(model, LocalModel) else "float32",
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         threads=threads,
         prefill_tokens=prefill,

@@ -20,14 +20,20 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next(index for index in range(shorter) if a[index] != b[index])
 
 
+# Positions reserved at first, and doubled as they fill: two windows of a GPT-2.
+_RESERVED_AT_FIRST = 2048
+
+
 class KeyValueCache:
     """Keys and values of one sequence.
 
     A layer's keys and values are (1, heads, positions, head size), as the attention kernel
-    reads them. All positions are reserved at once and none is written: on a CPU, the operating
-    system hands out memory page by page as positions fill.
+    reads them. Positions are reserved before they are written: on a CPU, the operating system
+    hands out memory page by page as they fill. A long window is reserved bit by bit, because no
+    machine promises more memory than it has.
 
-    layers: what is reserved for each, (2, 1, heads, positions, head size), keys, then values.
+    positions: the most there will be. layers: what is reserved for each, (2, 1, heads, reserved
+        positions, head size), keys, then values; others once more are needed.
     """
 
     def __init__(
@@ -38,12 +44,11 @@ class KeyValueCache:
         head_size: int,
         device: torch.device | None = None,
     ) -> None:
-        reserved = torch.empty(layers, 2, 1, heads, positions, head_size, device=device)
-        self.layers = reserved.unbind(0)
-        self._position_bytes = reserved.nbytes // positions
-        # On a GPU, memory is taken whether it is written or not.
-        self._touched = 0 if reserved.device.type == "cpu" else positions
+        self._positions = positions
+        self._touched = 0
         self.ids: list[int] = []
+        size = min(positions, _RESERVED_AT_FIRST)
+        self.layers = torch.empty(layers, 2, 1, heads, size, head_size, device=device).unbind(0)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -51,10 +56,31 @@ class KeyValueCache:
     @property
     def bytes(self) -> int:
         """Memory taken so far."""
-        return self._touched * self._position_bytes
+        # On a GPU, memory is taken whether it is written or not.
+        layer = self.layers[0]
+        size = layer.shape[3]
+        touched = self._touched if layer.device.type == "cpu" else size
+        return touched * (layer.nbytes // size) * len(self.layers)
+
+    def reserve(self, size: int) -> None:
+        """Make room for so many tokens in all, as far as `positions` go; what is known stays."""
+        reserved = self.layers[0].shape[3]
+        if size <= reserved:
+            return
+        more = min(self._positions, max(size, 2 * reserved))
+        *shape, _, head_size = self.layers[0].shape
+        known = len(self.ids)
+        grown = []
+        for layer in self.layers:
+            larger = layer.new_empty(*shape, more, head_size)
+            larger[..., :known, :] = layer[..., :known, :]
+            grown.append(larger)
+        self.layers = tuple(grown)
 
     def copy(self, other: "KeyValueCache", size: int) -> None:
-        """Hold the first `size` tokens of another cache of the same shape, and no others."""
+        """Hold the first `size` tokens of another cache of the same model, and no others."""
+        self.ids.clear()
+        self.reserve(size)
         for target, source in zip(self.layers, other.layers, strict=True):
             target[..., :size, :] = source[..., :size, :]
         self.ids = other.ids[:size]
@@ -94,6 +120,7 @@ class KeyValueCache:
         after `commit`.
         """
         start, size = len(self.ids), new.shape[3]
+        self.reserve(start + size)
         reserved = self.layers[layer]
         reserved.narrow(3, start, size).copy_(new)
         self._touched = max(self._touched, start + size)

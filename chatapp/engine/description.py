@@ -1,7 +1,7 @@
 """What a model folder says of itself: sizes, types of weights, licence, template.
 
-Keep: figures come from the configuration and the headers of the weights; no weight is read, and
-torch is not loaded.
+Keep: figures come from the configuration and the headers of the weights; no weight is read.
+torch and transformers are loaded only for a family that this program has no decoder of.
 """
 
 import math
@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.engine.checkpoint.safetensors import TensorHeader, is_buffer, tensor_headers
-from chatapp.engine.errors import ModelError
+from chatapp.engine.decoder.architecture import Architecture
+from chatapp.engine.decoder.families import read_architecture
+from chatapp.engine.decoder.summary import parameter_formula, parts
+from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.folder import ModelFiles
 from chatapp.userfiles import read_json_object
 
@@ -22,8 +25,11 @@ class ModelInfo:
     """What a model folder says of itself.
 
     parameters: weights in the checkpoint, tied ones counted once.
-    parameters_by_formula: N = 12LH² + (9L + V + n)H + 2H for a GPT-2, None for others. It
-        leaves out the 4LH weights of the blocks' norms.
+    formula: of the parameters, for what this program has a decoder of, else empty; and
+        parameters_by_formula, what it gives. That of GPT-2 leaves out the 4LH weights of the
+        blocks' norms.
+    parts: what stands at each place of the decoder, by its name; empty where formula is.
+    heads: 0 where there is no attention.
     dtype: of the stored weights, "mixed" when they differ.
     licence, template: empty when the folder names none.
     bytes: of all files on disk.
@@ -32,7 +38,9 @@ class ModelInfo:
     folder: Path
     architecture: str
     parameters: int
+    formula: str
     parameters_by_formula: int | None
+    parts: dict[str, str]
     layers: int
     heads: int
     hidden_size: int
@@ -57,6 +65,7 @@ def describe(files: ModelFiles) -> ModelInfo:
         folder=files.path,
         architecture=f"{files.config.get('peft_type', 'PEFT')} adapter of {base.architecture}",
         parameters=base.parameters + _size(tensor_headers(files.path)),
+        formula="",
         parameters_by_formula=None,
         licence=_licence(files.path) or base.licence,
         template=_template(files),
@@ -72,32 +81,25 @@ def architectures(config: dict[str, Any]) -> list[str]:
 
 def _describe_whole(files: ModelFiles) -> ModelInfo:
     config = files.config
-    is_gpt2 = files.family == "gpt2"
-    tied = config.get("tie_word_embeddings", is_gpt2)
-    headers = [
-        header
-        for header in tensor_headers(files.path)
-        if not is_buffer(header.name) and not (tied and header.name == "lm_head.weight")
-    ]
-
-    def number(*keys: str) -> int:
-        return next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
-
-    layers, hidden = number("n_layer", "num_hidden_layers"), number("n_embd", "hidden_size")
-    vocabulary = number("vocab_size")
-    context = number("n_positions", "n_ctx", "max_position_embeddings")
-    by_formula = gpt2_parameters(layers, hidden, vocabulary, context) if is_gpt2 else None
+    headers = [header for header in tensor_headers(files.path) if not is_buffer(header.name)]
+    architecture = _architecture(files)
+    sizes = _sizes_of(architecture) if architecture else _sizes_by_transformers(files)
+    if sizes.is_tied:
+        headers = [header for header in headers if header.name != "lm_head.weight"]
+    formula, by_formula = _formula(files, architecture) if architecture else ("", None)
     dtypes = {header.dtype for header in headers}
     return ModelInfo(
         folder=files.path,
         architecture=(architectures(config) or [files.family or "unknown"])[0],
         parameters=_size(headers),
+        formula=formula,
         parameters_by_formula=by_formula,
-        layers=layers,
-        heads=number("n_head", "num_attention_heads"),
-        hidden_size=hidden,
-        vocabulary=vocabulary,
-        context=context,
+        parts=parts(architecture) if architecture else {},
+        layers=sizes.layers,
+        heads=sizes.heads,
+        hidden_size=sizes.width,
+        vocabulary=sizes.vocabulary,
+        context=sizes.context,
         dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
         licence=_licence(files.path),
         template=_template(files),
@@ -105,8 +107,64 @@ def _describe_whole(files: ModelFiles) -> ModelInfo:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    layers: int
+    heads: int
+    width: int
+    vocabulary: int
+    context: int
+    is_tied: bool
+
+
+def _architecture(files: ModelFiles) -> Architecture | None:
+    """What this program's decoder would compute, if it does."""
+    try:
+        return read_architecture(files)
+    except NoDecoder:
+        return None
+
+
+def _sizes_of(a: Architecture) -> _Sizes:
+    return _Sizes(a.layers, a.heads, a.width, a.vocabulary, a.context, a.is_tied)
+
+
+def _sizes_by_transformers(files: ModelFiles) -> _Sizes:
+    """Sizes under the names that transformers has for all families. Raises ModelError."""
+    from chatapp.engine.transformers_model import context_of, read_config
+
+    config = read_config(files)
+    text = config.get_text_config(decoder=True)
+
+    def number(key: str) -> int:
+        value = getattr(text, key, None)
+        return value if isinstance(value, int) else 0
+
+    return _Sizes(
+        # Of an encoder and a decoder, the decoder's, which is what writes.
+        number("num_decoder_layers") or number("decoder_layers") or number("num_hidden_layers"),
+        number("num_attention_heads"),
+        number("hidden_size"),
+        number("vocab_size"),
+        context_of(config),
+        bool(getattr(text, "tie_word_embeddings", False)),
+    )
+
+
+def _formula(files: ModelFiles, architecture: Architecture) -> tuple[str, int]:
+    a = architecture
+    if files.family == "gpt2" and a.inner == 4 * a.width and a.is_tied:
+        by_formula = gpt2_parameters(a.layers, a.width, a.vocabulary, a.context)
+        return GPT2_FORMULA, by_formula
+    return parameter_formula(a)
+
+
+GPT2_FORMULA = "N = 12LH² + (9L + V + n)H + 2H"
+"""The usual one of GPT-2, where the perceptron is four times as wide. See `ModelInfo`."""
+
+
 def gpt2_parameters(layers: int, hidden: int, vocabulary: int, context: int) -> int:
-    """N = 12LH² + (9L + V + n)H + 2H."""
+    """What `GPT2_FORMULA` gives."""
     return 12 * layers * hidden**2 + (9 * layers + vocabulary + context) * hidden + 2 * hidden
 
 

@@ -10,6 +10,10 @@ class ModelError(UserError):
     """Something is wrong with a model. The message is one sentence for the user."""
 
 
+class NoDecoder(ModelError):
+    """A model may be in order, but this program's own decoder does not compute its kind."""
+
+
 def first_line(error: BaseException) -> str:
     """What a library says went wrong, without the pages that may follow."""
     lines = str(error).strip().splitlines()

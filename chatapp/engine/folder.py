@@ -22,6 +22,7 @@ _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 COMPANIONS = (
     "tokenizer*",
@@ -32,12 +33,12 @@ COMPANIONS = (
     "special_tokens_map.json",
     "added_tokens.json",
     "*.model",
-    "generation_config.json",
+    GENERATION_CONFIG,
     TEMPLATE_FILE,
 )
 """What a model has beside its configuration and weights, as patterns of file names."""
 
-DECODERS = ("gpt2",)
+DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 """The families this program has a decoder of; transformers computes all others."""
 
 
@@ -93,6 +94,16 @@ class ModelFiles:
     def has_decoder(self) -> bool:
         """Whether this program's own decoder computes it, if its details allow."""
         return not self.is_adapter and self.family in DECODERS
+
+    @property
+    def end_ids(self) -> set[int]:
+        """The tokens that end a reply, if there are several: of a turn, say, and of a text."""
+        try:
+            ends = read_json_object(self.whole.path / GENERATION_CONFIG, ModelError)
+        except FileNotFoundError:
+            ends = self.whole.config
+        listed = ends.get("eos_token_id")
+        return {id for id in listed if isinstance(id, int)} if isinstance(listed, list) else set()
 
     def digest(self) -> str:
         """Twelve hex digits over all that an answer can depend on, an adapter's base included.

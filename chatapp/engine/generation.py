@@ -36,7 +36,12 @@ class Cancelled(Exception):
 
 
 class PieceTokenizer(Tokenizer, Protocol):
-    """A tokenizer that can also show a single token."""
+    """A tokenizer that can also show a single token.
+
+    text_size: one more than the largest id that text can become.
+    """
+
+    text_size: int
 
     def piece(self, id: int) -> str: ...
 

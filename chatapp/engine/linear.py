@@ -117,11 +117,14 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     return rounded.to(torch.int8), scale
 
 
-def linear_layer(weights: Mapping[str, Tensor], name: str, bias: Tensor | None = None) -> Layer:
-    """The layer of the matrix `name`, whose row scales, if it is int8, are `name`.scale."""
-    weight = weights[name]
+def linear_layer(weights: Mapping[str, Tensor], name: str) -> Layer:
+    """The layer of the matrix `name`.weight, with `name`.bias if there is one.
+
+    If it is int8, the scales of its rows are `name`.weight.scale.
+    """
+    weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     if weight.dtype == torch.int8:
-        return Int8Linear(weight, weights[f"{name}.scale"], bias)
+        return Int8Linear(weight, weights[f"{name}.weight.scale"], bias)
     if weight.dtype == torch.bfloat16:
         return BFloat16Linear(weight, bias)
     return Linear(weight, bias)

@@ -5,8 +5,8 @@ heavy is imported before a model is really loaded.
 """
 
 from chatapp.engine.description import architectures
-from chatapp.engine.errors import ModelError, first_line
-from chatapp.engine.folder import BUNDLED, ModelFiles, find_model
+from chatapp.engine.errors import ModelError, NoDecoder, first_line
+from chatapp.engine.folder import BUNDLED, DECODERS, ModelFiles, find_model
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.servers import server_of
 
@@ -17,10 +17,10 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 def load_model(name: str, *, precision: str = "float32", device: str = "cpu") -> LanguageModel:
     """Load a model by its name. Raises ModelError.
 
-    name: "bundled", a folder of a GPT-2 or of another causal model in Hugging Face layout, a
-        folder of a PEFT adapter, a hub id, or a server; see `server_of`.
+    name: "bundled", a folder of a causal model in Hugging Face layout, a folder of a PEFT
+        adapter, a hub id, or a server; see `server_of`.
     precision: what its matrices are stored and multiplied as; "auto" is what is fastest on
-        the device. Only a GPT-2 can be other than float32; a server chooses its own.
+        the device. Only `DECODERS` can be other than float32; a server chooses its own.
     device: where it is computed; "auto" is a GPU for a large model, if there is one.
     """
     if precision not in PRECISIONS:
@@ -37,18 +37,17 @@ def load_model(name: str, *, precision: str = "float32", device: str = "cpu") ->
     _check_task(files)
     if files.has_decoder:
         from chatapp.engine.local import LocalModel
-        from chatapp.engine.tokenizer import NotByteLevel
 
         try:
             return LocalModel.load(files, name=name, precision=precision, device=device)
-        except NotByteLevel:
-            pass  # some GPT-2 models of other languages have WordPiece or SentencePiece
+        except NoDecoder:
+            if precision not in ("auto", "float32"):
+                raise
         except (MemoryError, RuntimeError) as error:  # torch reports memory as RuntimeError
             raise ModelError(f"{files.path}: cannot be loaded: {first_line(error)}") from None
-    if precision not in ("auto", "float32"):
+    elif precision not in ("auto", "float32"):
         raise ModelError(
-            f"{name}: only a GPT-2 with a byte-level tokenizer can be loaded in {precision}; "
-            "choose float32"
+            f"{name}: only {', '.join(DECODERS)} can be loaded in {precision}; choose float32"
         )
     from chatapp.engine.transformers_model import TransformersModel
 
@@ -62,13 +61,13 @@ def usual_precision(files: ModelFiles, device: str) -> str:
     """
     if not files.has_decoder:
         return "float32"
-    from chatapp.engine.decoder.gpt2_weights import GPT2Config
+    from chatapp.engine.decoder.families import read_architecture
     from chatapp.engine.device import device_for
     from chatapp.engine.precision import precision_for
 
     try:
-        size = GPT2Config.read(files).matrix_parameters
-    except ModelError:  # a GPT-2 of a kind that transformers computes
+        size = read_architecture(files).matrix_parameters
+    except ModelError:  # of a kind that transformers computes
         return "float32"
     return precision_for("auto", size, device_for(device, "auto", size))
 

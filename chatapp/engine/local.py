@@ -1,10 +1,10 @@
-"""A GPT-2 of this program with its tokenizer: the model most chats run on.
+"""A decoder of this program with its tokenizer: the model most chats run on.
 
-Keep: nothing here or below imports transformers.
+Keep: with a GPT-2's own tokenizer, nothing here or below imports transformers.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.cache import CachePool
-from chatapp.engine.decoder.gpt2 import GPT2
+from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles
-from chatapp.engine.generation import CancelCheck, LocalGenerator
+from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
 from chatapp.engine.lookup import Lookup
-from chatapp.engine.tokenizer import BPETokenizer, load_tokenizer
+from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.tree import PrefixTree
 
 # Rows of logits computed at once when scoring: about 50 MB with GPT-2's vocabulary.
@@ -29,68 +30,97 @@ CACHE_BYTES = 288 * 2**20
 
 
 class LocalModel(LocalGenerator):
-    """GPT-2 as a `LanguageModel`."""
+    """A decoder as a `LanguageModel`.
+
+    start: see `LanguageModel.start`; they are counted nowhere. end_ids: tokens that end a reply
+    beside the tokenizer's own.
+    """
 
     batch_tokens = 256
     """Most new tokens of one pass for scoring, a single longer row excepted."""
 
     def __init__(
-        self, gpt2: GPT2, tokenizer: BPETokenizer, *, name: str, folder: Path | None = None
+        self,
+        decoder: Decoder,
+        tokenizer: PieceTokenizer,
+        *,
+        name: str,
+        folder: Path | None = None,
+        start: Sequence[int] = (),
+        end_ids: Collection[int] = (),
     ) -> None:
         super().__init__(
             name=name,
             folder=folder,
-            context=gpt2.config.n_positions,
-            vocabulary=gpt2.vocabulary,
-            layers=gpt2.config.n_layer,
+            context=decoder.architecture.context - len(start),
+            vocabulary=decoder.vocabulary,
+            layers=decoder.architecture.layers,
             tokenizer=tokenizer,
         )
-        self.gpt2 = gpt2
-        self._pool = CachePool(partial(gpt2.new_cache, self.batch_tokens), CACHE_BYTES)
-        self._cache, _ = self._pool.take([gpt2.config.vocab_size])
+        self.end_ids |= set(end_ids)
+        self.start = list(start)
+        self.decoder = decoder
+        self._pool = CachePool(partial(decoder.new_cache, self.batch_tokens), CACHE_BYTES)
+        self._cache, _ = self._pool.take([decoder.architecture.vocabulary])
         self._lookup = Lookup()
 
     @classmethod
     def load(
         cls, files: ModelFiles, *, name: str = "", precision: str = "float32", device: str = "cpu"
     ) -> "LocalModel":
-        """From a folder in Hugging Face layout, with precision and device of `GPT2.load`.
+        """From a model's files, with precision and device of `Decoder.load`.
 
-        Raises ModelError.
+        Raises ModelError, NoDecoder for a model that this program has no decoder of.
         """
-        tokenizer = load_tokenizer(files.tokenizer)
-        gpt2 = GPT2.load(files, vocabulary=tokenizer.size, precision=precision, device=device)
+        vocabulary = read_architecture(files).vocabulary
+        tokenizer, start = chat_tokenizer(files)
         # Special tokens beyond the embedding, such as an added padding token, do no harm.
         needed = max(tokenizer.end_id + 1, tokenizer.text_size)
-        if needed > gpt2.config.vocab_size:
+        if needed > vocabulary:
             raise ModelError(
                 f"{files.path}: the tokenizer has {needed} tokens, the model only "
-                f"{gpt2.config.vocab_size}; they do not belong together"
+                f"{vocabulary}; they do not belong together"
             )
-        return cls(gpt2, tokenizer, name=name or str(files.path), folder=files.path)
+        decoder = Decoder.load(files, vocabulary=tokenizer.size, precision=precision, device=device)
+        return cls(
+            decoder,
+            tokenizer,
+            name=name or str(files.path),
+            folder=files.path,
+            start=start,
+            end_ids=files.end_ids,
+        )
 
     @property
     def device(self) -> torch.device:
-        return self.gpt2.device
+        return self.decoder.device
 
     @property
     def precision(self) -> str:
-        return self.gpt2.precision
+        return self.decoder.precision
 
     def next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
     ) -> tuple[Tensor, int]:
+        logits, reused = self._logits_after([*self.start, *ids], raise_if_cancelled)
+        return logits, max(0, reused - len(self.start))
+
+    def _logits_after(
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+    ) -> tuple[Tensor, int]:
+        """`next_logits`, where `ids` are all that the decoder reads."""
         known = self._lookup.recall(ids)
         if known is not None:
             return known, len(ids) - 1
         self._cache, reused = self._pool.take(ids)
         forward = partial(
-            self.gpt2.forward, cache=self._cache, raise_if_cancelled=raise_if_cancelled
+            self.decoder.forward, cache=self._cache, raise_if_cancelled=raise_if_cancelled
         )
         # Guesses are for decoding: not while a prompt is read, and on a GPU, where a pass of
         # several tokens is not recorded, it costs as much as many steps.
         is_decoding = len(ids) - reused == 1 and self.device.type != "cuda"
-        guessed = self._lookup.guess(ids, self.context - len(ids)) if is_decoding else []
+        room = self.decoder.architecture.context - len(ids)
+        guessed = self._lookup.guess(ids, room) if is_decoding else []
         if not guessed:
             return forward(ids[reused:]), reused
         ahead = [*ids, *guessed]
@@ -102,26 +132,29 @@ class LocalModel(LocalGenerator):
         self._cache.clear()
 
     def states(self, ids: Sequence[int], layer: int) -> Tensor:
-        last = self.gpt2.config.n_layer
-        return self.gpt2.hidden([ids], layer=layer if layer < last else None)[0].cpu()
+        until = layer if layer < self.layers else None
+        states = self.decoder.hidden([[*self.start, *ids]], layer=until)[0]
+        return states[len(self.start) :].cpu()
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in rows]
+        read = [[*self.start, *row] for row in rows]
+        begins = [len(self.start) + first for first in firsts]
         # In lexicographic order, rows that begin alike stand together.
-        waiting = deque(sorted(range(len(rows)), key=lambda index: list(rows[index])))
+        waiting = deque(sorted(range(len(read)), key=lambda index: read[index]))
         while waiting:
             with self.lock, torch.inference_mode():
                 try:
-                    paths, states = self._pass(rows, firsts, waiting)
+                    paths, states = self._pass(read, begins, waiting)
                 except BaseException:
                     self.forget()
                     raise
                 # All at once: with short rows, a call costs more than what it computes.
-                before = [index for i, path in paths.items() for index in path[firsts[i] - 1 :]]
-                predicted = [id for i in paths for id in rows[i][firsts[i] :]]
+                before = [index for i, path in paths.items() for index in path[begins[i] - 1 :]]
+                predicted = [id for i in paths for id in read[i][begins[i] :]]
                 values = iter(self._logprobs(states[before], predicted))
             for i in paths:
-                scores[i] = list(islice(values, len(rows[i]) - firsts[i]))
+                scores[i] = list(islice(values, len(read[i]) - begins[i]))
         return scores
 
     def _pass(
@@ -130,7 +163,7 @@ class LocalModel(LocalGenerator):
         """One pass of the model over the first of the waiting rows, taken from the queue.
 
         Returns for each of them the indices of its tokens among the states, and the states
-        (tokens, n_embd). A token that the cache held before has a negative index, no state.
+        (tokens, width). A token that the cache held before has a negative index, no state.
         """
         self._cache, _ = self._pool.take(rows[waiting[0]][: firsts[waiting[0]]])
         tree = PrefixTree(self._cache.ids)
@@ -146,18 +179,18 @@ class LocalModel(LocalGenerator):
                 break
             path = tree.add(row)
             paths[waiting.popleft()] = [slot - tree.start for slot in path]
-        states = self.gpt2.hidden(
+        states = self.decoder.hidden(
             [tree.ids], self._cache, positions=torch.tensor(tree.positions), mask=tree.mask()
         )[0]
         self._cache.keep(tree.path)
         return paths, states
 
     def _logprobs(self, states: Tensor, ids: Sequence[int]) -> list[float]:
-        """Log-probability of each token after the state (n_embd,) in its row of `states`."""
+        """Log-probability of each token after the state (width,) in its row of `states`."""
         values: list[float] = []
         for start in range(0, len(ids), LOGIT_ROWS):
             rows = slice(start, start + LOGIT_ROWS)
-            logits = self.gpt2.head(states[rows])
+            logits = self.decoder.head(states[rows])
             predicted = torch.tensor(ids[rows], device=logits.device)
             values += logits.log_softmax(1).gather(1, predicted[:, None])[:, 0].tolist()
         return values

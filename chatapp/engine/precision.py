@@ -4,6 +4,8 @@ Keep: which tensors are converted, and to what, is decided here; a layer follows
 of its weights (see linear.py).
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from chatapp.engine.torch_internals import has_onednn_int8
 _INT8_FROM = 2**25
 
 Weights = dict[str, Tensor]
+NamedTensors = Iterable[tuple[str, Tensor]]
 
 
 def precision_for(precision: str, parameters: int, device: torch.device) -> str:
@@ -40,32 +43,36 @@ def precision_for(precision: str, parameters: int, device: torch.device) -> str:
 
 
 def is_matrix(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor of a GPT-2 is the matrix of a linear layer, not an embedding."""
-    return tensor.ndim == 2 and not name.startswith(("wte.", "wpe."))
+    """Whether a tensor of a decoder is the matrix of a linear layer, not an embedding."""
+    return tensor.ndim == 2 and not name.startswith(("embed.", "positions."))
 
 
-def to_bfloat16(weights: Weights) -> Weights:
+def to_bfloat16(weights: NamedTensors) -> Weights:
     """Matrices and the token embedding, which may be the output matrix as well, in bfloat16."""
     return {
         name: tensor.to(torch.bfloat16)
-        if is_matrix(name, tensor) or name == "wte.weight"
+        if is_matrix(name, tensor) or name == "embed.weight"
         else tensor
-        for name, tensor in weights.items()
+        for name, tensor in weights
     }
 
 
-def to_int8(weights: Weights) -> Weights:
+def to_int8(weights: NamedTensors) -> Weights:
     """Each matrix in int8 with its scales; the output matrix apart from the embedding.
 
     The token embedding, of which a token needs but one row, is in float16 if that can hold it.
+    One after the other, so that few are in memory as they were.
     """
     rounded: Weights = {}
-    for name, tensor in {"lm_head.weight": weights["wte.weight"], **weights}.items():
+    for name, tensor in weights:
         if is_matrix(name, tensor):
             rounded[name], rounded[f"{name}.scale"] = quantise(tensor)
         else:
             rounded[name] = tensor
-    half = rounded["wte.weight"].half()
+    embedding = rounded["embed.weight"]
+    if "head.weight" not in rounded:
+        rounded["head.weight"], rounded["head.weight.scale"] = quantise(embedding)
+    half = embedding.half()
     if half.isfinite().all():
-        rounded["wte.weight"] = half
+        rounded["embed.weight"] = half
     return rounded

@@ -1,9 +1,9 @@
-"""One token through a GPT-2 by operations that never change, so that a GPU can record them.
+"""One token through a decoder by operations that never change, so that a GPU can record them.
 
 A token is some hundred small operations, and a GPU waits longer for each to be started than it
 takes. Recorded once as a CUDA graph, they are started together.
 
-Keep: the logits are those of `GPT2.forward`. What a recording reads and writes stays where it
+Keep: the logits are those of `Decoder.forward`. What a recording reads and writes stays where it
 is as long as the step lives.
 """
 
@@ -35,16 +35,18 @@ class Step:
 
     Its attention goes over all positions that the cache reserved, and those after the token are
     masked. On a cuda device it is recorded, elsewhere it is computed.
+
+    layers: of the cache. A cache that has reserved more since then needs another step.
     """
 
     def __init__(self, cache: KeyValueCache) -> None:
-        self._layers = cache.layers
+        self.layers = cache.layers
         device, positions = cache.layers[0].device, cache.layers[0].shape[3]
         self._id = torch.zeros(1, 1, dtype=torch.long, device=device)
         self._position = torch.full((1,), len(cache), device=device)
         self._positions = torch.arange(positions, device=device)
         # Masked values are multiplied by 0, but 0 times NaN is NaN: fresh memory may hold some.
-        for layer in self._layers:
+        for layer in self.layers:
             layer.narrow(3, len(cache), positions - len(cache)).zero_()
         self._recording: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
@@ -67,7 +69,7 @@ class Step:
 
     def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """As `KeyValueCache.extend`, but keys and values of all reserved positions are returned."""
-        reserved = self._layers[layer]
+        reserved = self.layers[layer]
         reserved.index_copy_(3, self._position, new)
         keys, values = reserved.unbind(0)
         return keys, values

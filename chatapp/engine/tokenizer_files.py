@@ -6,11 +6,26 @@ Keep: no weights are read, and none need be there.
 from pathlib import Path
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import model_folder
+from chatapp.engine.folder import ModelFiles, model_folder
 from chatapp.engine.generation import PieceTokenizer
 from chatapp.engine.gguf_file import SUFFIX, GGUFFile
 from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, load_tokenizer
 from chatapp.engine.vocabulary import gguf_tokenizer
+
+
+def chat_tokenizer(files: ModelFiles) -> tuple[PieceTokenizer, list[int]]:
+    """The tokenizer that a chat with a model uses, and the tokens that it puts before each text.
+
+    Raises ModelError.
+    """
+    if files.family == "gpt2" and not files.is_adapter:
+        try:
+            return load_tokenizer(files.tokenizer), []
+        except NotByteLevel:
+            pass  # some GPT-2 models of other languages have WordPiece or SentencePiece
+    from chatapp.engine.transformers_model import open_tokenizer
+
+    return open_tokenizer(files.tokenizer)
 
 
 def read_tokenizer(name: str) -> PieceTokenizer:

@@ -78,6 +78,9 @@ class TransformersTokenizer:
             for id, token in tokenizer.added_tokens_decoder.items()
             if token.special or str(token) in named
         }
+        special = set(self.special.values())
+        text = (id for id in tokenizer.get_vocab().values() if id not in special)
+        self.text_size: int = max(text, default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(
@@ -307,6 +310,21 @@ def context_of(config: Any) -> int:
         if isinstance(value, int) and value > 0:
             return value
     return UNLIMITED_CONTEXT
+
+
+def read_config(files: ModelFiles) -> Any:
+    """A model's configuration as transformers reads it. Raises ModelError."""
+    import transformers
+
+    folder = files.whole.path
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # transformers lets many kinds through
+        raise ModelError(
+            f"{files.whole.config_file}: transformers cannot read it: {first_line(error)}"
+        ) from None
 
 
 def load_causal(files: ModelFiles) -> Any:

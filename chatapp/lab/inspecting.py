@@ -53,7 +53,7 @@ class _InspectableGenerator:
         model.check_text(ids)
         if isinstance(model, LocalModel):
             with model.lock:
-                return DecoderTrace(model.gpt2, ids, model.piece)
+                return DecoderTrace(model.decoder, ids, model.piece, model.start)
         if isinstance(model, TransformersModel) and not model.is_permuted:
             return TransformersTrace(model, ids)
         raise ModelError(f"{model.name}: this kind of model does not read from left to right")

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chatapp.engine.decoder.gpt2 import GPT2
+from chatapp.engine.decoder.decoder import Decoder
 from chatapp.lab.predictions import Prediction, predictions
 
 # Rows of logits computed at once: some 50 MB with GPT-2's 50,257 tokens.
@@ -95,39 +95,45 @@ class Recorder:
 
 
 class DecoderTrace(Trace):
-    """The trace of a decoder of this program.
+    """The trace of a decoder of this program. Tokens before the text have no positions.
 
-    The states after each layer and the queries and keys of each head are kept, which is linear
-    in the positions.
+    start: those tokens. The states after each layer and the queries and keys of each head are
+    kept, which is linear in the positions.
     """
 
-    def __init__(self, gpt2: GPT2, ids: Sequence[int], piece: Callable[[int], str]) -> None:
-        config = gpt2.config
-        super().__init__(ids, layers=config.n_layer, heads=config.n_head, piece=piece)
-        self._gpt2 = gpt2
+    def __init__(
+        self,
+        decoder: Decoder,
+        ids: Sequence[int],
+        piece: Callable[[int], str],
+        start: Sequence[int] = (),
+    ) -> None:
+        shape = decoder.architecture
+        super().__init__(ids, layers=shape.layers, heads=shape.heads, piece=piece)
+        self._decoder = decoder
+        self._start = len(start)
         blocks = [f"blocks.{layer}" for layer in range(self.layers)]
         states = ["embed", *blocks]
         queries = [f"{block}.attention.query" for block in blocks]
         keys = [f"{block}.attention.key" for block in blocks]
         seen = Recorder([*states, *queries, *keys])
-        gpt2.hidden([ids], observe=seen)
-        self._states = [seen.values[point][0] for point in states]
+        decoder.hidden([[*start, *ids]], observe=seen)
+        self._states = [seen.values[point][0, self._start :] for point in states]
         self._queries = [seen.values[point][0] for point in queries]
         self._keys = [seen.values[point][0] for point in keys]
 
     def logits(self, start: int, stop: int) -> Tensor:
-        return self._gpt2.unembed(self._states[-1][start:stop])
+        return self._decoder.unembed(self._states[-1][start:stop])
 
     def layer_logits(self, position: int) -> Tensor:
-        return self._gpt2.unembed(torch.stack([state[position] for state in self._states]))
+        return self._decoder.unembed(torch.stack([state[position] for state in self._states]))
 
     def attention(self, position: int) -> NDArray[np.float32]:
+        place = self._start + position
         queries_and_keys = zip(self._queries, self._keys, strict=True)
         rows = [
-            self._gpt2.attention_weights(
-                layer, query[:, position : position + 1], key[:, : position + 1]
-            )
+            self._decoder.attention_weights(layer, query[:, place], key[:, : place + 1])
             for layer, (query, key) in enumerate(queries_and_keys)
         ]
-        weights: NDArray[np.float32] = torch.stack(rows)[:, :, 0].cpu().numpy()
+        weights: NDArray[np.float32] = torch.stack(rows)[:, :, self._start :].cpu().numpy()
         return weights

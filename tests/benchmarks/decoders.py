@@ -23,10 +23,10 @@ THREADS = os.cpu_count() or 1
 def chatapp(folder: Path) -> Decode:
     """This program; what a text shares with the ones before it is not computed again."""
     from chatapp.engine.cache import CachePool
-    from chatapp.engine.decoder.gpt2 import GPT2
+    from chatapp.engine.decoder.decoder import Decoder
     from chatapp.engine.folder import ModelFiles
 
-    model = GPT2.load(ModelFiles.read(folder), precision="int8")
+    model = Decoder.load(ModelFiles.read(folder), precision="int8")
     pool = CachePool(model.new_cache, 2**28)
 
     def decode(ids: list[int], new: int) -> Iterator[int]:

@@ -20,7 +20,7 @@ import torch
 from decoders import PROGRAMS, Program
 from torch.nn import functional as F
 
-from chatapp.engine.decoder.gpt2 import GPT2
+from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.folder import ModelFiles
 
 pytestmark = pytest.mark.benchmark
@@ -59,8 +59,8 @@ def programs(folder: Path) -> Iterator[dict[str, Program]]:
 
 
 @pytest.fixture(scope="module")
-def ours(folder: Path) -> GPT2:
-    return GPT2.load(ModelFiles.read(folder), precision="int8")
+def ours(folder: Path) -> Decoder:
+    return Decoder.load(ModelFiles.read(folder), precision="int8")
 
 
 def text(size: int, seed: int = 0) -> list[int]:
@@ -83,7 +83,7 @@ def table(title: str, times: dict[str, float]) -> dict[str, float]:
     return ratios
 
 
-def test_decoding_and_prefill(programs: dict[str, Program], ours: GPT2) -> None:
+def test_decoding_and_prefill(programs: dict[str, Program], ours: Decoder) -> None:
     decodes: defaultdict[str, list[float]] = defaultdict(list)
     prefills: defaultdict[str, list[float]] = defaultdict(list)
     reads = []
@@ -124,7 +124,7 @@ def test_the_first_token_of_a_later_turn(programs: dict[str, Program]) -> None:
         assert 1 / ratios.get(name, torch.inf) <= most
 
 
-def test_a_long_prompt_can_be_left_at_once(ours: GPT2) -> None:
+def test_a_long_prompt_can_be_left_at_once(ours: Decoder) -> None:
     """Esc is looked for whenever `check` is called."""
     longest = []
     for turn in range(ROUNDS):
@@ -147,7 +147,9 @@ def test_the_memory_of_a_chat(folder: Path) -> None:
         check=True,
     ).stdout
     torch_alone = int(bare.split("VmHWM:")[1].split()[0]) * 1024
-    GPT2.load(ModelFiles.read(folder), precision="int8")  # so that the int8 weights lie on the disk
+    Decoder.load(
+        ModelFiles.read(folder), precision="int8"
+    )  # so that the int8 weights lie on the disk
     peaks = []
     for _ in range(3):
         program = Program("chatapp", folder)
@@ -162,7 +164,7 @@ def test_the_memory_of_a_chat(folder: Path) -> None:
     assert above <= 400e6
 
 
-def test_the_cost_of_a_longer_context(ours: GPT2) -> None:
+def test_the_cost_of_a_longer_context(ours: Decoder) -> None:
     sizes = (64, 256, 512, 1000)
     caches = {size: ours.new_cache() for size in sizes}
     for size, cache in caches.items():
@@ -184,8 +186,8 @@ def test_the_cost_of_a_longer_context(ours: GPT2) -> None:
     assert found[1000] <= 1.25 * found[64]
 
 
-def test_int8_is_near_float32(folder: Path, ours: GPT2) -> None:
-    exact = GPT2.load(ModelFiles.read(folder))
+def test_int8_is_near_float32(folder: Path, ours: Decoder) -> None:
+    exact = Decoder.load(ModelFiles.read(folder))
     ids = text(600, 1)
     wanted, found = (model.forward(ids[:-1], all_positions=True) for model in (exact, ours))
     losses = [float(F.cross_entropy(logits, torch.tensor(ids[1:]))) for logits in (wanted, found)]

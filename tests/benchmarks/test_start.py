@@ -17,7 +17,7 @@ from statistics import median
 
 import pytest
 
-from chatapp.engine.decoder.gpt2 import GPT2
+from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.folder import ModelFiles
 
 pytestmark = pytest.mark.benchmark
@@ -96,7 +96,9 @@ def test_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("CHATAPP_HOME", str(home))
-    GPT2.load(ModelFiles.read(Path(large)), precision="int8")  # leaves the int8 weights on the disk
+    Decoder.load(
+        ModelFiles.read(Path(large)), precision="int8"
+    )  # leaves the int8 weights on the disk
     found: dict[str, list[dict[str, float]]] = {"bundled": [], large: []}
     for turn in range(ROUNDS + 1):
         for model, runs in found.items():

@@ -44,6 +44,27 @@ def test_new_positions_follow_the_known_ones() -> None:
     assert len(cache) == 0
 
 
+def test_a_long_window_is_reserved_as_it_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatapp.engine.cache._RESERVED_AT_FIRST", 4)
+    cache, whole = KeyValueCache(2, 3, 40, 5), torch.randn(2, 1, 3, 33, 5)
+    start = 0
+    for size in (3, 1, 2, 20, 7):
+        for layer in (0, 1):
+            new = whole[..., start : start + size, :] * (layer + 1)
+            keys, values = cache.extend(layer, new)
+            assert torch.equal(keys, whole[0, ..., : start + size, :] * (layer + 1))
+            assert torch.equal(values, whole[1, ..., : start + size, :] * (layer + 1))
+        start += size
+        cache.commit(range(start - size, start))
+        assert start <= cache.layers[0].shape[3] <= 40
+        assert cache.bytes == 2 * 2 * 3 * start * 5 * 4
+    other = KeyValueCache(2, 3, 40, 5)
+    other.copy(cache, 30)
+    assert torch.equal(other.layers[1][..., :30, :], 2 * whole[..., :30, :])
+    with pytest.raises(RuntimeError):
+        cache.extend(0, whole[..., :8, :])
+
+
 def pool(limit: int) -> CachePool:
     """Of caches with 8 bytes a position."""
     return CachePool(lambda: KeyValueCache(1, 1, 200, 1), limit)

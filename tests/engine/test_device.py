@@ -10,7 +10,7 @@ import torch
 from random_models import MakeGPT2, logits_of
 
 from chatapp.engine import device, precision
-from chatapp.engine.decoder.gpt2 import GPT2
+from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.device import device_for
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles
@@ -68,7 +68,7 @@ def test_a_gpu_that_is_not_there_is_not_replaced_in_silence(
 def test_a_step_is_a_pass_of_one_token(gpt2: tuple[Path, Any]) -> None:
     folder, theirs = gpt2
     wanted = logits_of(theirs, IDS)
-    ours = GPT2.load(ModelFiles.read(folder))
+    ours = Decoder.load(ModelFiles.read(folder))
     cache = ours.new_cache(4)
     # Whatever lay in this memory before, it is masked.
     for layer in cache.layers:
@@ -101,7 +101,7 @@ def test_on_a_gpu(make_gpt2: MakeGPT2, name: str) -> None:
         LocalModel.load(ModelFiles.read(folder), device=place) for place in ("cpu", name)
     )
 
-    def steps(model: GPT2) -> torch.Tensor:
+    def steps(model: Decoder) -> torch.Tensor:
         """A pass, then steps in two caches by turns, half of them from another thread."""
         caches = [model.new_cache() for _ in range(2)]
         found = [[model.forward(IDS[:30], cache, all_positions=True) for cache in caches][-1]]
@@ -118,12 +118,12 @@ def test_on_a_gpu(make_gpt2: MakeGPT2, name: str) -> None:
         go_on(IDS[45:])
         return torch.cat(found)
 
-    assert torch.allclose(steps(there.gpt2), wanted, atol=1e-3)
+    assert torch.allclose(steps(there.decoder), wanted, atol=1e-3)
     pairs = [(IDS[:20], IDS[20:22]), (IDS[:20], IDS[30:35]), (IDS[5:9], [7])]
     for ours, exact in zip(there.score(pairs), here.score(pairs), strict=True):
         assert ours == pytest.approx(exact, abs=1e-3)
     assert np.allclose(there.embed(IDS), here.embed(IDS), atol=1e-3)
-    rows = [DecoderTrace(m.gpt2, IDS, m.piece).attention(40) for m in (there, here)]
+    rows = [DecoderTrace(m.decoder, IDS, m.piece).attention(40) for m in (there, here)]
     assert np.allclose(*rows, atol=1e-3)
     sampling = Sampling(seed=1, max_tokens=30)
     texts = [
@@ -131,7 +131,7 @@ def test_on_a_gpu(make_gpt2: MakeGPT2, name: str) -> None:
         for model in (here, there, there)
     ]
     assert texts[1] == texts[2]
-    rounded = GPT2.load(ModelFiles.read(folder), device=name, precision="bfloat16")
+    rounded = Decoder.load(ModelFiles.read(folder), device=name, precision="bfloat16")
     passed = rounded.forward(IDS, all_positions=True)
     assert torch.allclose(steps(rounded), passed, atol=0.1)
     assert torch.allclose(passed, wanted, atol=1.0)

@@ -278,7 +278,7 @@ def test_a_failing_engine_is_an_event(
     local: LocalModel, gpt2: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(local.gpt2, "head", fail)
+        patch.setattr(local.decoder, "head", fail)
         events = run(local, PROMPT, GREEDY)
     assert last(events).reason == "error"
     assert "out of memory" in last(events).message
@@ -291,7 +291,7 @@ def fail(_: torch.Tensor) -> torch.Tensor:
 
 
 def test_weights_that_are_not_numbers_are_an_error(local: LocalModel) -> None:
-    local.gpt2.token_embedding = torch.full_like(local.gpt2.token_embedding, torch.nan)
+    local.decoder.token_embedding = torch.full_like(local.decoder.token_embedding, torch.nan)
     events = run(local, PROMPT, GREEDY)
     assert last(events).reason == "error"
     assert "not numbers" in last(events).message

@@ -80,15 +80,15 @@ def test_a_reply_that_repeats_takes_fewer_passes(
 ) -> None:
     always_seven = torch.zeros(340)
     always_seven[7] = 1.0
-    monkeypatch.setattr(local.gpt2, "head", lambda states: always_seven.expand(len(states), -1))
+    monkeypatch.setattr(local.decoder, "head", lambda states: always_seven.expand(len(states), -1))
     passes = []
-    hidden = local.gpt2.hidden
+    hidden = local.decoder.hidden
 
     def counted(ids: list[list[int]], *rest: Any, **more: Any) -> torch.Tensor:
         passes.append(len(ids[0]))
         return hidden(ids, *rest, **more)
 
-    monkeypatch.setattr(local.gpt2, "hidden", counted)
+    monkeypatch.setattr(local.decoder, "hidden", counted)
     events = events_of(local, [3, 4, 5], Sampling(temperature=0, max_tokens=40, max_repeats=0))
     assert [e.id for e in events if isinstance(e, Token)] == [7] * 40
     # Three tokens until there is something to look up, then nine a pass.

@@ -10,8 +10,8 @@ import torch
 from random_models import MakeGPT2, logits_of
 from torch.nn import functional as F
 
-from chatapp.engine.decoder import gpt2 as gpt2_module
-from chatapp.engine.decoder.gpt2 import GPT2
+from chatapp.engine.decoder import decoder as decoder_module
+from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import BUNDLED, ModelFiles, model_folder
 from chatapp.engine.linear import BFloat16Linear, Int8Linear, quantise
@@ -85,7 +85,7 @@ def test_a_whole_model(make_gpt2: MakeGPT2, kind: str, tied: bool) -> None:
     folder, theirs = make_gpt2(tie_word_embeddings=tied, n_embd=64)
     wanted = logits_of(theirs, IDS).log_softmax(-1)
     found = (
-        GPT2.load(ModelFiles.read(folder), precision=kind)
+        Decoder.load(ModelFiles.read(folder), precision=kind)
         .forward(IDS, all_positions=True)
         .log_softmax(-1)
     )
@@ -99,7 +99,7 @@ def test_int8_keeps_what_the_bundled_model_knows() -> None:
     losses = []
     best = []
     for model in (exact, rounded):
-        logits = model.gpt2.forward(ids[:-1], all_positions=True)  # type: ignore[attr-defined]
+        logits = model.decoder.forward(ids[:-1], all_positions=True)  # type: ignore[attr-defined]
         losses.append(float(F.cross_entropy(logits, torch.tensor(ids[1:]))))
         best.append(logits.argmax(-1))
     assert math.exp(abs(losses[1] - losses[0])) < 1.01
@@ -111,33 +111,33 @@ def test_int8_keeps_what_the_bundled_model_knows() -> None:
 def test_the_second_time_the_weights_come_from_the_file(
     gpt2: tuple[Path, Any], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = GPT2.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS)
+    first = Decoder.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS)
     assert len(kept_files(home)) == 2
-    monkeypatch.setattr(gpt2_module, "to_int8", lambda _: pytest.fail("rounded again"))
-    assert torch.equal(GPT2.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS), first)
+    monkeypatch.setattr(decoder_module, "to_int8", lambda _: pytest.fail("rounded again"))
+    assert torch.equal(Decoder.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS), first)
 
 
 def test_a_model_that_changed_is_rounded_again(make_gpt2: MakeGPT2, home: Path) -> None:
     folder, _ = make_gpt2(seed=1)
     other, _ = make_gpt2(seed=2)
-    GPT2.load(ModelFiles.read(folder), precision="int8")
-    wanted = GPT2.load(ModelFiles.read(other), precision="int8").forward(IDS)
+    Decoder.load(ModelFiles.read(folder), precision="int8")
+    wanted = Decoder.load(ModelFiles.read(other), precision="int8").forward(IDS)
     assert len(kept_files(home)) == 4
     os.replace(other / "model.safetensors", folder / "model.safetensors")
-    assert torch.equal(GPT2.load(ModelFiles.read(folder), precision="int8").forward(IDS), wanted)
+    assert torch.equal(Decoder.load(ModelFiles.read(folder), precision="int8").forward(IDS), wanted)
     assert len(kept_files(home)) == 4
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", bytes(1000)])
 def test_a_broken_file_is_made_again(gpt2: tuple[Path, Any], home: Path, content: bytes) -> None:
-    wanted = GPT2.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS)
+    wanted = Decoder.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS)
     files = kept_files(home)
     for file in files:
         whole = file.read_bytes()
         for broken in (content, whole[: len(whole) // 2]):
             file.write_bytes(broken)
             assert torch.equal(
-                GPT2.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS), wanted
+                Decoder.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS), wanted
             )
             assert kept_files(home) == files
         assert file.read_bytes() == whole
@@ -145,7 +145,7 @@ def test_a_broken_file_is_made_again(gpt2: tuple[Path, Any], home: Path, content
 
 def test_without_a_place_for_the_file(gpt2: tuple[Path, Any], home: Path) -> None:
     home.write_text("a file where the folder should be")
-    assert GPT2.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS).isfinite().all()
+    assert Decoder.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS).isfinite().all()
 
 
 def test_which_precision_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_a_reply_in_int8(gpt2: tuple[Path, Any]) -> None:
     assert len(row) == 4
 
 
-def test_only_a_gpt2_can_be_other_than_float32(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ModelError, match=r"only a GPT-2 .* int8"):
+def test_what_transformers_computes_is_float32(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "opt"}')
+    with pytest.raises(ModelError, match=r"only gpt2, llama.* in int8; choose float32"):
         load_model(str(tmp_path), precision="int8")

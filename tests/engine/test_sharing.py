@@ -61,13 +61,13 @@ def computed(model: LocalModel | TransformersModel, monkeypatch: pytest.MonkeyPa
     """How many tokens each pass of the model computes, as they happen."""
     sizes: list[int] = []
     if isinstance(model, LocalModel):
-        hidden = model.gpt2.hidden
+        hidden = model.decoder.hidden
 
         def counted(ids: list[list[int]], *rest: Any, **more: Any) -> torch.Tensor:
             sizes.append(len(ids[0]))
             return hidden(ids, *rest, **more)
 
-        monkeypatch.setattr(model.gpt2, "hidden", counted)
+        monkeypatch.setattr(model.decoder, "hidden", counted)
     else:
         model.network.register_forward_pre_hook(
             lambda _, args, kwargs: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
@@ -132,7 +132,7 @@ def test_a_pass_that_fails_leaves_no_half_cache(
 
     with monkeypatch.context() as patch:
         if isinstance(model, LocalModel):
-            patch.setattr(model.gpt2.blocks[1].__class__, "__call__", fail)
+            patch.setattr(model.decoder.blocks[1].__class__, "__call__", fail)
         else:
             patch.setattr(model.network, "forward", fail)
         with pytest.raises(RuntimeError, match="out of memory"):

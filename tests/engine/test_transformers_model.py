@@ -119,9 +119,7 @@ def reference(folder: Path) -> Any:
 
 @pytest.fixture
 def model(folder: Path) -> LanguageModel:
-    model = load_model(str(folder))
-    assert isinstance(model, TransformersModel)
-    return model
+    return TransformersModel.load(ModelFiles.read(folder), name=str(folder))
 
 
 def reply(model: LanguageModel, ids: list[int], sampling: Sampling = GREEDY) -> list[int]:
@@ -211,6 +209,22 @@ def test_the_same_seed_gives_the_same_text(model: LanguageModel) -> None:
     assert reply(model, [270, 271], sampling) == first
 
 
+def test_description(kind: str, folder: Path, reference: Any) -> None:
+    info = describe(ModelFiles.read(folder))
+    assert (info.layers, info.hidden_size, info.vocabulary) == (2, 32, 340)
+    assert info.heads == (0 if kind == "mamba" else 4)
+    assert info.context == (1024 if kind in ("xlnet", "mamba") else 96)
+    assert info.parameters == sum(parameter.numel() for parameter in reference.parameters())
+
+
+def test_the_sizes_of_an_encoder_decoder_model_are_its_decoders(tmp_path: Path) -> None:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "vocab_size": 340}
+    config = transformers.T5Config(num_layers=2, num_decoder_layers=3, **sizes)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    info = describe(ModelFiles.read(tmp_path))
+    assert (info.layers, info.heads, info.hidden_size, info.vocabulary) == (3, 4, 32, 340)
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> TransformersTokenizer:
     return TransformersTokenizer(pieces_tokenizer())
@@ -264,7 +278,7 @@ def test_a_gpt2_with_another_tokenizer(gpt2: tuple[Path, Any], tmp_path: Path) -
     folder = Path(shutil.copytree(gpt2[0], tmp_path / "model"))
     pieces_tokenizer().save_pretrained(folder)
     model = load_model(str(folder))
-    assert isinstance(model, TransformersModel)
+    assert isinstance(model.tokenizer, TransformersTokenizer)
     assert reply(model, [270, 271]) == slow_greedy(gpt2[1], [270, 271], 12)
 
 

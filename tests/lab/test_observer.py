@@ -7,16 +7,16 @@ import torch
 from random_models import MakeGPT2
 from torch import Tensor
 
-from chatapp.engine.decoder.gpt2 import GPT2
+from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.folder import ModelFiles
 
 IDS = [[(7 * n * n + 3) % 340 for n in range(20)], [(5 * n + 1) % 340 for n in range(20)]]
 
 
 @pytest.fixture
-def pair(make_gpt2: MakeGPT2) -> tuple[GPT2, Any]:
+def pair(make_gpt2: MakeGPT2) -> tuple[Decoder, Any]:
     folder, reference = make_gpt2(n_layer=3)
-    return GPT2.load(ModelFiles.read(folder)), reference
+    return Decoder.load(ModelFiles.read(folder)), reference
 
 
 def points(layers: int, heads: int) -> dict[str, tuple[int, ...]]:
@@ -32,7 +32,7 @@ def points(layers: int, heads: int) -> dict[str, tuple[int, ...]]:
     return shapes | {"final": states}
 
 
-def test_each_point_is_seen_once_in_order_and_nothing_changes(pair: tuple[GPT2, Any]) -> None:
+def test_each_point_is_seen_once_in_order_and_nothing_changes(pair: tuple[Decoder, Any]) -> None:
     ours, _ = pair
     seen: list[tuple[str, tuple[int, ...]]] = []
 
@@ -45,7 +45,7 @@ def test_each_point_is_seen_once_in_order_and_nothing_changes(pair: tuple[GPT2, 
     assert torch.equal(states, ours.hidden(IDS))
 
 
-def test_what_is_seen_is_what_transformers_computes(pair: tuple[GPT2, Any]) -> None:
+def test_what_is_seen_is_what_transformers_computes(pair: tuple[Decoder, Any]) -> None:
     ours, reference = pair
     seen: dict[str, Tensor] = {}
     ours.hidden(IDS, observe=lambda point, value: seen.setdefault(point, value))
@@ -67,7 +67,7 @@ def test_what_is_seen_is_what_transformers_computes(pair: tuple[GPT2, Any]) -> N
 
 
 @pytest.mark.parametrize("point", points(3, 4))
-def test_what_is_put_at_a_point_goes_on(pair: tuple[GPT2, Any], point: str) -> None:
+def test_what_is_put_at_a_point_goes_on(pair: tuple[Decoder, Any], point: str) -> None:
     ours, _ = pair
     before = ours.hidden(IDS)
 
@@ -80,7 +80,7 @@ def test_what_is_put_at_a_point_goes_on(pair: tuple[GPT2, Any], point: str) -> N
 
 
 def test_an_ablated_head_is_one_whose_rows_of_the_projection_are_zero(
-    pair: tuple[GPT2, Any],
+    pair: tuple[Decoder, Any],
 ) -> None:
     ours, reference = pair
 
@@ -93,7 +93,7 @@ def test_an_ablated_head_is_one_whose_rows_of_the_projection_are_zero(
     assert torch.allclose(ours.hidden(IDS, observe=ablate), theirs, atol=1e-4)
 
 
-def test_with_a_cache_the_new_tokens_are_seen(pair: tuple[GPT2, Any]) -> None:
+def test_with_a_cache_the_new_tokens_are_seen(pair: tuple[Decoder, Any]) -> None:
     ours, _ = pair
     cache = ours.new_cache()
     ours.forward(IDS[0][:15], cache)

@@ -295,7 +295,7 @@ async def test_alternatives_are_the_softmax_of_the_logits(
         assert text.cursor == len(reading.prompt.ids), "the first token of the reply"
         for position in (1, text.cursor):
             await go_to(driver, text, position)
-            probabilities = gpt2.gpt2.forward(ids[:position]).softmax(0)
+            probabilities = gpt2.decoder.forward(ids[:position]).softmax(0)
             entropy = -float((probabilities * probabilities.log2()).sum())
             order = probabilities.argsort(descending=True).tolist()
             lines = alternatives(driver)
@@ -326,7 +326,7 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
         session = driver.chat.conversation.session
         assert session is not None
         reading = session.read(session.messages[-1].id)
-        trace = DecoderTrace(gpt2.gpt2, [*reading.prompt.ids, *reading.reply_ids], gpt2.piece)
+        trace = DecoderTrace(gpt2.decoder, [*reading.prompt.ids, *reading.reply_ids], gpt2.piece)
 
         async def expect(source: int, cell: tuple[int, int] | None, target: int | None) -> None:
             found = trace.attention(source)
@@ -368,7 +368,7 @@ async def test_layers_are_the_traces(open_app: OpenApp, gpt2: LocalModel) -> Non
         assert session is not None
         reading = session.read(session.messages[-1].id)
         assert text.cursor == len(reading.prompt.ids) - 1
-        trace = DecoderTrace(gpt2.gpt2, [*reading.prompt.ids, *reading.reply_ids], gpt2.piece)
+        trace = DecoderTrace(gpt2.decoder, [*reading.prompt.ids, *reading.reply_ids], gpt2.piece)
         for position in (text.cursor, 3):
             await go_to(driver, text, position)
             lens = trace.lens(position)

@@ -19,7 +19,7 @@ from chatapp.paths import cache_dir
 from chatapp.userfiles import whole_file
 
 # To be raised when what the files hold changes.
-_VERSION = 2
+_VERSION = 3
 
 Weights = dict[str, Tensor]
 
@@ -39,7 +39,7 @@ def kept_int8(files: ModelFiles, quantise: Callable[[], Weights]) -> Weights:
     blocks, output = _read(path, state), _read(head, state)
     if blocks is None or output is None:
         blocks, output = quantise(), {}
-        for name in [name for name in blocks if name.startswith("lm_head.")]:
+        for name in [name for name in blocks if name.startswith("head.")]:
             output[name] = blocks.pop(name)
         with suppress(OSError):
             _write(path, blocks, state)

@@ -5,26 +5,34 @@ of torch, so that a folder can be described before torch is loaded.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chatapp.engine.errors import ModelError
 from chatapp.userfiles import read_json_object
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
-# Masks that old GPT-2 checkpoints saved among their weights.
-_BUFFER = re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)")
+# Masks and rotary frequencies that old checkpoints saved among their weights.
+_BUFFER = re.compile(
+    r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
+    r"|(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias)"
+    r"|(\w+\.)*layers\.\d+\.(attention|self_attn)\.rotary_emb\.inv_freq"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What a safetensors file says of a tensor before it is read.
+    """What a file of weights says of a tensor before it is read.
 
     dtype: in the names of safetensors: "F32", "F16", "BF16" …
     """
@@ -83,8 +91,19 @@ def open_weights(file: Path, framework: str) -> Iterator[Any]:
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor of a checkpoint is a saved mask, no weight."""
+    """Whether a tensor of a checkpoint follows from its configuration, no weight."""
     return _BUFFER.fullmatch(name) is not None
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[TensorHeader, Callable[[], "Tensor"]]]:
+    """Each tensor of a model folder, and what reads it; to be read before the next one is asked.
+
+    Any source of weights can stand in for this one: the decoder asks for no more.
+    """
+    for file in weight_files(folder):
+        with open_weights(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                yield _header(file, tensors, name), partial(tensors.get_tensor, name)
 
 
 def tensor_headers(folder: Path) -> list[TensorHeader]:
@@ -93,7 +112,10 @@ def tensor_headers(folder: Path) -> list[TensorHeader]:
     for file in weight_files(folder):
         with open_weights(file, "numpy") as tensors:
             for name in tensors.keys():  # noqa: SIM118
-                tensor = tensors.get_slice(name)
-                shape = tuple(tensor.get_shape())
-                headers.append(TensorHeader(file, name, shape, tensor.get_dtype()))
+                headers.append(_header(file, tensors, name))
     return headers
+
+
+def _header(file: Path, tensors: Any, name: str) -> TensorHeader:
+    tensor = tensors.get_slice(name)
+    return TensorHeader(file, name, tuple(tensor.get_shape()), tensor.get_dtype())

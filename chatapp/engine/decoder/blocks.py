@@ -1,4 +1,4 @@
-"""Parts that decoders are made of: activations, norms, attention, and what a pass carries.
+"""Parts that decoders are made of: activations, norms, rotations, and what a pass carries.
 
 Keep: this file knows tensors only, and no family. States are float32 whatever the matrices are
 stored as.
@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from chatapp.engine.decoder.architecture import Activation, Architecture
 from chatapp.engine.decoder.observer import Observer
+from chatapp.engine.decoder.rotary import Rotary
 
 # √(8/π), and from how many numbers on it pays to compute a gelu in steps.
 _GELU = (8 / torch.pi) ** 0.5
 _STEPS_FROM = 2**16
-
-# Rows whose attention a CPU computes at once: each is multiplied by all keys up to those of the
-# last one. A GPU would rather have few calls.
-ROWS_AT_ONCE = 128
 
 
 def _tanh_gelu(x: Tensor) -> Tensor:
@@ -35,11 +33,12 @@ def _tanh_gelu(x: Tensor) -> Tensor:
     return doubled.sigmoid_().mul_(x)
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_new": _tanh_gelu,
     "gelu_pytorch_tanh": _tanh_gelu,
     "gelu": F.gelu,
     "relu": F.relu,
+    "silu": F.silu,
 }
 
 
@@ -55,13 +54,15 @@ class KeyValues(Protocol):
 class Pass:
     """What each block of one forward pass is given beside the states (rows · tokens, width).
 
-    rows: sequences of one length. mask: (tokens, all), added to the attention's scores; None
-    where each token sees itself and all before it.
+    rows: sequences of one length. turns: what each rotation turns queries and keys by at the
+    positions of the tokens. masks: for each window that a block may have, (tokens, all), added to
+    the attention's scores; None where each token sees itself and all before it.
     """
 
     rows: int
+    turns: Mapping["Rotation", tuple[Tensor, Tensor]]
     cache: KeyValues | None = None
-    mask: Tensor | None = None
+    masks: Mapping[int | None, Tensor] | None = None
     observe: Observer | None = None
 
     def observed(self, point: str, x: Tensor) -> Tensor:
@@ -86,52 +87,64 @@ class LayerNorm:
 
     __slots__ = ("bias", "epsilon", "shape", "weight")
 
-    def __init__(self, weights: Mapping[str, Tensor], name: str, epsilon: float) -> None:
-        self.weight = weights[f"{name}.weight"]
-        self.bias = weights[f"{name}.bias"]
-        self.shape = self.weight.shape
+    def __init__(self, weight: Tensor, bias: Tensor, epsilon: float) -> None:
+        self.weight, self.bias = weight, bias
+        self.shape = weight.shape
         self.epsilon = epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.shape, self.weight, self.bias, self.epsilon)
 
 
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None
-) -> Tensor:
-    """softmax(q kᵀ · scale) v of the last positions.
+class RMSNorm:
+    """x / √(mean(x²) + ε) · weight over the last dimension (Zhang and Sennrich 2019)."""
 
-    query: (rows, heads, new, head size). key, value: (rows, heads, all, head size). mask: see
-    `Pass`. Returns (rows, heads, new, head size).
-    """
-    if mask is None and query.shape[2] > 1:
-        return _causal_attention(query, key, value, scale)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    __slots__ = ("epsilon", "shape", "weight")
 
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        self.weight = weight
+        self.shape = weight.shape
+        self.epsilon = epsilon
 
-def attention_weights(query: Tensor, key: Tensor, scale: float) -> Tensor:
-    """softmax(q kᵀ · scale): (…, new, all), where each new position sees all keys."""
-    return (query @ key.transpose(-2, -1) * scale).softmax(-1)
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.shape, self.weight, self.epsilon)
 
 
-def _causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """`attention`, in which each position sees itself and all before it."""
-    new, total = query.shape[2], key.shape[2]
-    rows = min(new, ROWS_AT_ONCE) if query.device.type == "cpu" else new
-    # What stands before the rows is seen by each of them.
-    later = torch.full((rows, rows), -torch.inf, device=query.device).triu_(1)
-    mask = F.pad(later, (total, 0))
-    mixed = []
-    for start in range(0, new, rows):
-        stop = min(start + rows, new)
-        visible = total - new + stop
-        mixed.append(
-            F.scaled_dot_product_attention(
-                query[:, :, start:stop],
-                key[:, :, :visible],
-                value[:, :, :visible],
-                attn_mask=mask[: stop - start, new - start :][:, :visible],
-                scale=scale,
-            )
-        )
-    return torch.cat(mixed, 2)
+def make_norm(
+    weights: Mapping[str, Tensor], name: str, architecture: Architecture
+) -> LayerNorm | RMSNorm:
+    """The norm of a name, of the kind that the architecture has."""
+    weight = weights[f"{name}.weight"]
+    if architecture.norm == "LayerNorm":
+        return LayerNorm(weight, weights[f"{name}.bias"], architecture.epsilon)
+    return RMSNorm(weight + architecture.norm_offset, architecture.epsilon)
+
+
+class Rotation:
+    """Turns pairs of components by their token's position; see `rotary`."""
+
+    def __init__(self, rotary: Rotary, device: torch.device) -> None:
+        # In float32, as transformers and so the training computed them.
+        exponents = torch.arange(0, rotary.size, 2).float() / rotary.size
+        frequencies = 1.0 / rotary.base**exponents
+        if rotary.scaling is not None:
+            frequencies = rotary.scaling(frequencies)
+        self._frequencies = frequencies.to(device)
+        self._magnitude = rotary.magnitude
+        self._size = rotary.size
+
+    def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines, and sines with a minus in the first half: (tokens, 1, size) each."""
+        angles = (positions[:, None].float() * self._frequencies)[:, None]
+        cosines, sines = angles.cos() * self._magnitude, angles.sin() * self._magnitude
+        return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
+
+    def turn(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> None:
+        """Turn x, (rows, tokens, heads, head size), in place.
+
+        The pair (a, b) becomes (a cos − b sin, b cos + a sin).
+        """
+        cosines, sines = turns
+        x = x[..., : self._size]
+        others = x.roll(self._size // 2, -1)
+        x.mul_(cosines).addcmul_(others, sines)

@@ -11,10 +11,10 @@ from random_models import MakeGPT2, logits_of
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from chatapp.engine.decoder import blocks
-from chatapp.engine.decoder import gpt2 as gpt2_module
-from chatapp.engine.decoder.gpt2 import GPT2
-from chatapp.engine.decoder.gpt2_weights import GPT2Config
+from chatapp.engine.decoder import attention, blocks
+from chatapp.engine.decoder import decoder as decoder_module
+from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles
 
@@ -42,9 +42,9 @@ SHAPES = {
 
 
 @pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
-def pair(request: pytest.FixtureRequest, make_gpt2: MakeGPT2) -> tuple[GPT2, Any]:
+def pair(request: pytest.FixtureRequest, make_gpt2: MakeGPT2) -> tuple[Decoder, Any]:
     folder, reference = make_gpt2(**request.param)
-    return GPT2.load(ModelFiles.read(folder)), reference
+    return Decoder.load(ModelFiles.read(folder)), reference
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -52,13 +52,13 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return float((ours - theirs).abs().max()) <= 1e-4
 
 
-def test_whole_prompt(pair: tuple[GPT2, Any]) -> None:
+def test_whole_prompt(pair: tuple[Decoder, Any]) -> None:
     ours, reference = pair
     assert close(ours.forward(IDS, all_positions=True), logits_of(reference, IDS))
     assert close(ours.forward(IDS), logits_of(reference, IDS)[-1])
 
 
-def test_token_by_token(pair: tuple[GPT2, Any]) -> None:
+def test_token_by_token(pair: tuple[Decoder, Any]) -> None:
     ours, reference = pair
     cache = ours.new_cache()
     steps = torch.stack([ours.forward([id], cache) for id in IDS])
@@ -67,11 +67,11 @@ def test_token_by_token(pair: tuple[GPT2, Any]) -> None:
 
 @pytest.mark.parametrize(("chunk", "together"), [(7, 128), (60, 7), (13, 5), (20, 20)])
 def test_in_chunks(
-    pair: tuple[GPT2, Any], monkeypatch: pytest.MonkeyPatch, chunk: int, together: int
+    pair: tuple[Decoder, Any], monkeypatch: pytest.MonkeyPatch, chunk: int, together: int
 ) -> None:
     ours, reference = pair
-    monkeypatch.setattr(gpt2_module, "CHUNK", chunk)
-    monkeypatch.setattr(blocks, "ROWS_AT_ONCE", together)
+    monkeypatch.setattr(decoder_module, "CHUNK", chunk)
+    monkeypatch.setattr(attention, "ROWS_AT_ONCE", together)
     assert close(ours.forward(IDS, all_positions=True), logits_of(reference, IDS))
 
 
@@ -81,7 +81,7 @@ def test_a_gelu_of_many_numbers() -> None:
     assert torch.allclose(blocks.ACTIVATIONS["gelu_new"](x), wanted, atol=2e-6)
 
 
-def test_after_a_prefix_change_in_the_middle(pair: tuple[GPT2, Any]) -> None:
+def test_after_a_prefix_change_in_the_middle(pair: tuple[Decoder, Any]) -> None:
     ours, reference = pair
     cache = ours.new_cache()
     ours.forward(IDS, cache)
@@ -94,7 +94,7 @@ def test_after_a_prefix_change_in_the_middle(pair: tuple[GPT2, Any]) -> None:
     )
 
 
-def test_padded_batch(pair: tuple[GPT2, Any]) -> None:
+def test_padded_batch(pair: tuple[Decoder, Any]) -> None:
     ours, reference = pair
     rows = [IDS[:5], IDS[7:40], IDS[3:12]]
     hidden = ours.hidden([[*ids, *[0] * (33 - len(ids))] for ids in rows])
@@ -102,7 +102,7 @@ def test_padded_batch(pair: tuple[GPT2, Any]) -> None:
         assert close(ours.head(states[: len(ids)]), logits_of(reference, ids))
 
 
-def test_an_abandoned_pass_leaves_the_cache_usable(pair: tuple[GPT2, Any]) -> None:
+def test_an_abandoned_pass_leaves_the_cache_usable(pair: tuple[Decoder, Any]) -> None:
     ours, reference = pair
     cache = ours.new_cache()
     ours.forward(IDS[:10], cache)
@@ -122,13 +122,13 @@ def test_sharded(make_gpt2: MakeGPT2) -> None:
     folder, reference = make_gpt2(shard="40KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     assert close(
-        GPT2.load(ModelFiles.read(folder)).forward(IDS, all_positions=True),
+        Decoder.load(ModelFiles.read(folder)).forward(IDS, all_positions=True),
         logits_of(reference, IDS),
     )
     missing = min(folder.glob("*.safetensors"))
     missing.unlink()
     with pytest.raises(ModelError, match=missing.name):
-        GPT2.load(ModelFiles.read(folder))
+        Decoder.load(ModelFiles.read(folder))
 
 
 def rewritten(source: Path, target: Path, change: Any) -> Path:
@@ -162,7 +162,7 @@ def with_tied_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("change", [without_prefix, with_buffers, with_tied_head])
 def test_layouts_of_checkpoints(gpt2: tuple[Path, Any], tmp_path: Path, change: Any) -> None:
     folder, reference = gpt2
-    ours = GPT2.load(ModelFiles.read(rewritten(folder, tmp_path / "model", change)))
+    ours = Decoder.load(ModelFiles.read(rewritten(folder, tmp_path / "model", change)))
     assert close(ours.forward(IDS, all_positions=True), logits_of(reference, IDS))
 
 
@@ -171,8 +171,8 @@ def test_an_output_matrix_of_its_own_wins_over_the_config(
 ) -> None:
     head = torch.randn(340, 32)
     folder = rewritten(gpt2[0], tmp_path / "model", lambda t: t | {"lm_head.weight": head})
-    expected = GPT2.load(ModelFiles.read(gpt2[0])).hidden([IDS])[0] @ head.T
-    assert close(GPT2.load(ModelFiles.read(folder)).forward(IDS, all_positions=True), expected)
+    expected = Decoder.load(ModelFiles.read(gpt2[0])).hidden([IDS])[0] @ head.T
+    assert close(Decoder.load(ModelFiles.read(folder)).forward(IDS, all_positions=True), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -189,14 +189,14 @@ def test_any_float_type_becomes_float32(
         tmp_path / "rounded",
         lambda t: {name: tensor.to(dtype).float() for name, tensor in t.items()},
     )
-    logits = GPT2.load(ModelFiles.read(folder)).forward(IDS)
+    logits = Decoder.load(ModelFiles.read(folder)).forward(IDS)
     assert logits.dtype == torch.float32
-    assert torch.equal(logits, GPT2.load(ModelFiles.read(rounded)).forward(IDS))
+    assert torch.equal(logits, Decoder.load(ModelFiles.read(rounded)).forward(IDS))
 
 
 def test_rows_that_pad_the_vocabulary_get_no_logits(gpt2: tuple[Path, Any]) -> None:
     folder, reference = gpt2
-    ours = GPT2.load(ModelFiles.read(folder), vocabulary=300)
+    ours = Decoder.load(ModelFiles.read(folder), vocabulary=300)
     assert close(ours.forward(IDS), logits_of(reference, IDS)[-1, :300])
 
 
@@ -228,7 +228,7 @@ def test_wrong_tensors_are_named(
 ) -> None:
     folder = rewritten(gpt2[0], tmp_path / "model", change)
     with pytest.raises(ModelError) as error:
-        GPT2.load(ModelFiles.read(folder))
+        Decoder.load(ModelFiles.read(folder))
     for word in ["model.safetensors", *words]:
         assert word in str(error.value)
     assert "\n" not in str(error.value)
@@ -257,5 +257,5 @@ def test_wrong_configs_name_file_and_key(
     config = json.loads((gpt2[0] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(ModelError, match=key) as error:
-        GPT2Config.read(ModelFiles.read(tmp_path))
+        read_architecture(ModelFiles.read(tmp_path))
     assert str(tmp_path / "config.json") in str(error.value)

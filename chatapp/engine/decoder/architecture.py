@@ -1,0 +1,159 @@
+"""What a decoder is made of, in the same words for every family.
+
+The sizes, in the letters of formulas: width H, inner I, vocabulary V, context n, and of each head
+its size D. Queries have Q = heads · D components, keys and values K = key/value heads · D each.
+
+Keep: free of torch. Whatever a family's config says of its numbers and parts stands here, so that
+the decoder, the reader of weights and the descriptions know no family.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from chatapp.engine.decoder.rotary import Rotary
+
+Activation = Literal["gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+
+Norm = Literal["LayerNorm", "RMSNorm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """How one block attends.
+
+    scale: what the products of queries and keys are multiplied by. rotary: how positions turn
+    queries and keys; None where they are added to the embeddings. window: how many positions a
+    token sees, itself included; None for all.
+    """
+
+    scale: float
+    rotary: Rotary | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor of weights, or several that are stacked, because they multiply the same input.
+
+    rows: of each of the stacked. columns: None for a vector.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+    columns: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole: (out, in) of a matrix."""
+        return (sum(self.rows),) if self.columns is None else (sum(self.rows), self.columns)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether each token is multiplied by it; of an embedding it takes a row."""
+        return self.columns is not None and self.name not in ("embed.weight", "positions.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """The numbers and parts of a decoder.
+
+    attentions: one a block. norm_offset: what is added to the weights of each RMSNorm.
+    has_query_key_norm: whether each head's queries and keys are normed. has_norms_after: whether
+    what attention and perceptron give is normed before it is added. is_gated: whether the
+    perceptron is act(x G) ∘ (x U). is_parallel: whether it reads what attention reads.
+    is_tied: whether the output matrix is the token embedding. logit_cap: see `SoftCap`.
+    """
+
+    width: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    inner: int
+    vocabulary: int
+    context: int
+    attentions: tuple[Attention, ...]
+    norm: Norm
+    epsilon: float
+    activation: Activation
+    is_gated: bool
+    is_tied: bool
+    has_attention_bias: bool = False
+    has_projection_bias: bool = False
+    has_perceptron_bias: bool = False
+    has_query_key_norm: bool = False
+    has_norms_after: bool = False
+    is_parallel: bool = False
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    logit_cap: float | None = None
+
+    @property
+    def layers(self) -> int:
+        """Number of blocks."""
+        return len(self.attentions)
+
+    @property
+    def has_learned_positions(self) -> bool:
+        """Whether an embedding of each position is added to that of its token."""
+        return self.attentions[0].rotary is None
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Weights that each token is multiplied by."""
+        block = sum(math.prod(part.shape) for part in self.block_parts(0) if part.is_product)
+        return self.layers * block + self.vocabulary * self.width
+
+    def parts(self) -> Iterator[Part]:
+        """Every tensor of the decoder, the output matrix last, where it is not the embedding."""
+        yield Part("embed.weight", (self.vocabulary,), self.width)
+        if self.has_learned_positions:
+            yield Part("positions.weight", (self.context,), self.width)
+        for layer in range(self.layers):
+            yield from self.block_parts(layer)
+        yield from self._norm("norm", self.width)
+        if not self.is_tied:
+            yield self.output
+
+    @property
+    def output(self) -> Part:
+        """The output matrix, if it is not the token embedding."""
+        return Part("head.weight", (self.vocabulary,), self.width)
+
+    def block_parts(self, layer: int) -> Iterator[Part]:
+        """The tensors of one block."""
+        block = f"blocks.{layer}"
+        queries, keys = self.heads * self.head_size, self.key_value_heads * self.head_size
+        yield from self._norm(f"{block}.norm_1", self.width)
+        yield from _linear(
+            f"{block}.attention.query_key_value",
+            (queries, keys, keys),
+            self.width,
+            has_bias=self.has_attention_bias,
+        )
+        if self.has_query_key_norm:
+            yield from self._norm(f"{block}.attention.query_norm", self.head_size)
+            yield from self._norm(f"{block}.attention.key_norm", self.head_size)
+        projection = f"{block}.attention.projection"
+        yield from _linear(projection, (self.width,), queries, has_bias=self.has_projection_bias)
+        yield from self._norm(f"{block}.norm_2", self.width)
+        inner = (self.inner, self.inner) if self.is_gated else (self.inner,)
+        biased = self.has_perceptron_bias
+        yield from _linear(f"{block}.mlp.expand", inner, self.width, has_bias=biased)
+        yield from _linear(f"{block}.mlp.contract", (self.width,), self.inner, has_bias=biased)
+        if self.has_norms_after:
+            yield from self._norm(f"{block}.norm_after_1", self.width)
+            yield from self._norm(f"{block}.norm_after_2", self.width)
+
+    def _norm(self, name: str, size: int) -> Iterator[Part]:
+        yield Part(f"{name}.weight", (size,))
+        if self.norm == "LayerNorm":
+            yield Part(f"{name}.bias", (size,))
+
+
+def _linear(name: str, rows: tuple[int, ...], columns: int, *, has_bias: bool) -> Iterator[Part]:
+    yield Part(f"{name}.weight", rows, columns)
+    if has_bias:
+        yield Part(f"{name}.bias", rows)

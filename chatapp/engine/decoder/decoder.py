@@ -1,0 +1,334 @@
+"""The one forward pass of every family, from its formulas.
+
+With token embedding E and L blocks:
+
+    x⁰ = E[ids], and an embedding of the positions where they do not turn queries and keys
+    x  = x + attention(norm₁(x));  x = x + mlp(norm₂(x))      in each block
+    logits = norm(x) Eᵀ                                       or an own output matrix
+
+What a family has beside this stands in its file in `families`.
+
+Keep: this file knows tensors only, and in float32 its logits are those of transformers. States
+are float32 whatever the matrices are stored as.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from chatapp.engine.cache import KeyValueCache
+from chatapp.engine.checkpoint.kept_int8 import kept_int8
+from chatapp.engine.decoder.architecture import Architecture
+from chatapp.engine.decoder.attention import Attention, within
+from chatapp.engine.decoder.blocks import (
+    ACTIVATIONS,
+    KeyValues,
+    Pass,
+    Rotation,
+    make_norm,
+)
+from chatapp.engine.decoder.families import read_architecture
+from chatapp.engine.decoder.observer import Observer
+from chatapp.engine.decoder.rotary import Rotary
+from chatapp.engine.decoder.weights import read_weights
+from chatapp.engine.device import device_for
+from chatapp.engine.folder import ModelFiles
+from chatapp.engine.linear import linear_layer
+from chatapp.engine.precision import is_matrix, precision_for, to_bfloat16, to_int8
+from chatapp.engine.step import Step
+
+# Whatever is computed besides the result takes memory as a chunk grows; 512 rows keep the matrix
+# products busy and the memory small.
+CHUNK = 512
+
+
+class Perceptron:
+    """act(x U + b) D + c, or with a gate, (act(x G) ∘ (x U)) D; G and U are stacked."""
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], name: str, architecture: Architecture
+    ) -> None:
+        self.expand = linear_layer(weights, f"{name}.expand")
+        self.contract = linear_layer(weights, f"{name}.contract")
+        self.activation = ACTIVATIONS[architecture.activation]
+        self.is_gated = architecture.is_gated
+
+    def __call__(self, x: Tensor) -> Tensor:
+        inner = self.expand(x)
+        if not self.is_gated:
+            return self.contract(self.activation(inner))
+        gate, up = inner.chunk(2, -1)
+        return self.contract(self.activation(gate).mul_(up))
+
+
+class Block:
+    """Attention, then the perceptron, each of which adds to the states it has read."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        architecture: Architecture,
+        layer: int,
+        rotations: Mapping[Rotary, Rotation],
+    ) -> None:
+        self.point = name = f"blocks.{layer}"
+        self.mlp_point = f"{name}.mlp"
+        self.norm_1 = make_norm(weights, f"{name}.norm_1", architecture)
+        self.norm_2 = make_norm(weights, f"{name}.norm_2", architecture)
+        self.norm_after_1 = self.norm_after_2 = None
+        if architecture.has_norms_after:
+            self.norm_after_1 = make_norm(weights, f"{name}.norm_after_1", architecture)
+            self.norm_after_2 = make_norm(weights, f"{name}.norm_after_2", architecture)
+        self.attention = Attention(weights, architecture, layer, rotations)
+        self.mlp = Perceptron(weights, self.mlp_point, architecture)
+
+    def attend(self, x: Tensor, run: Pass) -> Tensor:
+        """What attention adds to the states."""
+        added = self.attention(self.norm_1(x), run)
+        if self.norm_after_1 is not None:
+            added = self.norm_after_1(added)
+        return run.observed(self.attention.point, added)
+
+    def think(self, x: Tensor, run: Pass) -> Tensor:
+        """What the perceptron adds to the states."""
+        added = self.mlp(self.norm_2(x))
+        if self.norm_after_2 is not None:
+            added = self.norm_after_2(added)
+        return run.observed(self.mlp_point, added)
+
+    def __call__(self, x: Tensor, run: Pass) -> Tensor:
+        x = x + self.attend(x, run)
+        x = x + self.think(x, run)
+        return run.observed(self.point, x)
+
+
+class ParallelBlock(Block):
+    """Attention and perceptron side by side: both read the same states."""
+
+    def __call__(self, x: Tensor, run: Pass) -> Tensor:
+        x = x + self.attend(x, run) + self.think(x, run)
+        return run.observed(self.point, x)
+
+
+class Decoder:
+    """A decoder with its weights.
+
+    weights: by the names of `Architecture.parts`; matrices may be bfloat16, or int8 with a tensor
+        of row scales beside each, named with `.scale` added.
+    vocabulary: how many rows of the output matrix are real tokens; logits of rows that only
+        pad it are never computed. All of them by default.
+    matrix_bytes: what each token has to read of the weights.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: Mapping[str, Tensor],
+        *,
+        vocabulary: int | None = None,
+    ) -> None:
+        self.architecture = architecture
+        self.device = weights["embed.weight"].device
+        self.token_embedding = weights["embed.weight"]
+        self.position_embedding = weights.get("positions.weight")
+        kinds = architecture.attentions
+        rotations = {
+            rotary: Rotation(rotary, self.device)
+            for rotary in dict.fromkeys(kind.rotary for kind in kinds)
+            if rotary is not None
+        }
+        self.rotations = list(rotations.values())
+        self.windows = {kind.window for kind in kinds}
+        block = ParallelBlock if architecture.is_parallel else Block
+        self.blocks = [block(weights, architecture, n, rotations) for n in range(len(kinds))]
+        self.norm = make_norm(weights, "norm", architecture)
+        name = "head.weight" if "head.weight" in weights else "embed.weight"
+        output = {
+            key: weights[key][:vocabulary] for key in (name, f"{name}.scale") if key in weights
+        }
+        self.vocabulary = output[name].shape[0]
+        self.precision = str(output[name].dtype).removeprefix("torch.")
+        matrices = {key: tensor for key, tensor in weights.items() if is_matrix(key, tensor)}
+        matrices[name] = output[name]
+        self.matrix_bytes = sum(matrix.nbytes for matrix in matrices.values())
+        self._output = linear_layer(output, name.removesuffix(".weight"))
+        self._steps: WeakKeyDictionary[KeyValueCache, Step] = WeakKeyDictionary()
+
+    @classmethod
+    def load(
+        cls,
+        files: ModelFiles,
+        *,
+        vocabulary: int | None = None,
+        precision: str = "float32",
+        device: str = "cpu",
+    ) -> "Decoder":
+        """From a model's files. Raises ModelError, NoDecoder for what this does not compute.
+
+        precision: float32, bfloat16, int8, or auto for what is fastest here.
+        device: cpu, cuda, mps, or auto; see `device_for`.
+        """
+        architecture = read_architecture(files)
+        target = device_for(device, precision, architecture.matrix_parameters)
+        chosen = precision_for(precision, architecture.matrix_parameters, target)
+        if chosen == "int8":
+            weights = kept_int8(files, lambda: to_int8(read_weights(files, architecture)))
+        elif chosen == "bfloat16":
+            weights = to_bfloat16(read_weights(files, architecture))
+        else:
+            weights = dict(read_weights(files, architecture))
+        weights = {name: tensor.to(target) for name, tensor in weights.items()}
+        return cls(architecture, weights, vocabulary=vocabulary)
+
+    def new_cache(self, spare: int = 0) -> KeyValueCache:
+        """An empty cache as long as the model's window, and `spare` slots longer."""
+        a = self.architecture
+        positions = a.context + spare
+        return KeyValueCache(a.layers, a.key_value_heads, positions, a.head_size, self.device)
+
+    @torch.inference_mode()
+    def hidden(
+        self,
+        ids: Sequence[Sequence[int]],
+        cache: KeyValueCache | None = None,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        layer: int | None = None,
+        raise_if_cancelled: Callable[[], None] | None = None,
+        observe: Observer | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, or after fewer blocks.
+
+        ids: rows of one length, padded at the end if at all: causal attention keeps what
+            follows a sequence from reaching it. With a cache, there is one row and its ids
+            come after those the cache holds.
+        positions: (new,) of the ids, where they are not simply the next ones.
+        mask: (new, all), added to the attention's scores, where it is not simply causal.
+        layer: how many blocks to go through, without the final norm; all of them, and the
+            norm, by default. Not with a cache, which each block has to fill.
+        raise_if_cancelled: called before each block; what it raises abandons the pass, and
+            the cache stays as it was.
+        observe: looks at the points of the pass, and may change them.
+        Returns (rows, new, width), on the model's device.
+        """
+        start = 0 if cache is None else len(cache)
+        new = len(ids[0])
+        following = torch.arange(start, start + new, device=self.device)
+        at = following if positions is None else positions.to(self.device)
+        masks = None
+        if mask is not None:
+            keys = torch.cat([torch.arange(start, device=self.device), at])
+            masks = self._masks(mask.to(self.device), at, keys)
+        x = self._through(
+            torch.tensor(ids, device=self.device),
+            at,
+            Pass(len(ids), self._turns(at), cache, masks, observe),
+            layer=layer,
+            raise_if_cancelled=raise_if_cancelled,
+        )
+        if cache is not None:
+            cache.commit(ids[0])
+        return x.view(len(ids), new, -1)
+
+    def _through(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        run: Pass,
+        *,
+        layer: int | None = None,
+        raise_if_cancelled: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """The pass itself, with all on the model's device: (rows · new, width)."""
+        x = self._embed(ids, positions)
+        # Rows of all sequences alike: what multiplies need not know whose they are.
+        x = run.observed("embed", x.view(ids.numel(), -1))
+        for block in self.blocks[:layer]:
+            if raise_if_cancelled is not None:
+                raise_if_cancelled()
+            x = block(x, run)
+        return run.observed("final", self.norm(x)) if layer is None else x
+
+    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        x = F.embedding(ids, self.token_embedding).float()
+        if self.architecture.embedding_scale != 1:
+            x = x * self.architecture.embedding_scale
+        if self.position_embedding is not None:
+            x = x + F.embedding(positions, self.position_embedding)
+        return x
+
+    def _turns(self, positions: Tensor) -> dict[Rotation, tuple[Tensor, Tensor]]:
+        return {rotation: rotation.turns(positions) for rotation in self.rotations}
+
+    def _masks(self, mask: Tensor, positions: Tensor, keys: Tensor) -> dict[int | None, Tensor]:
+        return {window: within(window, mask, positions, keys) for window in self.windows}
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits (…, vocabulary) of states (…, width) after the final norm."""
+        logits, cap = self._output(states), self.architecture.logit_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        ids: Sequence[int],
+        cache: KeyValueCache | None = None,
+        *,
+        all_positions: bool = False,
+        raise_if_cancelled: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Logits after `ids`, which follow what the cache holds.
+
+        Returns (vocabulary,) of the last position, or (len(ids), vocabulary) with
+        `all_positions`, on the CPU.
+        """
+        cache = self.new_cache() if cache is None else cache
+        if len(ids) == 1 and self.device.type == "cuda":
+            after = self._step(ids[0], cache).cpu()
+            return after[None] if all_positions else after
+        logits = []
+        for start in range(0, len(ids), CHUNK):
+            chunk = [ids[start : start + CHUNK]]
+            x = self.hidden(chunk, cache, raise_if_cancelled=raise_if_cancelled)[0]
+            if all_positions or start + CHUNK >= len(ids):
+                logits.append(self.head(x if all_positions else x[-1:]).cpu())
+        return torch.cat(logits) if all_positions else logits[0][0]
+
+    @torch.inference_mode()
+    def unembed(self, states: Tensor) -> Tensor:
+        """Logits (…, vocabulary) that the final norm and the output matrix make of states
+        (…, width) which a block leaves; on the CPU.
+        """
+        return self.head(self.norm(states)).cpu()
+
+    @torch.inference_mode()
+    def attention_weights(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
+        """The weights (heads, keys) that a layer mixes values with at one position.
+
+        query: (heads, head size). key: (key/value heads, keys, head size), up to the position.
+        """
+        return self.blocks[layer].attention.weights(query, key)
+
+    def _step(self, id: int, cache: KeyValueCache) -> Tensor:
+        """Logits (vocabulary,) after one more token, recorded for each cache."""
+        cache.reserve(len(cache) + 1)
+        step = self._steps.get(cache)
+        if step is None or step.layers is not cache.layers:
+            step = self._steps[cache] = Step(cache)
+        logits = step(id, len(cache), self._logits_after)
+        cache.commit([id])
+        return logits
+
+    def _logits_after(
+        self, id: Tensor, position: Tensor, key_values: KeyValues, mask: Tensor
+    ) -> Tensor:
+        """What a `Step` computes."""
+        keys = torch.arange(mask.shape[1], device=mask.device)
+        masks = self._masks(mask, position, keys)
+        return self.head(
+            self._through(id, position, Pass(1, self._turns(position), key_values, masks))
+        )

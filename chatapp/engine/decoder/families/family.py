@@ -1,0 +1,53 @@
+"""What a file of this folder says of its family.
+
+Keep: free of torch, and no weights are read here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chatapp.engine.decoder.architecture import Architecture, Part
+from chatapp.engine.decoder.config_fields import ConfigFields
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Arrange = Callable[[Architecture, Part, "Tensor"], "Tensor"]
+
+
+def as_stored(architecture: Architecture, part: Part, tensor: "Tensor") -> "Tensor":
+    """A tensor as most checkpoints have it: matrices (out, in)."""
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of decoders.
+
+    defaults: what transformers takes for a key that a config.json lacks.
+    read: the architecture that a config describes. Raises ModelError.
+    prefix: of most names, which a checkpoint without the output matrix's class may lack.
+    tensors: what a checkpoint calls each part, without ".weight" or ".bias": one name, or those
+        of the parts that the decoder stacks. "{n}" is the number of the block.
+    is_transposed: whether a checkpoint's matrices in blocks are (in, out).
+    arrange: brings a tensor, (out, …), into the order of rows that the decoder takes.
+    """
+
+    defaults: Mapping[str, Any]
+    read: Callable[[ConfigFields], Architecture]
+    prefix: str
+    tensors: Mapping[str, str | tuple[str, ...]]
+    is_transposed: bool = False
+    arrange: Arrange = as_stored
+
+    def stored_names(self, part: str) -> tuple[str, ...]:
+        """What a checkpoint calls a tensor of the decoder, or those stacked in it."""
+        name, _, kind = part.rpartition(".")
+        number = ""
+        if name.startswith("blocks."):
+            _, number, inside = name.split(".", 2)
+            name = f"blocks.{{n}}.{inside}"
+        names = self.tensors[name]
+        names = (names,) if isinstance(names, str) else names
+        return tuple(f"{stored.format(n=number)}.{kind}" for stored in names)

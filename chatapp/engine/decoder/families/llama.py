@@ -1,0 +1,102 @@
+"""Llama (Touvron et al. 2023), and what is built like it: SmolLM, TinyLlama, Llama 3.x.
+
+What has changed since GPT-2: norms divide by the root mean square and take no mean away; queries
+and keys are turned by their position, so no position is added to the embeddings; several heads
+may share keys and values; the perceptron has a gate; nothing has a bias.
+
+    x⁰ = E[ids]
+    x  = x + attention(norm₁(x));  x = x + mlp(norm₂(x))      in each block
+    mlp(x) = (silu(x G) ∘ (x U)) D
+    logits = norm(x) Oᵀ                                       where O may be E
+
+Keep: free of torch; a config.json that transformers reads in another way is refused.
+"""
+
+from dataclasses import replace
+
+from chatapp.engine.decoder.architecture import ACTIVATIONS, Architecture, Attention
+from chatapp.engine.decoder.config_fields import ConfigFields
+from chatapp.engine.decoder.families.family import Family
+from chatapp.engine.decoder.rotary import Rotary, read_rotary
+
+DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
+
+TENSORS: dict[str, str | tuple[str, ...]] = {
+    "embed": "model.embed_tokens",
+    "blocks.{n}.norm_1": "model.layers.{n}.input_layernorm",
+    "blocks.{n}.attention.query_key_value": (
+        "model.layers.{n}.self_attn.q_proj",
+        "model.layers.{n}.self_attn.k_proj",
+        "model.layers.{n}.self_attn.v_proj",
+    ),
+    "blocks.{n}.attention.projection": "model.layers.{n}.self_attn.o_proj",
+    "blocks.{n}.norm_2": "model.layers.{n}.post_attention_layernorm",
+    "blocks.{n}.mlp.expand": ("model.layers.{n}.mlp.gate_proj", "model.layers.{n}.mlp.up_proj"),
+    "blocks.{n}.mlp.contract": "model.layers.{n}.mlp.down_proj",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+
+
+def read(fields: ConfigFields, activation: str = "hidden_act") -> Architecture:
+    """The architecture that a config describes, without biases. Raises ModelError.
+
+    activation: the key of the activation's name.
+    """
+    width, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    if not fields.has("head_dim") and width % heads:
+        raise fields.refused("hidden_size", f"expected a multiple of the {heads} heads")
+    head_size = fields.size("head_dim") if fields.has("head_dim") else width // heads
+    shared = "num_key_value_heads"
+    key_value_heads = fields.size(shared) if fields.has(shared) else heads
+    if heads % key_value_heads:
+        raise fields.refused(shared, f"expected a divisor of num_attention_heads, {heads}")
+    attention = Attention(head_size**-0.5, _rotary(fields, head_size))
+    return Architecture(
+        width=width,
+        heads=heads,
+        key_value_heads=key_value_heads,
+        head_size=head_size,
+        inner=fields.size("intermediate_size"),
+        vocabulary=fields.size("vocab_size"),
+        context=fields.size("max_position_embeddings"),
+        attentions=(attention,) * fields.size("num_hidden_layers"),
+        norm="RMSNorm",
+        epsilon=fields.fraction("rms_norm_eps"),
+        activation=fields.choice(activation, ACTIVATIONS),
+        is_gated=True,
+        is_tied=fields.flag("tie_word_embeddings"),
+    )
+
+
+def _rotary(fields: ConfigFields, head_size: int) -> Rotary:
+    """How queries and keys are turned; the names differ with the age of the file."""
+    if fields.has("partial_rotary_factor"):
+        raise fields.unsupported("partial_rotary_factor")
+    table = "rope_scaling" if fields.is_set("rope_scaling") else "rope_parameters"
+    base, context = fields.positive("rope_theta"), fields.size("max_position_embeddings")
+    return read_rotary(fields, table, head_size, base=base, context=context)
+
+
+def _read(fields: ConfigFields) -> Architecture:
+    has_bias = fields.flag("attention_bias")
+    return replace(
+        read(fields),
+        has_attention_bias=has_bias,
+        has_projection_bias=has_bias,
+        has_perceptron_bias=fields.flag("mlp_bias"),
+    )
+
+
+LLAMA = Family(DEFAULTS | {"attention_bias": False, "mlp_bias": False}, _read, "model.", TENSORS)

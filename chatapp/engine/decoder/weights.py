@@ -1,0 +1,124 @@
+"""From the tensors of a checkpoint to the parts of a decoder.
+
+Keep: weights that this decoder would compute wrongly are refused, in one sentence that names
+the file and the tensor. One part at a time is in memory, however large the checkpoint.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chatapp.engine.checkpoint.safetensors import (
+    TensorHeader,
+    is_buffer,
+    read_tensors,
+    weight_files,
+)
+from chatapp.engine.decoder.architecture import Architecture, Part
+from chatapp.engine.decoder.families import family_of
+from chatapp.engine.decoder.families.family import Family
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import ModelFiles
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A tensor of a checkpoint: one of those stacked in a part, and its shape, (out, …).
+
+    is_transposed: whether the checkpoint has it as (in, out).
+    """
+
+    part: Part
+    index: int
+    shape: tuple[int, ...]
+    is_transposed: bool
+
+
+def read_weights(files: ModelFiles, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a checkpoint by the names of `Architecture.parts`, in float32.
+
+    Matrices come as (out, in). A checkpoint that ties its output matrix to the embedding may hold
+    it all the same: it is given only when it differs.
+    Raises ModelError that names file and tensor when one is missing, unknown or mis-shaped.
+    """
+    family = family_of(files)
+    awaited = _pieces(family, architecture)
+    known = awaited | _pieces_of(family, architecture, architecture.output)
+    unfinished: dict[str, dict[int, Tensor]] = {}
+    ends: dict[str, Tensor] = {}
+    for header, read in read_tensors(files.path):
+        if is_buffer(header.name):
+            continue
+        name = header.name if header.name in known else family.prefix + header.name
+        if name not in known:
+            raise ModelError(
+                f"{header.file}: tensor {header.name!r} does not belong to a {files.family} model"
+            )
+        piece = known[name]
+        awaited.pop(name, None)
+        pieces = unfinished.setdefault(piece.part.name, {})
+        pieces[piece.index] = _read(piece, header, read)
+        if len(pieces) < len(piece.part.rows):
+            continue
+        tensor = _stacked(unfinished.pop(piece.part.name))
+        tensor = family.arrange(architecture, piece.part, tensor)
+        if piece.part.name in ("embed.weight", "head.weight"):
+            ends[piece.part.name] = tensor
+        else:
+            yield piece.part.name, tensor
+    for name in awaited:
+        sources = weight_files(files.path)
+        where = sources[0] if len(sources) == 1 else files.path
+        raise ModelError(f"{where}: tensor {name!r} is missing")
+    own = ends.get("head.weight")
+    if architecture.is_tied and own is not None and own.equal(ends["embed.weight"]):
+        del ends["head.weight"]
+    yield from ends.items()
+
+
+def _pieces(family: Family, architecture: Architecture) -> dict[str, _Piece]:
+    """The tensors that a checkpoint must hold, by their names there."""
+    pieces: dict[str, _Piece] = {}
+    for part in architecture.parts():
+        pieces |= _pieces_of(family, architecture, part)
+    return pieces
+
+
+def _pieces_of(family: Family, architecture: Architecture, part: Part) -> dict[str, _Piece]:
+    """The tensors of a checkpoint that a part is made of."""
+    names = family.stored_names(part.name)
+    # Where a checkpoint stacks them itself, under one name, the part is read as one.
+    if len(names) < len(part.rows):
+        part = Part(part.name, (sum(part.rows),), part.columns)
+    is_transposed = family.is_transposed and part.is_product and part.name != "head.weight"
+    pieces = {}
+    for index, (name, rows) in enumerate(zip(names, part.rows, strict=True)):
+        shape = (rows,) if part.columns is None else (rows, part.columns)
+        pieces[name] = _Piece(part, index, shape, is_transposed)
+    return pieces
+
+
+def _read(piece: _Piece, header: TensorHeader, read: Callable[[], Tensor]) -> Tensor:
+    """A tensor in float32, (out, …). Raises ModelError when it has another shape or type."""
+    expected = piece.shape[::-1] if piece.is_transposed else piece.shape
+    if header.shape != expected:
+        raise ModelError(
+            f"{header.file}: tensor {header.name!r} has the shape {list(header.shape)}; "
+            f"expected {list(expected)} after the model's configuration"
+        )
+    tensor = read()
+    if not tensor.is_floating_point():
+        raise ModelError(
+            f"{header.file}: tensor {header.name!r} holds {tensor.dtype}; expected a float type"
+        )
+    # A copy, because safetensors may map the file itself into memory.
+    tensor = tensor.to(torch.float32, copy=True)
+    return tensor.t().contiguous() if piece.is_transposed else tensor
+
+
+def _stacked(pieces: dict[int, Tensor]) -> Tensor:
+    if len(pieces) == 1:
+        return pieces[0]
+    return torch.cat([pieces[index] for index in range(len(pieces))])
