@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatapp.commands import completion
-from chatapp.commands.ask import load
+from chatapp.commands.ask import choices_for, load
 from chatapp.commands.console import complain, write, write_json
 from chatapp.commands.options import JsonOption, ModelOption
 from chatapp.commands.prompts import (
@@ -37,6 +37,7 @@ _STYLES = {
     "example": "cyan",
     "user": "bold green",
     "assistant": "bold yellow",
+    "thinking": "dim italic",
     "marker": "dim",
     "special": "reverse",
     "end": "reverse",
@@ -159,10 +160,12 @@ def _answerer(prompt: "PromptFile", model: str | None) -> "tuple[Answerer, Langu
     from chatapp.settings import load_settings
 
     settings = load_settings({"model": model})
-    # What a task leaves open is the program's; what a text leaves open is the user's.
-    sampling = sampling_of(prompt, settings.sampling if prompt.text is not None else None)
+    sampling = sampling_of(prompt)
     # In float32, likelihoods of labels are exact.
     language_model = load(settings.model, "float32", settings.device)
+    # What a task leaves open is the program's; what a text leaves open is the user's.
+    if prompt.text is not None:
+        sampling = sampling_of(prompt, choices_for(language_model, settings).sampling)
     with progress("Reading the pool") as show:
         selector = selector_for(prompt, language_model, show)
     return Answerer(language_model, prompt, selector, sampling=sampling), language_model

@@ -16,6 +16,7 @@ from chatapp.prompting.budget import fit
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Segment
+from chatapp.prompting.thinking import Marks
 
 
 class ChatWriter(Writer):
@@ -49,8 +50,10 @@ class ChatWriter(Writer):
             segments = self._segments(system, exchanges[dropped:])
             ids = self._tokens(segments)
             if len(ids) < window:
-                return Prompt(tuple(segments), ids, dropped)
-        self._check_room(segments, window - bare, begun=bool(newest.reply))
+                marks = None if newest.reply else self._template.marks
+                is_thinking = marks is not None and _is_open(segments, marks)
+                return Prompt(tuple(segments), ids, dropped, marks=marks, is_thinking=is_thinking)
+        self._check_room(segments, window - bare, begun=bool(newest.reply or newest.thoughts))
         raise AssertionError("the newest exchange alone fits the window and does not")
 
     def render_instruction(self, system: str | None) -> list[Segment]:
@@ -60,13 +63,37 @@ class ChatWriter(Writer):
     def render_reply(self, reply: str) -> list[Segment]:
         return [Segment("assistant", reply)] if reply else []
 
+    def render_thoughts(self, thoughts: str, *, over: bool) -> list[Segment]:
+        marks = self._template.marks
+        if marks is None:
+            return []
+        begin, end = (
+            Segment("special" if mark in self._model.tokenizer.special else "marker", mark)
+            for mark in (marks.begin, marks.end)
+        )
+        after = [end, Segment("marker", "\n\n")] if over else []
+        return [begin, Segment("thinking", thoughts), *after]
+
     def _segments(self, system: str | None, exchanges: Sequence[Exchange]) -> list[Segment]:
         messages = [] if system is None else [Message("system", system.strip())]
         for exchange in exchanges:
             messages.append(Message("user", exchange.user.strip()))
             if exchange.reply:
-                messages.append(Message("assistant", exchange.reply))
-        return self._without_start(self._template.render(messages, open_reply=True))
+                messages.append(Message("assistant", exchange.reply, exchange.thoughts))
+        newest = exchanges[-1]
+        if not newest.thoughts:
+            return self._without_start(self._template.render(messages, open_reply=True))
+        # A reply that was thought about goes on as it was written: templates put thoughts back
+        # in their own way, and only where the reply is whole.
+        reply = newest.reply or ""
+        if reply:
+            messages.pop()
+        segments = self._template.render(messages)
+        thoughts = self.render_thoughts(newest.thoughts, over=bool(reply))
+        marks = self._template.marks
+        if marks is not None and _is_open(segments, marks):
+            del thoughts[0]
+        return self._without_start([*segments, *thoughts, *self.render_reply(reply)])
 
     def _without_start(self, segments: list[Segment]) -> list[Segment]:
         """The segments without the tokens that the model puts before each sequence itself."""
@@ -77,3 +104,13 @@ class ChatWriter(Writer):
     def _length(self, exchange: Exchange) -> int:
         texts = [Segment("user", exchange.user), Segment("assistant", exchange.reply or "")]
         return self._count(texts)
+
+
+def _is_open(segments: Sequence[Segment], marks: Marks) -> bool:
+    """Whether segments end within a thought: in one, or where the template has begun it."""
+    tail = ""
+    for segment in reversed(segments):
+        if segment.kind not in ("marker", "special", "thinking"):
+            break
+        tail = segment.text + tail
+    return tail.rfind(marks.begin) > tail.rfind(marks.end)

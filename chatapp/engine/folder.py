@@ -22,6 +22,7 @@ _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 COMPANIONS = (
     "tokenizer*",
@@ -32,7 +33,7 @@ COMPANIONS = (
     "special_tokens_map.json",
     "added_tokens.json",
     "*.model",
-    "generation_config.json",
+    GENERATION_CONFIG,
     TEMPLATE_FILE,
 )
 """What a model has beside its configuration and weights, as patterns of file names."""

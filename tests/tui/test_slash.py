@@ -154,6 +154,19 @@ async def test_set_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
         assert "seed is drawn anew each time from the next message on." in notices(driver)
 
 
+async def test_set_alone_tells_every_value_and_whose_it_is(
+    open_app: OpenApp, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    async with open_app(ScriptedModel(["Yes."], folder=tmp_path)) as driver:
+        await order(driver, "/set top_k 5")
+        await order(driver, "/set")
+        told = notices(driver)[-1].split("\n")
+        assert told[:3] == ["temperature 0.6 (model)", "top_k 5 (this chat)", "top_p 0.9 (default)"]
+        assert "seed open (default)" in told
+
+
 async def test_system_instructs_the_chat(open_app: OpenApp, store: Store) -> None:
     model = ScriptedModel(["Yes."])
     async with open_app(model) as driver:
