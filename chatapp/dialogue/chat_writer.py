@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from chatapp.dialogue.prompt import Exchange, Prompt, Writer
 from chatapp.engine.model import LanguageModel
+from chatapp.fewshot.encoding import without_start
 from chatapp.prompting.budget import fit
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Segment
-from chatapp.prompting.thinking import Marks
+from chatapp.prompting.thinking import ends_in_thought
 
 
 class ChatWriter(Writer):
@@ -51,7 +52,7 @@ class ChatWriter(Writer):
             ids = self._tokens(segments)
             if len(ids) < window:
                 marks = None if newest.reply else self._template.marks
-                is_thinking = marks is not None and _is_open(segments, marks)
+                is_thinking = marks is not None and ends_in_thought(segments, marks)
                 return Prompt(tuple(segments), ids, dropped, marks=marks, is_thinking=is_thinking)
         self._check_room(segments, window - bare, begun=bool(newest.reply or newest.thoughts))
         raise AssertionError("the newest exchange alone fits the window and does not")
@@ -82,7 +83,7 @@ class ChatWriter(Writer):
                 messages.append(Message("assistant", exchange.reply, exchange.thoughts))
         newest = exchanges[-1]
         if not newest.thoughts:
-            return self._without_start(self._template.render(messages, open_reply=True))
+            return without_start(self._template.render(messages, open_reply=True), self._model)
         # A reply that was thought about goes on as it was written: templates put thoughts back
         # in their own way, and only where the reply is whole.
         reply = newest.reply or ""
@@ -91,26 +92,10 @@ class ChatWriter(Writer):
         segments = self._template.render(messages)
         thoughts = self.render_thoughts(newest.thoughts, over=bool(reply))
         marks = self._template.marks
-        if marks is not None and _is_open(segments, marks):
+        if marks is not None and ends_in_thought(segments, marks):
             del thoughts[0]
-        return self._without_start([*segments, *thoughts, *self.render_reply(reply)])
-
-    def _without_start(self, segments: list[Segment]) -> list[Segment]:
-        """The segments without the tokens that the model puts before each sequence itself."""
-        start = len(self._model.start)
-        first = [self._ids(segment) for segment in segments[:start]]
-        return segments[start:] if first == [[id] for id in self._model.start] else segments
+        return without_start([*segments, *thoughts, *self.render_reply(reply)], self._model)
 
     def _length(self, exchange: Exchange) -> int:
         texts = [Segment("user", exchange.user), Segment("assistant", exchange.reply or "")]
         return self._count(texts)
-
-
-def _is_open(segments: Sequence[Segment], marks: Marks) -> bool:
-    """Whether segments end within a thought: in one, or where the template has begun it."""
-    tail = ""
-    for segment in reversed(segments):
-        if segment.kind not in ("marker", "special", "thinking"):
-            break
-        tail = segment.text + tail
-    return tail.rfind(marks.begin) > tail.rfind(marks.end)

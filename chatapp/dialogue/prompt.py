@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.fewshot.encoding import segment_ids
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.budget import fit
 from chatapp.prompting.messages import Message
@@ -202,13 +203,12 @@ class Writer(ABC):
         return self._encode(segment)
 
     def _encode(self, segment: Segment) -> list[int]:
-        if segment.kind == "end":
-            return [self._model.tokenizer.end_id]
-        if segment.kind == "special":
-            return [self._model.tokenizer.special[segment.text]]
-        if segment.text not in self._encoded:
-            self._encoded[segment.text] = self._model.tokenizer.encode(segment.text)
-        return self._encoded[segment.text]
+        return segment_ids(segment, self._model.tokenizer, self._encode_text)
+
+    def _encode_text(self, text: str) -> list[int]:
+        if text not in self._encoded:
+            self._encoded[text] = self._model.tokenizer.encode(text)
+        return self._encoded[text]
 
 
 class PromptWriter(Writer):

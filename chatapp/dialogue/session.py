@@ -368,7 +368,7 @@ class Session:
         if self._writer is None and self.prompt:
             from chatapp.dialogue.fewshot_chat import FewShotWriter
 
-            writer = FewShotWriter.open(self.model, self.prompt)
+            writer = FewShotWriter.open(self.model, self.prompt, self.template)
             if not self._sampling_is_set:
                 self._sampling = writer.sampling(self._sampling)
                 self.asked_sampling = writer.prompt.generate

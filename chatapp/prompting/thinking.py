@@ -4,9 +4,11 @@ Keep: all that is pushed comes out again but for the marks, and only what stands
 beginning of a reply is a thought; marks further on are what the reply says.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from chatapp.prompting.segments import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,16 @@ def marks_in(template: str, special: Collection[str]) -> Marks | None:
         ),
         None,
     )
+
+
+def ends_in_thought(segments: Sequence[Segment], marks: Marks) -> bool:
+    """Whether a prompt ends within a thought: in one, or where its template has begun it."""
+    tail = ""
+    for segment in reversed(segments):
+        if segment.kind not in ("marker", "special", "thinking"):
+            break
+        tail = segment.text + tail
+    return tail.rfind(marks.begin) > tail.rfind(marks.end)
 
 
 class ThoughtFilter:

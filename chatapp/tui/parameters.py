@@ -93,16 +93,19 @@ class ParametersScreen(ModalScreen[None]):
             yield Static(name, classes="name")
             suggester = SuggestFromList(known, case_sensitive=False)
             yield Field(value, id=name, compact=True, suggester=suggester)
-            yield Static(self._now.origins.get(name, ""), classes="origin")
-            yield Static(HINTS[name], classes="words", markup=False)
+            yield Static(self._words(name), classes="words", markup=False)
+
+    def _words(self, name: str) -> str:
+        """What a field is for, after whose its value is where that is not the program's."""
+        origin = self._now.origins.get(name, "default")
+        return HINTS[name] if origin == "default" else f"{origin} · {HINTS[name]}"
 
     def on_mount(self) -> None:
         self._show_presets()
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
-        name = event.widget.id or ""
-        words = [HINTS.get(name, ""), self._now.origins.get(name, "")]
-        self.query_one("#field-hint", Static).update(" · ".join(filter(None, words)))
+        name = event.widget.id
+        self.query_one("#field-hint", Static).update(self._words(name) if name in HINTS else "")
 
     @on(Input.Submitted)
     def action_apply(self) -> None:

@@ -67,10 +67,12 @@ async def test_every_value_has_its_origin(open_app: OpenApp, tmp_path: Path) -> 
         await driver.say("Go")
         assert model.samplings == [Sampling(temperature=0.6, top_k=5, seed=7)]
         await open_parameters(driver)
-        origins = [str(each.content) for each in driver.app.screen.query(".origin")]
-        expected = dict.fromkeys(PARAMETERS, "default")
-        expected |= {"temperature": "model", "top_k": "this chat", "seed": "settings file"}
-        assert origins[: len(expected)] == list(expected.values())
+        words = [str(each.content) for each in driver.app.screen.query(".field > .words")]
+        shown = dict(zip(PARAMETERS, words, strict=False))
+        assert shown["temperature"] == "model · 0 is greedy; higher varies more"
+        assert shown["top_k"].startswith("this chat · keep the k")
+        assert shown["seed"].startswith("settings file · same seed")
+        assert shown["top_p"] == "keep this probability mass; 1 is off"
 
 
 async def test_what_a_prompt_file_asks_for_is_its_own(open_app: OpenApp, tmp_path: Path) -> None:
