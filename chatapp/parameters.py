@@ -1,14 +1,15 @@
 """The sampling parameters: how the next token is drawn from the logits.
 
 Keep: a parameter is described here and nowhere else. Settings, environment variables, flags,
-the fields of F2, /set, /compare, the table [generate] of prompt files, presets and requests to
-servers are made from `PARAMETERS`, so that another field of `Sampling` appears in all of them.
+the fields of F2, /set, /compare, the table [generate] of prompt files, presets, requests to
+servers and the defaults of models are made from `PARAMETERS`, so that another field of `Sampling`
+appears in all of them. And whose value wins is decided in `Choices` alone.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from chatapp.userfiles import suggestion
 
@@ -25,6 +26,7 @@ class Parameter:
     is_extension: whether OpenAI's protocol of completions lacks it, so that not every server
         heeds it.
     is_heeded_here: whether it acts on what has been drawn, so that no server needs to know it.
+    config_field: what a model's generation_config.json calls it; "" when that has no such value.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Parameter:
     request_fields: tuple[str, ...] = ()
     is_extension: bool = False
     is_heeded_here: bool = False
+    config_field: str = ""
 
     @property
     def help(self) -> str:
@@ -110,6 +113,7 @@ class Sampling:
         high=100,
         meaning="0 is greedy; higher varies more",
         request_fields=("temperature",),
+        config_field="temperature",
     )
     top_k: int = _described(
         0,
@@ -118,6 +122,7 @@ class Sampling:
         meaning="keep the k likeliest",
         request_fields=("top_k",),
         is_extension=True,
+        config_field="top_k",
     )
     top_p: float = _described(
         0.9,
@@ -127,6 +132,7 @@ class Sampling:
         off=1,
         meaning="keep this probability mass",
         request_fields=("top_p",),
+        config_field="top_p",
     )
     min_p: float = _described(
         0.0,
@@ -137,6 +143,7 @@ class Sampling:
         meaning="least share of the likeliest",
         request_fields=("min_p",),
         is_extension=True,
+        config_field="min_p",
     )
     # Divides positive and multiplies negative logits of tokens already seen (Keskar et al. 2019).
     repetition_penalty: float = _described(
@@ -148,8 +155,15 @@ class Sampling:
         meaning="above 1 repeats less",
         request_fields=("repetition_penalty", "repeat_penalty"),
         is_extension=True,
+        config_field="repetition_penalty",
     )
-    no_repeat_ngram: int = _described(0, low=0, off=0, meaning="no n tokens a second time")
+    no_repeat_ngram: int = _described(
+        0,
+        low=0,
+        off=0,
+        meaning="no n tokens a second time",
+        config_field="no_repeat_ngram_size",
+    )
     seed: int | None = _described(
         None,
         low=0,
@@ -158,7 +172,11 @@ class Sampling:
         request_fields=("seed",),
     )
     max_tokens: int = _described(
-        256, low=1, meaning="longest reply, in tokens", request_fields=("max_tokens",)
+        256,
+        low=1,
+        meaning="longest reply, in tokens",
+        request_fields=("max_tokens",),
+        config_field="max_new_tokens",
     )
     # By the rule of chatapp.engine.repetition.
     max_repeats: int = _described(
@@ -203,3 +221,58 @@ def parameter(name: str) -> Parameter:
         return PARAMETERS[name]
     except KeyError:
         raise ValueError(f"there is no parameter {name!r}{suggestion(name, PARAMETERS)}") from None
+
+
+Values = Mapping[str, float | int | None]
+"""Values of some of the parameters, by name."""
+
+Origin = Literal[
+    "default", "model", "settings file", "environment", "prompt file", "this chat", "flag"
+]
+"""Whose a value is, the weakest first: the program's, then the model's makers', then the user's."""
+
+_ORIGINS: tuple[Origin, ...] = get_args(Origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The values that somebody chose. by_origin: those of each origin but the program."""
+
+    by_origin: Mapping[Origin, Values] = field(default_factory=dict)
+
+    def of(self, origin: Origin, values: Values) -> "Choices":
+        """With these as all the values of an origin."""
+        return Choices({**self.by_origin, origin: dict(values)})
+
+    def changed_to(self, sampling: Sampling) -> "Choices":
+        """With what differs in `sampling` as chosen in this chat."""
+        now = self.sampling
+        new = {
+            name: getattr(sampling, name)
+            for name in PARAMETERS
+            if getattr(sampling, name) != getattr(now, name)
+        }
+        return self.of("this chat", {**self.by_origin.get("this chat", {}), **new})
+
+    @property
+    def sampling(self) -> Sampling:
+        """The values in force."""
+        values: dict[str, Any] = {}
+        for origin in _ORIGINS:
+            values |= self.by_origin.get(origin, {})
+        return Sampling(**values)
+
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Whose value is in force, for each parameter."""
+        origins: dict[str, Origin] = dict.fromkeys(PARAMETERS, _ORIGINS[0])
+        for origin in _ORIGINS:
+            origins |= dict.fromkeys(self.by_origin.get(origin, {}), origin)
+        return origins
+
+    def document(self, sampling: Sampling) -> dict[str, dict[str, object]]:
+        """The values of a `sampling` that was made of these, and whose they are, as data."""
+        return {
+            name: {"value": getattr(sampling, name), "from": origin}
+            for name, origin in self.origins.items()
+        }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from chatapp.engine.load import DEVICES, PRECISIONS
-from chatapp.parameters import PARAMETERS, Sampling
+from chatapp.parameters import PARAMETERS, Choices, Origin, Sampling, Values
 from chatapp.paths import settings_path
 from chatapp.userfiles import (
     UserError,
@@ -48,7 +48,8 @@ class Settings:
     the model's own. theme: a Textual theme's name. precision: "auto", or what a GPT-2's
     matrices are multiplied as. device: "auto", or where models are computed. sampling: how
     replies are drawn; in the file its fields stand beside the others (`temperature = 0.7`).
-    keys: the table `[keys]`, of key by action.
+    keys: the table `[keys]`, of key by action. origins: where the user has set a sampling
+    parameter, by its name.
     """
 
     model: str = "bundled"
@@ -58,6 +59,16 @@ class Settings:
     device: str = "auto"
     sampling: Sampling = field(default_factory=Sampling)
     keys: tuple[KeyChoice, ...] = ()
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+
+    def choices(self, model: Values) -> Choices:
+        """The sampling values that the user has chosen, and below them those of a model."""
+        by_origin: dict[Origin, dict[str, Any]] = {"model": dict(model)}
+        for name, parameter in PARAMETERS.items():
+            value = getattr(self.sampling, name)
+            if name in self.origins or value != parameter.default:
+                by_origin.setdefault(self.origins.get(name, "settings file"), {})[name] = value
+        return Choices(by_origin)
 
 
 _TEXTS = tuple(each.name for each in fields(Settings) if each.type is str)
@@ -73,10 +84,19 @@ def load_settings(overrides: Mapping[str, object] | None = None) -> Settings:
     range, and a file that cannot be read.
     """
     values: dict[str, Any] = {}
-    for name, value, origin in (*_from_file(), *_from_environment(), *_from_flags(overrides or {})):
-        values[name] = _checked(name, value, origin)
-    sampling = {name: values.pop(name) for name in PARAMETERS if name in values}
-    return Settings(**values, sampling=Sampling(**sampling))
+    origins: dict[str, Origin] = {}
+    sources: tuple[tuple[Origin, Iterator[tuple[str, object, str]]], ...] = (
+        ("settings file", _from_file()),
+        ("environment", _from_environment()),
+        ("flag", _from_flags(overrides or {})),
+    )
+    for origin, source in sources:
+        for name, value, place in source:
+            values[name] = _checked(name, value, place)
+            if name in PARAMETERS:
+                origins[name] = origin
+    sampling = {name: values.pop(name) for name in origins}
+    return Settings(**values, sampling=Sampling(**sampling), origins=origins)
 
 
 def keep_theme(name: str) -> None:

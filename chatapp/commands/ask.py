@@ -28,6 +28,7 @@ from chatapp.userfiles import UserError
 if TYPE_CHECKING:
     from chatapp.engine.events import Event, Finished
     from chatapp.engine.model import LanguageModel, Sampling
+    from chatapp.parameters import Choices
     from chatapp.settings import Settings
 
 _INTERRUPTED = 130
@@ -47,6 +48,14 @@ def ask(
     model: ModelOption = None,
     template: TemplateOption = None,
     precision: PrecisionOption = None,
+    think: Annotated[
+        bool | None,
+        typer.Option(
+            "--think/--no-think",
+            help="Let the model think first or not, where its template has a switch for that.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output. Nothing is stored."""
@@ -56,11 +65,13 @@ def ask(
         raise UserError("there is no question; give it in quotes or on standard input")
 
     from chatapp.dialogue import oneshot
-    from chatapp.dialogue.template_choice import choose_template
+    from chatapp.dialogue.template_choice import choose_template, with_thinking
 
     language_model = load(settings.model, settings.precision, settings.device)
     try:
         chosen = choose_template(language_model, settings.template)
+        if think is not None:
+            chosen = with_thinking(language_model, chosen, think)
     except ValueError as error:
         raise UserError(str(error)) from None
     text = "\n\n".join(parts)
@@ -70,7 +81,8 @@ def ask(
             language_model, chosen, text, system=system, sampling=sampling, cancel=cancel
         )
 
-    _print_answer(answer, settings, chosen.name, as_json=as_json)
+    choices = choices_for(language_model, settings)
+    _print_answer(answer, settings.model, choices, chosen.name, as_json=as_json)
 
 
 @sampling_options()
@@ -96,7 +108,8 @@ def complete(
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
         return oneshot.complete(language_model, prompt, sampling=sampling, cancel=cancel)
 
-    _print_answer(answer, settings, None, as_json=as_json)
+    choices = choices_for(language_model, settings)
+    _print_answer(answer, settings.model, choices, None, as_json=as_json)
 
 
 def standard_input() -> str:
@@ -111,6 +124,7 @@ def standard_input() -> str:
 
 def load(name: str, precision: str, device: str) -> "LanguageModel":
     """Load a model, saying so on a terminal. Raises ModelError."""
+    from chatapp.engine.generation_config import generation_config
     from chatapp.engine.load import load_model
     from chatapp.engine.remote import RemoteModel
 
@@ -121,35 +135,66 @@ def load(name: str, precision: str, device: str) -> "LanguageModel":
         status("")
     if isinstance(model, RemoteModel) and model.remark:
         complain(model.remark)
+    for sentence in generation_config(model).ignored:
+        complain(sentence)
     return model
+
+
+def choices_for(model: "LanguageModel", settings: "Settings") -> "Choices":
+    """The sampling parameters of an answer, and whose each is."""
+    from chatapp.engine.generation_config import generation_config
+
+    return settings.choices(generation_config(model).sampling)
 
 
 def _print_answer(
     answer: "Callable[[Sampling, threading.Event], Iterator[Event]]",
-    settings: "Settings",
+    model: str,
+    choices: "Choices",
     template: str | None,
     *,
     as_json: bool,
 ) -> None:
     """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
     from chatapp.dialogue.prompt import seeded
-    from chatapp.engine.events import REPEATED, Finished
+    from chatapp.engine.events import Finished
 
-    sampling = seeded(settings.sampling)
+    sampling = seeded(choices.sampling)
     cancel = threading.Event()
-    reply = ""
+    reply = thoughts = ""
+    thought_tokens = 0
     finished = Finished("error")
+    is_thinking = False
     with _interruptible(cancel):
         for event in answer(sampling, cancel):
+            if (event.thought is not None and not event.text) != is_thinking:
+                is_thinking = not is_thinking
+                status("Thinking …" if is_thinking else "")
             reply += event.text
+            thoughts += event.thought or ""
             if not as_json:
                 write(event.text)
             if isinstance(event, Finished):
                 finished = event
+            else:
+                thought_tokens += event.thought is not None
+    if is_thinking:
+        status("")
     if as_json:
-        write_json(_document(reply, finished, settings.model, template, sampling.seed))
+        document = _document(reply, finished, model, template, sampling.seed)
+        thought = {"thoughts": thoughts.strip(), "thought_tokens": thought_tokens}
+        write_json(document | thought | {"sampling": choices.document(sampling)})
     elif not reply.endswith("\n"):
         write("\n")
+    if thought_tokens:
+        complain(f"thought for {thought_tokens} tokens")
+    _end(finished)
+
+
+def _end(finished: "Finished") -> None:
+    """Say how an answer has ended, where that was not as it should. Raises typer.Exit."""
+    from chatapp.engine.events import REPEATED
+
     if finished.message:
         complain(finished.message)
     if finished.reason == "repetition":

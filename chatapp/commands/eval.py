@@ -23,6 +23,7 @@ from chatapp.commands.prompts import (
     progress,
     prompt_path,
     report_pool,
+    template_for,
 )
 from chatapp.prompting.selection.methods import help_on_methods
 from chatapp.userfiles import UserError, reason
@@ -39,7 +40,8 @@ _NO_USE = {
     "files": ("words", "generate"),
     "task": ("test", "strict"),
     "lambada": (
-        *("test", "words", "generate", "shots", "select", "order", "score", "report", "strict"),
+        *("test", "words", "generate", "shots", "select", "order", "score", "style", "report"),
+        "strict",
     ),
 }
 """Options that mean nothing for each of the things there are to measure."""
@@ -83,6 +85,10 @@ ScoreOption = Annotated[str | None, typer.Option(help="direct,calibrated,channel
 SeedsOption = Annotated[
     int, typer.Option(min=1, help="Runs of each setting in which anything is drawn.")
 ]
+StyleOption = Annotated[
+    str | None,
+    typer.Option(help="text (one text), turns (a chat in the model's own template), or both."),
+]
 LimitOption = Annotated[
     int | None, typer.Option(min=1, help="At most so many test items, drawn by the seed.")
 ]
@@ -103,6 +109,7 @@ def evaluate(
     select: SelectOption = None,
     order: OrderOption = None,
     score: ScoreOption = None,
+    style: StyleOption = None,
     seeds: SeedsOption = 1,
     seed: Annotated[int, typer.Option(min=0, help="The first seed, and that of --limit.")] = 0,
     limit: LimitOption = None,
@@ -127,7 +134,7 @@ def evaluate(
     if generate is not None:
         _write_items(tasks, generate)
         return
-    grid = _grid(shots, select, order, score, seeds, seed)
+    grid = _grid(shots, select, order, score, style, seeds, seed)
     goes_on = f"; the same command goes on with {report}" if report else ""
     with interruptible(f"interrupted{goes_on}"):
         results = _measured(tasks, grid, settings, report)
@@ -158,6 +165,7 @@ def _config(options: dict[str, Any], settings: "Settings", grid: "Grid") -> dict
         "select": grid.select,
         "order": grid.order,
         "score": grid.scoring,
+        "style": grid.style,
         "seeds": grid.seeds,
         "seed": grid.seed,
         "limit": options["limit"],
@@ -169,11 +177,12 @@ def _grid(
     select: str | None,
     order: str | None,
     score: str | None,
+    style: str | None,
     seeds: int,
     seed: int,
 ) -> "Grid":
     from chatapp.evaluation.evaluate import Grid
-    from chatapp.fewshot.choices import ORDERS, SCORINGS, method_of, one_of
+    from chatapp.fewshot.choices import ORDERS, SCORINGS, STYLES, method_of, one_of
 
     for selection in _listed(select):
         method_of(selection)
@@ -182,6 +191,7 @@ def _grid(
         select=_listed(select),
         order=tuple(one_of(name, ORDERS, "--order") for name in _listed(order)),
         scoring=tuple(one_of(name, SCORINGS, "--score") for name in _listed(score)),
+        style=tuple(one_of(name, STYLES, "--style") for name in _listed(style)),
         seeds=seeds,
         seed=seed,
     )
@@ -271,7 +281,10 @@ def _measured(
             for task, cell in cells:
                 selectors[task.name].of(prompt_of(task, cell))
         with progress("Evaluating") as show:
-            rows = evaluate(model, cells, selectors, journal=journal, progress=show)
+            template = template_for([prompt_of(task, cell) for task, cell in cells], model)
+            rows = evaluate(
+                model, cells, selectors, template=template, journal=journal, progress=show
+            )
         votes = {name: selector.voted for name, selector in selectors.items()}
         return results(tasks, rows, grid.scoring, votes)
 

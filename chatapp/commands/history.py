@@ -138,17 +138,22 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A file, in place of standard output.")
     ] = None,
+    thinking: Annotated[
+        bool, typer.Option("--thinking", help="With what was thought before replies, in jsonl.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Export a chat, or all of them."""
     if (chat_id is None) != export_all and not (feedback and chat_id is None):
         raise UserError("give either the id of a chat or --all")
+    if thinking and (feedback or format is not Format.JSONL):
+        raise UserError("--thinking is for the training rows of --format jsonl")
     with _open_store() as store:
         ids = _all_ids(store) if chat_id is None else [chat_id]
         if feedback:
             text = _feedback(store, ids, feedback)
         else:
-            text = _exported(store, ids, format, as_list=export_all)
+            text = _exported(store, ids, format, as_list=export_all, thinking=thinking)
     if not ids:
         complain("there are no chats yet")
     elif not text:
@@ -220,14 +225,20 @@ def _all_ids(store: "Store") -> list[int]:
     return [chat.id for chat in store.chats(limit=sys.maxsize)]
 
 
-def _exported(store: "Store", ids: list[int], format: Format, *, as_list: bool) -> str:
+def _exported(
+    store: "Store", ids: list[int], format: Format, *, as_list: bool, thinking: bool
+) -> str:
     from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
 
     chats = [(store.chat(id), store.path(id)) for id in ids]
     if format is Format.MARKDOWN:
         return "\n---\n\n".join(to_markdown(chat, messages) for chat, messages in chats)
     if format is Format.JSONL:
-        rows = [row for chat, messages in chats for row in to_training_rows(chat, messages)]
+        rows = [
+            row
+            for chat, messages in chats
+            for row in to_training_rows(chat, messages, thinking=thinking)
+        ]
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     documents = [to_json(chat, messages) for chat, messages in chats]
     document = documents if as_list else documents[0]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from chatapp.commands.ask import load, standard_input
+from chatapp.commands.ask import choices_for, load, standard_input
 from chatapp.commands.console import write, write_json
 from chatapp.commands.inspect_findings import SECTIONS, Findings, document
 from chatapp.commands.options import JsonOption, ModelOption, sampling_options, settings_of
@@ -63,7 +63,8 @@ def inspect(
     sections = [name for name in SECTIONS if wanted[name]] or list(SECTIONS)
     language_model = load(settings.model, "float32", settings.device)
     with interruptible("interrupted"):
-        findings = Findings(language_model, given, settings.sampling, token, (layer, head), top)
+        sampling = choices_for(language_model, settings).sampling
+        findings = Findings(language_model, given, sampling, token, (layer, head), top)
         if as_json:
             write_json(document(findings, sections, whole=token is None))
         elif output is not None:

@@ -16,6 +16,7 @@ from chatapp.commands.options import JsonOption
 if TYPE_CHECKING:
     from chatapp.engine.description import ModelInfo
     from chatapp.engine.servers import Server
+    from chatapp.parameters import Choices
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -65,6 +66,7 @@ def info(
     """Show what a model consists of."""
     from chatapp.engine.description import GPT2_FORMULA, describe
     from chatapp.engine.folder import BUNDLED, find_model
+    from chatapp.engine.generation_config import read_generation_config
     from chatapp.engine.load import usual_precision
     from chatapp.engine.servers import server_of
     from chatapp.settings import load_settings
@@ -74,9 +76,16 @@ def info(
         return
     files = find_model(name)
     described = describe(files)
-    precision = usual_precision(files, load_settings().device)
+    settings = load_settings()
+    precision = usual_precision(files, settings.device)
+    makers = read_generation_config(files.path)
+    for sentence in makers.ignored:
+        complain(sentence)
+    choices = settings.choices(makers.sampling)
     if as_json:
-        write_json({"name": name, **_document(described), "precision": precision})
+        drawn = choices.document(choices.sampling)
+        facts = {**_document(described), "precision": precision, "sampling": drawn}
+        write_json({"name": name, **facts})
         return
     by_formula = described.parameters_by_formula
     left_out = described.formula == GPT2_FORMULA
@@ -98,8 +107,16 @@ def info(
         "on disk": _megabytes(described.bytes),
         "template": described.template or "none of its own; plain is used",
         "licence": described.licence or "not named",
+        "drawn with": _drawn_with(choices),
     }
     _write_lines(lines)
+
+
+def _drawn_with(choices: "Choices") -> str:
+    """The sampling parameters that somebody has chosen, and who."""
+    values = choices.document(choices.sampling).items()
+    chosen = [f"{name} {it['value']} ({it['from']})" for name, it in values]
+    return ", ".join(part for part in chosen if not part.endswith("(default)")) or "the defaults"
 
 
 def _show_server(server: "Server", name: str, *, as_json: bool) -> None:

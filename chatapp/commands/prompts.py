@@ -4,7 +4,7 @@ Keep: progress is shown on standard error, and only on a terminal.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,10 @@ from chatapp.commands.console import complain
 from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
+    from chatapp.engine.model import LanguageModel
+    from chatapp.prompting.chat_template import Template
     from chatapp.prompting.examples import Pool
+    from chatapp.prompting.promptfile import PromptFile
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -101,3 +104,16 @@ def interruptible(sentence: str) -> Iterator[None]:
     except NotWritten as error:
         complain(str(error))
         raise typer.Exit(FAILED) from None
+
+
+def template_for(prompts: "Iterable[PromptFile]", model: "LanguageModel") -> "Template":
+    """What turns of a chat with a model are written in, where one of the prompts has turns.
+
+    Raises UserError for a template of the model's that cannot be used.
+    """
+    from chatapp.dialogue.template_choice import choose_template
+    from chatapp.prompting.template import PLAIN
+
+    if all(prompt.style == "text" for prompt in prompts):
+        return PLAIN
+    return choose_template(model, "")

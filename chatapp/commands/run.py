@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatapp.commands import completion
-from chatapp.commands.ask import load
+from chatapp.commands.ask import choices_for, load
 from chatapp.commands.console import complain, write, write_json
 from chatapp.commands.options import JsonOption, ModelOption
 from chatapp.commands.prompts import (
@@ -21,6 +21,7 @@ from chatapp.commands.prompts import (
     progress,
     prompt_path,
     report_pool,
+    template_for,
 )
 from chatapp.prompting.selection.methods import help_on_methods
 from chatapp.userfiles import UserError
@@ -37,6 +38,7 @@ _STYLES = {
     "example": "cyan",
     "user": "bold green",
     "assistant": "bold yellow",
+    "thinking": "dim italic",
     "marker": "dim",
     "special": "reverse",
     "end": "reverse",
@@ -70,6 +72,10 @@ OrderOption = Annotated[str | None, typer.Option(help="nearest-first, nearest-la
 ScoreOption = Annotated[
     str | None, typer.Option(help="How labels are scored: direct, calibrated or channel.")
 ]
+StyleOption = Annotated[
+    str | None,
+    typer.Option(help="text: as one text. turns: as a chat in the model's own template."),
+]
 
 
 def run(
@@ -82,6 +88,7 @@ def run(
     select: SelectOption = None,
     order: OrderOption = None,
     score: ScoreOption = None,
+    style: StyleOption = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of selection and sampling.")] = None,
     strict: StrictOption = False,
     model: ModelOption = None,
@@ -101,7 +108,9 @@ def run(
         return
     prompt = load_prompt(prompt_path(file))
     _refuse(prompt, context.params)
-    prompt = changed(prompt, shots=shots, select=select, order=order, scoring=score, seed=seed)
+    prompt = changed(
+        prompt, shots=shots, select=select, order=order, scoring=score, seed=seed, style=style
+    )
     report_pool(prompt.pool, strict=strict)
     goes_on = f"; the same command goes on where {output} ends" if output else ""
     with interruptible(f"interrupted{goes_on}"):
@@ -139,7 +148,7 @@ def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
     if prompt.text is not None:
         if text is not None or inputs is not None:
             raise UserError(f"{prompt.path}: is a text to complete and takes no input")
-        for name in ("shots", "select", "order", "score"):
+        for name in ("shots", "select", "order", "score", "style"):
             if options[name] is not None:
                 raise UserError(f"--{name} means nothing with {prompt.path}, a text to complete")
     elif text is None and inputs is None:
@@ -159,13 +168,17 @@ def _answerer(prompt: "PromptFile", model: str | None) -> "tuple[Answerer, Langu
     from chatapp.settings import load_settings
 
     settings = load_settings({"model": model})
-    # What a task leaves open is the program's; what a text leaves open is the user's.
-    sampling = sampling_of(prompt, settings.sampling if prompt.text is not None else None)
+    sampling = sampling_of(prompt)
     # In float32, likelihoods of labels are exact.
     language_model = load(settings.model, "float32", settings.device)
+    # What a task leaves open is the program's; what a text leaves open is the user's.
+    if prompt.text is not None:
+        sampling = sampling_of(prompt, choices_for(language_model, settings).sampling)
     with progress("Reading the pool") as show:
         selector = selector_for(prompt, language_model, show)
-    return Answerer(language_model, prompt, selector, sampling=sampling), language_model
+    template = template_for([prompt], language_model)
+    answerer = Answerer(language_model, prompt, selector, sampling=sampling, template=template)
+    return answerer, language_model
 
 
 def _one(

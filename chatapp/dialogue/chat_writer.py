@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 from chatapp.dialogue.prompt import Exchange, Prompt, Writer
 from chatapp.engine.model import LanguageModel
+from chatapp.fewshot.encoding import without_start
 from chatapp.prompting.budget import fit
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Segment
+from chatapp.prompting.thinking import ends_in_thought
 
 
 class ChatWriter(Writer):
@@ -49,8 +51,10 @@ class ChatWriter(Writer):
             segments = self._segments(system, exchanges[dropped:])
             ids = self._tokens(segments)
             if len(ids) < window:
-                return Prompt(tuple(segments), ids, dropped)
-        self._check_room(segments, window - bare, begun=bool(newest.reply))
+                marks = None if newest.reply else self._template.marks
+                is_thinking = marks is not None and ends_in_thought(segments, marks)
+                return Prompt(tuple(segments), ids, dropped, marks=marks, is_thinking=is_thinking)
+        self._check_room(segments, window - bare, begun=bool(newest.reply or newest.thoughts))
         raise AssertionError("the newest exchange alone fits the window and does not")
 
     def render_instruction(self, system: str | None) -> list[Segment]:
@@ -60,19 +64,37 @@ class ChatWriter(Writer):
     def render_reply(self, reply: str) -> list[Segment]:
         return [Segment("assistant", reply)] if reply else []
 
+    def render_thoughts(self, thoughts: str, *, over: bool) -> list[Segment]:
+        marks = self._template.marks
+        if marks is None:
+            return []
+        begin, end = (
+            Segment("special" if mark in self._model.tokenizer.special else "marker", mark)
+            for mark in (marks.begin, marks.end)
+        )
+        after = [end, Segment("marker", "\n\n")] if over else []
+        return [begin, Segment("thinking", thoughts), *after]
+
     def _segments(self, system: str | None, exchanges: Sequence[Exchange]) -> list[Segment]:
         messages = [] if system is None else [Message("system", system.strip())]
         for exchange in exchanges:
             messages.append(Message("user", exchange.user.strip()))
             if exchange.reply:
-                messages.append(Message("assistant", exchange.reply))
-        return self._without_start(self._template.render(messages, open_reply=True))
-
-    def _without_start(self, segments: list[Segment]) -> list[Segment]:
-        """The segments without the tokens that the model puts before each sequence itself."""
-        start = len(self._model.start)
-        first = [self._ids(segment) for segment in segments[:start]]
-        return segments[start:] if first == [[id] for id in self._model.start] else segments
+                messages.append(Message("assistant", exchange.reply, exchange.thoughts))
+        newest = exchanges[-1]
+        if not newest.thoughts:
+            return without_start(self._template.render(messages, open_reply=True), self._model)
+        # A reply that was thought about goes on as it was written: templates put thoughts back
+        # in their own way, and only where the reply is whole.
+        reply = newest.reply or ""
+        if reply:
+            messages.pop()
+        segments = self._template.render(messages)
+        thoughts = self.render_thoughts(newest.thoughts, over=bool(reply))
+        marks = self._template.marks
+        if marks is not None and ends_in_thought(segments, marks):
+            del thoughts[0]
+        return without_start([*segments, *thoughts, *self.render_reply(reply)], self._model)
 
     def _length(self, exchange: Exchange) -> int:
         texts = [Segment("user", exchange.user), Segment("assistant", exchange.reply or "")]

@@ -12,7 +12,8 @@ A chat's JSON document, which `importing` reads back:
       "updated": 1700000002.5,
       "messages": [                those of the current path, oldest first
         {"role": "user", "content": "Does …", "status": "complete", "created": 1700000000.0},
-        {"role": "assistant", "content": "Yes, mo", "status": "stopped", "created": …}
+        {"role": "assistant", "content": "Yes, mo", "status": "stopped", "created": …,
+         "thoughts": "They ask …"}  only where something was thought before a reply
       ]
     }
 
@@ -23,6 +24,9 @@ A row for supervised fine-tuning (SFT) is a line of JSON, one for a chat:
 
     {"messages": [{"role": "system", "content": …}, {"role": "user", "content": …},
                   {"role": "assistant", "content": …}, …]}
+
+What was thought before a reply stands in its content only when that is asked for, between the
+marks <think> and </think>.
 
 The rows that feedback gives are described in `feedback`.
 
@@ -37,6 +41,7 @@ from itertools import pairwise
 from typing import Any
 
 from chatapp.dialogue.store import Chat, StoredMessage
+from chatapp.engine.events import THINKING
 
 _NAMES = {"user": "User", "assistant": "Assistant"}
 
@@ -86,17 +91,21 @@ def to_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
                 "content": message.text,
                 "status": message.status,
                 "created": message.created,
+                **({"thoughts": message.thoughts} if message.thoughts else {}),
             }
             for message in messages
         ],
     }
 
 
-def to_training_rows(chat: Chat, messages: Sequence[StoredMessage]) -> list[dict[str, Any]]:
+def to_training_rows(
+    chat: Chat, messages: Sequence[StoredMessage], *, thinking: bool = False
+) -> list[dict[str, Any]]:
     """A chat as rows for fine-tuning: {"messages": [{"role", "content"}, …]}.
 
     At most one row. Exchanges without a complete reply are left out, because they would
-    teach the model to break off; a chat of nothing else gives no row.
+    teach the model to break off; a chat of nothing else gives no row. thinking: with what was
+    thought before each reply.
     """
     exchanges = []
     for message, reply in pairwise(messages):
@@ -104,9 +113,16 @@ def to_training_rows(chat: Chat, messages: Sequence[StoredMessage]) -> list[dict
         if is_complete and reply.text.strip():
             exchanges += [
                 {"role": "user", "content": message.text},
-                {"role": "assistant", "content": reply.text},
+                {"role": "assistant", "content": _content(reply, thinking=thinking)},
             ]
     if not exchanges:
         return []
     system = [{"role": "system", "content": chat.system}] if chat.system else []
     return [{"messages": system + exchanges}]
+
+
+def _content(reply: StoredMessage, *, thinking: bool) -> str:
+    if not (thinking and reply.thoughts):
+        return reply.text
+    begin, end = THINKING
+    return f"{begin}\n{reply.thoughts.strip()}\n{end}\n\n{reply.text}"

@@ -14,23 +14,21 @@ from functools import partial
 
 from chatapp.dialogue.prompt import Exchange, Label, Prompt, Shot, Writer
 from chatapp.engine.errors import ModelError
-from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.model import ChatModel, LanguageModel, Sampling
 from chatapp.fewshot.answering import Answerer, Question, sampling_of
 from chatapp.fewshot.choices import selector_for
+from chatapp.fewshot.encoding import without_start
 from chatapp.prompting import budget
+from chatapp.prompting.chat_template import Template
 from chatapp.prompting.examples import Example, PromptError
-from chatapp.prompting.layout import (
-    Demonstration,
-    Fitted,
-    continuation,
-    demonstrations,
-    fit,
-    render,
-)
+from chatapp.prompting.layout import Demonstration, Fitted, demonstrations
 from chatapp.prompting.library import find
+from chatapp.prompting.messages import Message
 from chatapp.prompting.promptfile import Persona, PromptFile, load_for_chat
 from chatapp.prompting.segments import Segment
 from chatapp.prompting.selection.methods import Selector
+from chatapp.prompting.template import PLAIN
+from chatapp.prompting.turns import Layout, TurnsLayout, layout_of
 
 _MOST_LABELS = 4
 
@@ -38,24 +36,31 @@ _MOST_LABELS = 4
 class FewShotWriter(Writer):
     """Writes chats in the layout of a prompt file.
 
-    selector: chooses from the file's pool; None shows no demonstrations.
+    selector: chooses from the file's pool; None shows no demonstrations. template: what turns
+        are written in.
     Raises PromptError when the file asks for a sampling there is not.
     """
 
     def __init__(
-        self, model: LanguageModel, name: str, prompt: PromptFile, selector: Selector | None
+        self,
+        model: LanguageModel,
+        name: str,
+        prompt: PromptFile,
+        selector: Selector | None,
+        template: Template,
     ) -> None:
         super().__init__(model)
         self.name = name
-        self.stop = prompt.stop
         self.prompt = prompt
         # However labels are scored, the prompt that is shown is laid out as it reads.
         self._prompt = replace(prompt, scoring="direct")
+        self._template = template
+        self.stop = self._layout(self._prompt).stop
         self._selector = selector
         sampling_of(prompt)
 
     @classmethod
-    def open(cls, model: LanguageModel, name: str) -> "FewShotWriter":
+    def open(cls, model: LanguageModel, name: str, template: Template = PLAIN) -> "FewShotWriter":
         """The writer for the prompt file that a chat calls by this name.
 
         It may take long: a pool is read and encoded. Raises PromptError when the file, or the
@@ -64,13 +69,15 @@ class FewShotWriter(Writer):
         prompt = load_for_chat(find(name))
         if isinstance(prompt, Persona):
             raise PromptError(f"{prompt.path}: is a persona, expected a prompt file")
-        return cls.of(model, name, prompt)
+        return cls.of(model, name, prompt, template)
 
     @classmethod
-    def of(cls, model: LanguageModel, name: str, prompt: PromptFile) -> "FewShotWriter":
+    def of(
+        cls, model: LanguageModel, name: str, prompt: PromptFile, template: Template
+    ) -> "FewShotWriter":
         """The writer for a prompt file that was read already (see `open`)."""
         try:
-            return cls(model, name, prompt, selector_for(prompt, model))
+            return cls(model, name, prompt, selector_for(prompt, model), template)
         except ModelError as error:
             raise PromptError(f"{prompt.path}: {error}") from None
 
@@ -91,10 +98,12 @@ class FewShotWriter(Writer):
         prompt, window = self._prompt, self._model.context
         if system is not None:
             prompt = replace(prompt, instruction=system.strip())
+        layout = self._layout(prompt)
         begun = self.render_reply(newest.reply or "")
-        alone = self._count(render(prompt, [], newest.user))
+        bare = layout.render([], newest.user)
+        alone = self._count(bare)
         room = window - alone - self._count(begun)
-        self._check_room(render(prompt, [], newest.user), room, begun=bool(begun))
+        self._check_room(bare, room, begun=bool(begun))
         reserve = min(max_tokens, window // 4)
         # What nobody answered is no example of an answer.
         answered = [
@@ -103,19 +112,20 @@ class FewShotWriter(Writer):
             if exchange.reply and self.goes_on
         ]
         costs = [
-            self._count(render(prompt, [], newest.user, [turn])) - alone for _, turn in answered
+            self._count(layout.render([], newest.user, [turn])) - alone for _, turn in answered
         ]
         # The chat so far may take up to half of the room from the demonstrations.
         for_turns = min(max(0, room - reserve) // 2, sum(costs))
         limit = window - reserve - self._count(begun) - for_turns
         chosen = self._choose(newest.user)
-        fitted = self._fit(prompt, list(chosen), newest.user, limit)
-        shown = self._count([*render(prompt, fitted.kept, newest.user), *begun])
+        fitted = self._fit(layout, list(chosen), newest.user, limit)
+        shown = self._count([*layout.render(fitted.kept, newest.user), *begun])
         turns = budget.fit(
             window=window, instructions=0, history=costs, newest=shown, reserve=reserve
         )
         kept = [turn for _, turn in answered[turns.dropped :]]
-        segments = (*render(prompt, fitted.kept, newest.user, kept), *begun)
+        rendered = layout.render(fitted.kept, newest.user, kept)
+        segments = (*without_start(rendered, self._model), *begun)
         shots = [chosen[index] for index in fitted.kept]
         question = Question(newest.user, list(segments), shots, [])
         return Prompt(
@@ -125,6 +135,7 @@ class FewShotWriter(Writer):
             shots=self._shots(shots),
             dropped_shots=self._shots(chosen[index] for index in fitted.dropped),
             choose=partial(self._label, prompt, question) if prompt.labels and not begun else None,
+            messages=() if begun else self._sent(layout, fitted.kept, newest.user, kept),
         )
 
     def render_instruction(self, system: str | None) -> list[Segment]:
@@ -132,16 +143,28 @@ class FewShotWriter(Writer):
         return [Segment("instruction", text)] if text else []
 
     def render_reply(self, reply: str) -> list[Segment]:
-        return [Segment("assistant", continuation(self._prompt, reply))] if reply.strip() else []
+        return self._layout(self._prompt).answer(reply)
+
+    def _layout(self, prompt: PromptFile) -> Layout:
+        return layout_of(prompt, self._template)
+
+    def _sent(
+        self, layout: Layout, kept: Sequence[int], query: str, turns: Sequence[Example]
+    ) -> tuple[Message, ...]:
+        """What a server is sent that writes turns itself; nothing for other models."""
+        if isinstance(layout, TurnsLayout) and isinstance(self._model, ChatModel):
+            return tuple(layout.messages(kept, query, turns))
+        return ()
 
     def _label(self, prompt: PromptFile, question: Question) -> Label | None:
         """The answer to a question; None for a model that cannot score, which then writes it."""
         scored = replace(prompt, scoring=self.prompt.scoring)
         try:
-            (answer,) = Answerer(self._model, scored, None).answer([question])
+            answerer = Answerer(self._model, scored, None, template=self._template)
+            (answer,) = answerer.answer([question])
         except ModelError:
             return None
-        ids = self._encode(Segment("assistant", continuation(prompt, answer.output)))
+        ids = self.reply_ids(answer.output)
         likeliest = sorted(answer.probabilities.items(), key=lambda item: -item[1])[:_MOST_LABELS]
         remark = " · ".join(f"{label} {100 * share:.1f}%" for label, share in likeliest)
         return Label(tuple(ids), remark)
@@ -152,14 +175,11 @@ class FewShotWriter(Writer):
         except ModelError as error:
             raise PromptError(f"{self._prompt.path}: {error}") from None
 
-    def _fit(self, prompt: PromptFile, ranked: list[int], query: str, limit: int) -> Fitted:
+    def _fit(self, layout: Layout, ranked: list[int], query: str, limit: int) -> Fitted:
         try:
-            return fit(prompt, ranked, query, self._count_text, limit)
+            return layout.fit(ranked, query, lambda part: self._count([part]), limit)
         except PromptError:  # the message leaves the reply less room than it should have
             return Fitted([], ranked, 0)
-
-    def _count_text(self, text: str) -> int:
-        return self._count([Segment("marker", text)])
 
     def _shots(self, chosen: Iterable[Demonstration]) -> tuple[Shot, ...]:
         pool = self._prompt.pool

@@ -5,7 +5,7 @@ What is read, each alone, in a list, or one a line:
 - {"messages": [{"role", "content"}], "title", "system", "template", "model"}, where all but
   the messages may be missing. `role` is system (the first message alone), user or assistant,
   which take turns; `content` is text or a list of parts {"text"}; a message may have the
-  `status` that this program's export gives it.
+  `status` and the `thoughts` that this program's export gives it.
 - {"mapping": {node: {"parent", "message"}}, "current_node", "title"}, which is ChatGPT's tree.
   The path from its root to the current node is read.
 
@@ -37,6 +37,7 @@ class ImportedMessage:
     role: Role
     text: str
     status: Status = "complete"
+    thoughts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ def _store(store: Store, chat: ImportedChat) -> int:
         parent = store.add_message(
             chat_id, parent, message.role, message.text, status=message.status
         ).id
+        if message.thoughts:
+            store.update_thoughts(parent, message.thoughts, 0)
     return chat_id
 
 
@@ -155,7 +158,8 @@ def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedM
             system = content
             continue
         _check_turn(role, messages, where)
-        messages.append(ImportedMessage(cast(Role, role), content, _status(row, where)))
+        thoughts = _text(row, "thoughts", where)
+        messages.append(ImportedMessage(cast(Role, role), content, _status(row, where), thoughts))
     return system, messages
 
 

@@ -58,7 +58,7 @@ def preview(
     message = without_surrogates(draft)
     writer: Writer
     if isinstance(chosen, PromptFile):
-        writer = few_shot = FewShotWriter.of(model, name, chosen)
+        writer = few_shot = FewShotWriter.of(model, name, chosen, session.template)
         if not message.strip() and len(chosen.pool) and not few_shot.goes_on:
             message = chosen.pool.inputs[0]
         sampling, about = few_shot.sampling(sampling), _about(chosen, goes_on=few_shot.goes_on)
@@ -83,4 +83,5 @@ def _about(prompt: PromptFile, *, goes_on: bool) -> str:
         return f"The chat goes on after {shown}."
     chosen = f" chosen for it: {prompt.select.method}" if count else ""
     words = f"Each message is asked about by itself, after {shown}{chosen}."
+    words += " All of it stands in turns of a chat." if prompt.style == "turns" else ""
     return f"{words} The reply is one of {', '.join(prompt.labels)}." if prompt.labels else words

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.fewshot.encoding import segment_ids
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.budget import fit
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment, text_of
 from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.thinking import Marks
 from chatapp.userfiles import UserError
 
 
@@ -38,10 +40,14 @@ class MessageTooLong(UserError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A user's message and its reply; None when it has none, or none yet."""
+    """A user's message and its reply; None when it has none, or none yet.
+
+    thoughts: what was thought before the reply, or so far.
+    """
 
     user: str
     reply: str | None = None
+    thoughts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ class Prompt:
     in it, the nearest first; dropped_shots: those that did not fit. choose: has the model
     choose the reply where it has to be a label; None, also of `choose`, where it is generated.
     messages: what a `ChatModel` is given in place of the tokens; empty where it is given those.
+    marks: what stands around a thought that the reply may begin with; None where it cannot.
+    is_thinking: whether the prompt ends within a thought.
     """
 
     segments: tuple[Segment, ...]
@@ -82,6 +90,8 @@ class Prompt:
     dropped_shots: tuple[Shot, ...] = ()
     choose: Callable[[], Label | None] | None = field(default=None, compare=False)
     messages: tuple[Message, ...] = ()
+    marks: Marks | None = None
+    is_thinking: bool = False
 
     @property
     def text(self) -> str:
@@ -130,6 +140,11 @@ class Writer(ABC):
     def render_reply(self, reply: str) -> list[Segment]:
         """A reply, left open where it ends; nothing for an empty one."""
 
+    def render_thoughts(self, thoughts: str, *, over: bool) -> list[Segment]:
+        """What was thought before a reply, as the model wrote it; nothing where the layout knows
+        of no thoughts. over: the reply has begun."""
+        return []
+
     def remember(self, reply: str, drawn: Sequence[int]) -> None:
         """Keep the tokens that the model drew for a reply.
 
@@ -148,6 +163,12 @@ class Writer(ABC):
     def reply_ids(self, reply: str) -> list[int]:
         """The tokens of a reply as a prompt would hold them."""
         return [id for part in self.render_reply(reply) for id in self._ids(part)]
+
+    def written_ids(self, prompt: Prompt, reply: str, thoughts: str) -> list[int]:
+        """The tokens of a reply as the model wrote it to a prompt, thoughts and all."""
+        parts = self.render_thoughts(thoughts, over=bool(reply)) if thoughts else []
+        opened = parts[prompt.is_thinking :]
+        return [id for part in opened for id in self._ids(part)] + self.reply_ids(reply)
 
     def instruction_ids(self, system: str | None) -> list[int]:
         """The tokens of a prompt's opening."""
@@ -182,13 +203,12 @@ class Writer(ABC):
         return self._encode(segment)
 
     def _encode(self, segment: Segment) -> list[int]:
-        if segment.kind == "end":
-            return [self._model.tokenizer.end_id]
-        if segment.kind == "special":
-            return [self._model.tokenizer.special[segment.text]]
-        if segment.text not in self._encoded:
-            self._encoded[segment.text] = self._model.tokenizer.encode(segment.text)
-        return self._encoded[segment.text]
+        return segment_ids(segment, self._model.tokenizer, self._encode_text)
+
+    def _encode_text(self, text: str) -> list[int]:
+        if text not in self._encoded:
+            self._encoded[text] = self._model.tokenizer.encode(text)
+        return self._encoded[text]
 
 
 class PromptWriter(Writer):

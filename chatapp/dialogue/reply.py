@@ -7,13 +7,16 @@ generation ends.
 import math
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 
 from chatapp.dialogue.prompt import Prompt
 from chatapp.dialogue.store import Status, Store, StoredMessage
 from chatapp.engine.events import Event, Finished, FinishReason, Token
 from chatapp.engine.model import ChatModel, LanguageModel, Sampling
+from chatapp.foreign import without_surrogates
+from chatapp.prompting.thinking import ThoughtFilter
 
 _STORE_EVERY_SECONDS = 0.5
 """Half of what a crash may cost."""
@@ -51,11 +54,17 @@ class ReplyRecorder:
     def add(self, event: Event) -> None:
         """Add an event's text, and store it when that was last done long enough ago."""
         self.reply = replace(self.reply, text=self.reply.text + event.text)
+        if event.thought is not None:
+            self.reply = replace(
+                self.reply,
+                thoughts=self.reply.thoughts + without_surrogates(event.thought),
+                thought_tokens=self.reply.thought_tokens + isinstance(event, Token),
+            )
         if isinstance(event, Finished):
             self.finished = event
             self.reply = replace(self.reply, status=_STATUS.get(event.reason, "complete"))
         elif time.monotonic() - self._stored_at >= _STORE_EVERY_SECONDS:
-            self._store.update_message(self.reply.id, self.reply.text, "partial")
+            self._store_reply("partial")
             self._stored_at = time.monotonic()
 
     def fail(self) -> None:
@@ -64,7 +73,7 @@ class ReplyRecorder:
 
     def end(self) -> None:
         """Store all of the reply, and how its generation ended."""
-        self._store.update_message(self.reply.id, self.reply.text, self.reply.status)
+        self._store_reply(self.reply.status)
         if self.finished is not None and self._generation_id is not None:
             self._store.finish_generation(
                 self._generation_id,
@@ -76,6 +85,12 @@ class ReplyRecorder:
                 seconds=self.finished.seconds,
             )
 
+    def _store_reply(self, status: Status) -> None:
+        reply = self.reply
+        with self._store.transaction():
+            self._store.update_message(reply.id, reply.text, status)
+            self._store.update_thoughts(reply.id, reply.thoughts, reply.thought_tokens)
+
 
 def reply_events(
     model: LanguageModel,
@@ -86,6 +101,52 @@ def reply_events(
     stop: Sequence[str] = (),
     cancel: threading.Event | None = None,
     top: int = 0,
+) -> Generator[Event]:
+    """A reply to a prompt, with what was thought before it apart.
+
+    begin: the reply's first tokens, which come as if they had been drawn. See `_drawn_events`.
+    """
+    events = _drawn_events(model, prompt, sampling, begin=begin, stop=stop, cancel=cancel, top=top)
+    with closing(events):
+        if prompt.marks is None:
+            yield from events
+        else:
+            thoughts = ThoughtFilter(prompt.marks, is_open=prompt.is_thinking)
+            marks = (prompt.marks.begin, prompt.marks.end)
+            special = model.tokenizer.special
+            names = {special[mark]: mark for mark in marks if mark in special}
+            yield from _apart(events, thoughts, names)
+
+
+def _apart(
+    events: Iterable[Event], thoughts: ThoughtFilter, names: Mapping[int, str]
+) -> Iterator[Event]:
+    """The events with their texts taken apart into thoughts and the reply.
+
+    names: of tokens that are a mark; as special tokens they have no text.
+    """
+    for event in events:
+        if isinstance(event, Token):
+            name = names.get(event.id, "")
+            thought, text = thoughts.push(event.text.removesuffix(name) + name)
+        else:
+            thought, text = thoughts.push(event.text)
+            rest, said = thoughts.flush()
+            if rest is not None:
+                thought = (thought or "") + rest
+            text += said
+        yield replace(event, text=text, thought=thought)
+
+
+def _drawn_events(
+    model: LanguageModel,
+    prompt: Prompt,
+    sampling: Sampling,
+    *,
+    begin: Sequence[int],
+    stop: Sequence[str],
+    cancel: threading.Event | None,
+    top: int,
 ) -> Generator[Event]:
     """A reply to a prompt: chosen among its labels where it has some, else generated.
 

@@ -11,6 +11,7 @@ from chatapp.dialogue.prompt import Exchange, Prompt, PromptWriter
 from chatapp.engine.events import THINKING
 from chatapp.prompting.messages import Message
 from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.thinking import Marks
 
 SERVED = DialogueTemplate(
     name="server's own",
@@ -34,23 +35,17 @@ class MessagesWriter(PromptWriter):
     What was thought before earlier replies is left out, as makers of such models want it.
     """
 
+    _MARKS = Marks(*THINKING)
+
     def write(
         self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
     ) -> Prompt:
-        *history, newest = exchanges
-        said = [replace(each, reply=without_thoughts(each.reply or "")) for each in history]
-        prompt = super().write(system, [*said, newest], max_tokens=max_tokens)
-        if newest.reply:
+        prompt = super().write(system, exchanges, max_tokens=max_tokens)
+        if exchanges[-1].reply:
             return prompt
         opening = [Message("system", part.text) for part in self.render_instruction(system)]
-        turns = _messages([*said[prompt.dropped :], newest])
-        return replace(prompt, messages=(*opening, *turns))
-
-
-def without_thoughts(reply: str) -> str:
-    """A reply without what was thought before it; nothing is left of one that is all thought."""
-    begin, end = THINKING
-    return reply.partition(end)[2].lstrip() if reply.lstrip().startswith(begin) else reply
+        turns = _messages(exchanges[prompt.dropped :])
+        return replace(prompt, messages=(*opening, *turns), marks=self._MARKS)
 
 
 def _messages(exchanges: Sequence[Exchange]) -> list[Message]:

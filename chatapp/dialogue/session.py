@@ -5,7 +5,7 @@ sees it, and a reply at least once a second while it grows.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -105,6 +105,8 @@ class Session:
         self._store = store
         self._sampling = sampling or Sampling()
         self._sampling_is_set = False
+        self.asked_sampling: Mapping[str, int | float] = {}
+        """What the chat's prompt file asks for, as far as it was read and is heeded."""
         self._system = system if chat is None else chat.system
         self.prompt = prompt if chat is None else chat.prompt
         self.asked_template = asked_template if chat is None else chat.asked_template
@@ -197,7 +199,9 @@ class Session:
         path = self._path_to(message_id)
         reply = path.pop() if message.role == "assistant" else None
         prompt = self._write(path)
-        ids = self._open_writer().reply_ids(reply.text) if reply else []
+        ids: list[int] = []
+        if reply is not None:
+            ids = self._open_writer().written_ids(prompt, reply.text, reply.thoughts)
         room = self.model.context - len(prompt.ids)
         sent = self._store.sent_prompt(message_id)
         return Reading(
@@ -309,6 +313,8 @@ class Session:
         begin: tokens that come before those the model draws.
         """
         writer, sampling = self._open_writer(), seeded(self.sampling)
+        if prompt.messages:  # a server begins anew what was cut off in the middle of a thought
+            reply = replace(reply, thoughts="", thought_tokens=0)
         recorder = ReplyRecorder(self._store, reply)
         drawn = writer.reply_ids(reply.text)
         dropped = self._messages_in(prompt.dropped, self._path)
@@ -327,7 +333,7 @@ class Session:
                 for event in trimmed(events, begun=bool(reply.text)):
                     recorder.add(event)
                     if isinstance(event, Token):
-                        if event.id != self.model.tokenizer.end_id:
+                        if event.thought is None and event.id != self.model.tokenizer.end_id:
                             drawn.append(event.id)
                         if top:
                             self._drawn.setdefault(reply.id, []).append(event)
@@ -362,9 +368,10 @@ class Session:
         if self._writer is None and self.prompt:
             from chatapp.dialogue.fewshot_chat import FewShotWriter
 
-            writer = FewShotWriter.open(self.model, self.prompt)
+            writer = FewShotWriter.open(self.model, self.prompt, self.template)
             if not self._sampling_is_set:
                 self._sampling = writer.sampling(self._sampling)
+                self.asked_sampling = writer.prompt.generate
             self._writer = writer
         elif self._writer is None:
             self._writer = writer_for(self.model, self.template)
@@ -425,5 +432,5 @@ def _exchanges(path: list[StoredMessage]) -> list[Exchange]:
         if message.role == "user":
             exchanges.append(Exchange(message.text))
         else:
-            exchanges[-1] = replace(exchanges[-1], reply=message.text)
+            exchanges[-1] = Exchange(exchanges[-1].user, message.text, message.thoughts)
     return exchanges

@@ -4,6 +4,7 @@ Keep: a model is chatted with in the template it was trained in, or not at all.
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from chatapp.dialogue.chat_writer import ChatWriter
@@ -54,6 +55,18 @@ def _choice(name: str, own: Template | None, requested: str) -> Template:
             f"({template.fingerprint})"
         )
     return template
+
+
+def with_thinking(model: LanguageModel, template: Template, thinking: bool) -> Template:
+    """The template with its switch for thinking set. Raises ValueError where there is none."""
+    if isinstance(template, ChatTemplate) and template.switch:
+        return replace(template, thinking=thinking)
+    raise ValueError(f"the model {model.name} has no switch for thinking in its template")
+
+
+def thinking_of(template: Template) -> bool | None:
+    """What a template's switch for thinking was set to; None when it was not."""
+    return template.thinking if isinstance(template, ChatTemplate) else None
 
 
 def writer_for(model: LanguageModel, template: Template) -> Writer:

@@ -7,11 +7,12 @@ that nothing but what the user has set differs between them.
 import shlex
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from chatapp.dialogue.session import Session, SessionEvent, Started
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.template_choice import choose_template
+from chatapp.dialogue.template_choice import choose_template, thinking_of, with_thinking
 from chatapp.engine.load import PRECISIONS
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.parameters import PARAMETERS
@@ -84,6 +85,7 @@ class Pair:
         self._system = session.system
         self._prompt = session.prompt
         self._asked_template = session.asked_template
+        self._thinking = thinking_of(session.template)
         self._message = message
         self._load = load
 
@@ -96,9 +98,13 @@ class Pair:
         model = self._load(variant.model, variant.precision)
         if cancel.is_set():
             raise ValueError("stopped before there was a reply")
+        template = choose_template(model, variant.template, self._asked_template)
+        if self._thinking is not None:
+            with suppress(ValueError):  # of a model that has no such switch
+                template = with_thinking(model, template, self._thinking)
         session = Session(
             model,
-            template=choose_template(model, variant.template, self._asked_template),
+            template=template,
             store=self._store,
             chat_id=self._chat_id,
             system=self._system,

@@ -1,13 +1,14 @@
 """What generation yields: any number of `Token`s, then exactly one `Finished`.
 
-Keep: the reply is the concatenation of every event's `text`, whatever the tokens were.
+Keep: the reply is the concatenation of every event's `text`, whatever the tokens were, and what
+was thought before it that of every `thought`.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 THINKING = ("<think>", "</think>")
-"""Between these stands, in a reply's text, what was thought before it."""
+"""Between these stands, in a server's reply, what its server tells apart as thought before it."""
 
 FinishReason = Literal["stop", "length", "context", "repetition", "cancelled", "error"]
 
@@ -35,6 +36,8 @@ class Token:
     logprob: natural log of its probability under the model's plain softmax, before
         temperature, penalties and cuts; nan where a server does not tell.
     alternatives: the most probable tokens, when they were asked for, best first.
+    thought: text of a thought, as `text` is of the reply; None for a token of the reply. Models
+        give all they draw as text; who knows their marks takes it apart (`dialogue.reply`).
     """
 
     id: int
@@ -42,6 +45,7 @@ class Token:
     piece: str
     logprob: float
     alternatives: tuple[Alternative, ...] = ()
+    thought: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Finished:
     reason: `stop` (a stop string or the end-of-text token), `length` (max_tokens),
         `context` (the window is full), `repetition` (it repeated itself and was cut back),
         `cancelled`, or `error` (see message).
-    text: text held back that turned out to be no stop string and no repetition.
+    text, thought: what was held back that turned out to be no stop string and no repetition.
     prompt_tokens: tokens of the prompt; reused_tokens of them came from the cache.
     reply_tokens: tokens generated, those cut off counted, a final end-of-text token not.
     time_to_first_token, seconds: from the call on, in seconds.
@@ -66,6 +70,7 @@ class Finished:
     time_to_first_token: float = 0.0
     seconds: float = 0.0
     message: str = ""
+    thought: str | None = None
 
     @property
     def tokens_per_second(self) -> float:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from chatapp.engine.errors import first_line
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
+from chatapp.engine.generation_config import read_generation_config
 from chatapp.engine.model import ContextOverflow, Sampling, Tokenizer
 from chatapp.engine.repetition import RepetitionFilter
 from chatapp.engine.sampling import Sampler
@@ -79,7 +80,7 @@ class LocalGenerator(ABC):
         self.vocabulary = vocabulary
         self.layers = layers
         self.tokenizer: Tokenizer = tokenizer
-        self.end_ids = {tokenizer.end_id}
+        self.end_ids = {tokenizer.end_id} | read_generation_config(folder).ends
         self.piece = tokenizer.piece
         self.lock = ComputeLock()
 

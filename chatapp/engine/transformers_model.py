@@ -133,9 +133,6 @@ class TransformersModel(LocalGenerator):
             layers=model.config.num_hidden_layers,
             tokenizer=tokenizer,
         )
-        ends = getattr(model.generation_config, "eos_token_id", None)
-        if isinstance(ends, list):  # Llama 3 ends a turn and a text with different tokens
-            self.end_ids |= set(ends)
         self._batch_tokens = max(1, BATCH_LOGITS // vocabulary)
         self.network = model.eval()
         self.start = list(start)

@@ -7,6 +7,8 @@ the answer to one item in one setting:
     task, shots, selection, order, seed     the setting
     layout          how it was asked: direct, calibrated (direct with content-free inputs),
                     channel, text (generated) or vote (no model)
+    style           text, turns (of a chat), or none for a vote; text where it is missing
+    label_tokens    number of tokens by label, where turns have others than the head says
     item            the number of the item among those evaluated; line: in its file
     input, gold     the item
     examples        the demonstrations as indices into the pool, nearest first
@@ -34,12 +36,21 @@ FORMAT = 1
 Rule = Callable[[Likelihoods, dict[str, int]], str]
 """From likelihoods, and the number of tokens of each label, to an answer."""
 
-Setting = tuple[str, int, str, str, str]
-"""Task, shots, selection, order and layout."""
+NONE = "none"
+"""The selection and the order of a prompt without demonstrations, and the style of a vote."""
+
+Setting = tuple[str, int, str, str, str, str]
+"""Task, shots, selection, order, layout and style."""
 
 
 def setting_of(row: JournalRow) -> Setting:
-    return row["task"], row["shots"], row["selection"], row["order"], row["layout"]
+    setting = row["task"], row["shots"], row["selection"], row["order"], row["layout"]
+    return *setting, style_of(row)
+
+
+def style_of(row: JournalRow) -> str:
+    """How a row was laid out; rows of before there was a choice do not say."""
+    return str(row.get("style", NONE if row["layout"] == "vote" else "text"))
 
 
 def likelihoods_of(row: JournalRow) -> Likelihoods:
@@ -70,7 +81,7 @@ def accuracies(path: Path, rule: Rule) -> dict[Setting, float]:
     right: dict[Setting, list[bool]] = {}
     for row in rows:
         if row["layout"] in ("direct", "calibrated"):
-            tokens = head["tasks"][row["task"]]["label_tokens"]
+            tokens = row.get("label_tokens") or head["tasks"][row["task"]]["label_tokens"]
             answer = rule(likelihoods_of(row), tokens)
             right.setdefault(setting_of(row), []).append(answer == row["gold"])
     return {setting: fmean(rights) for setting, rights in right.items()}

@@ -12,20 +12,19 @@ from itertools import product
 
 from chatapp.engine.folder import model_identity
 from chatapp.engine.model import LanguageModel
-from chatapp.evaluation.answers import FORMAT, read_answers
+from chatapp.evaluation.answers import FORMAT, NONE, read_answers, style_of
 from chatapp.evaluation.batch import log_likelihoods
 from chatapp.evaluation.identity import prompt_identity
 from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.fewshot.answering import Answer, Answerer
 from chatapp.fewshot.choices import changed, method_of, selector_for
+from chatapp.prompting.chat_template import Template
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.promptfile import PromptFile, Scoring
+from chatapp.prompting.promptfile import PromptFile, Scoring, Style
 from chatapp.prompting.selection.methods import Fixed, Selector, vote
 from chatapp.prompting.selection.select import Select
-
-NONE = "none"
-"""The selection and the order of a prompt without demonstrations."""
+from chatapp.prompting.template import PLAIN
 
 AS_CHOSEN = "as chosen"
 """The order of demonstrations that have no nearness, where none is asked for."""
@@ -55,13 +54,14 @@ class Grid:
     select: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     scoring: tuple[Scoring, ...] = ()
+    style: tuple[Style, ...] = ()
     seeds: int = 1
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run over the items of a task. layout: see `answers`."""
+    """One run over the items of a task. layout, style: see `answers`."""
 
     task: str
     shots: int
@@ -69,6 +69,7 @@ class Cell:
     order: str
     layout: str
     seed: int
+    style: str = "text"
 
 
 def subset(items: Sequence[Item], limit: int | None, seed: int) -> list[Item]:
@@ -94,8 +95,10 @@ def plan(task: Task, grid: Grid) -> list[Cell]:
         for select, order in product(grid.select or (own,), grid.order or (None,)):
             settings = [(NONE, NONE)] if not shots else [(select, _order(prompt, select, order))]
             for selection, printed in settings:
-                for layout in _layouts(prompt, selection, grid.scoring or (prompt.scoring,)):
-                    cell = Cell(task.name, shots, selection, printed, layout, grid.seed)
+                scorings, styles = grid.scoring or (prompt.scoring,), grid.style or (prompt.style,)
+                for style, layout in product(styles, _layouts(prompt, selection, scorings)):
+                    asked = NONE if layout == "vote" else style
+                    cell = Cell(task.name, shots, selection, printed, layout, grid.seed, asked)
                     is_drawn = _is_drawn(prompt_of(task, cell), cell)
                     for seed in range(grid.seeds if is_drawn else 1):
                         cells[replace(cell, seed=grid.seed + seed)] = None
@@ -112,6 +115,7 @@ def prompt_of(task: Task, cell: Cell) -> PromptFile:
         order=None if given else cell.order,
         scoring=cell.layout if cell.layout in ("calibrated", "channel") else "direct",
         seed=cell.seed,
+        style="text" if cell.style == NONE else cell.style,
     )
 
 
@@ -189,16 +193,18 @@ def evaluate(
     cells: Sequence[tuple[Task, Cell]],
     selectors: Mapping[str, Selectors],
     *,
+    template: Template = PLAIN,
     journal: Journal | None = None,
     progress: Progress | None = None,
 ) -> list[JournalRow]:
     """The rows of every cell, those of an earlier start included.
 
-    selectors: by the task's name. Raises PromptError when the journal is of another
-    evaluation, and, before anything is asked, for an item that does not fit the window.
+    selectors: by the task's name. template: what turns are written in. Raises PromptError when
+    the journal is of another evaluation, and, before anything is asked, for an item that does not
+    fit the window.
     """
     tasks = {task.name: task for task, _ in cells}
-    _check_fit(model, cells)
+    _check_fit(model, template, cells)
     done = _earlier(journal, _head(model, tasks.values())) if journal else {}
     rows: list[JournalRow] = []
     total = sum(len(task.items) for task, _ in cells)
@@ -211,7 +217,8 @@ def evaluate(
         if not missing:
             continue
         prompt = prompt_of(task, cell)
-        answerer = Answerer(model, prompt, selectors[task.name].of(prompt))
+        selector = selectors[task.name].of(prompt)
+        answerer = Answerer(model, prompt, selector, template=template)
         for start in range(0, len(missing), answerer.batch):
             new = _ask(answerer, task, cell, missing[start : start + answerer.batch])
             if journal:
@@ -225,15 +232,23 @@ def evaluate(
 def _ask(answerer: Answerer, task: Task, cell: Cell, numbers: Sequence[int]) -> list[JournalRow]:
     answers = answerer.answer([answerer.prepare(task.items[number].input) for number in numbers])
     return [
-        _row(task, cell, number, answer) for number, answer in zip(numbers, answers, strict=True)
+        _row(task, cell, number, answer)
+        | ({"label_tokens": answerer.label_tokens} if cell.style == "turns" else {})
+        for number, answer in zip(numbers, answers, strict=True)
     ]
 
 
-def _check_fit(model: LanguageModel, cells: Iterable[tuple[Task, Cell]]) -> None:
+def _check_fit(
+    model: LanguageModel, template: Template, cells: Iterable[tuple[Task, Cell]]
+) -> None:
     """Raise PromptError for an item that does not fit even without demonstrations."""
-    bare = {(task.name, cell.layout): (task, cell) for task, cell in cells if cell.layout != "vote"}
+    bare = {
+        (task.name, cell.layout, cell.style): (task, cell)
+        for task, cell in cells
+        if cell.layout != "vote"
+    }
     for task, cell in bare.values():
-        answerer = Answerer(model, prompt_of(task, cell), None)
+        answerer = Answerer(model, prompt_of(task, cell), None, template=template)
         for item in task.items:
             try:
                 answerer.prepare(item.input)
@@ -253,6 +268,7 @@ def _row(task: Task, cell: Cell, number: int, answer: Answer) -> JournalRow:
         "order": cell.order,
         "layout": cell.layout,
         "seed": cell.seed,
+        "style": cell.style,
         "item": number,
         "line": item.line,
         "input": item.input,
@@ -272,13 +288,18 @@ def _head(model: LanguageModel, tasks: Iterable[Task]) -> JournalRow:
         "model": model_identity(model),
         "tasks": {
             task.name: {
-                "prompt": prompt_identity(replace(task.prompt, select=Select(), scoring="direct")),
+                "prompt": prompt_identity(_bare(task.prompt)),
                 "items": _items_identity(task.items),
-                "label_tokens": Answerer(model, task.prompt, None).label_tokens,
+                "label_tokens": Answerer(model, _bare(task.prompt), None).label_tokens,
             }
             for task in tasks
         },
     }
+
+
+def _bare(prompt: PromptFile) -> PromptFile:
+    """A prompt file without what the cells of an evaluation vary."""
+    return replace(prompt, select=Select(), scoring="direct", style="text")
 
 
 def _items_identity(items: Sequence[Item]) -> str:
@@ -304,5 +325,6 @@ def _earlier(journal: Journal, head: JournalRow) -> dict[Cell, dict[int, Journal
     done: dict[Cell, dict[int, JournalRow]] = {}
     for row in rows:
         names = ("task", "shots", "selection", "order", "layout", "seed")
-        done.setdefault(Cell(*(row[name] for name in names)), {})[row["item"]] = row
+        cell = Cell(**{name: row[name] for name in names}, style=style_of(row))
+        done.setdefault(cell, {})[row["item"]] = row
     return done

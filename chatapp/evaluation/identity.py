@@ -11,7 +11,7 @@ from chatapp.prompting.promptfile import PromptFile
 
 def prompt_identity(prompt: PromptFile) -> str:
     """Twelve hex digits over what a prompt file makes of an input."""
-    keys = {
+    keys: dict[str, object] = {
         "text": prompt.text,
         "layout": [
             prompt.instruction,
@@ -25,6 +25,8 @@ def prompt_identity(prompt: PromptFile) -> str:
         "scoring": prompt.scoring,
         "generate": dict(prompt.generate),
     }
+    if prompt.style != "text":  # as it was before there was a choice
+        keys["style"] = prompt.style
     digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode())
     for text in (*prompt.pool.inputs, *prompt.pool.outputs):
         digest.update(text.encode("utf-8", "surrogatepass") + b"\0")

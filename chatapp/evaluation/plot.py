@@ -62,7 +62,7 @@ def _over_shots(part: "SubFigure", group: Sequence[Result]) -> None:
     legend: dict[str, Any] = {}
     all_axes = part.subplots(1, len(scorings), sharey=True, squeeze=False)[0]
     for axes, scoring in zip(all_axes, scorings, strict=True):
-        curves = _curves([result for result in group if result.scoring == scoring])
+        curves = _curves([result for result in group if _asked(result) == scoring])
         for number, ((selection, order), points) in enumerate(curves.items()):
             style = selections.index(selection) if selection in selections else 0
             orders = [other for name, other in curves if name == selection]
@@ -107,7 +107,7 @@ def _over_selections(part: "SubFigure", group: Sequence[Result]) -> None:
     axes = part.subplots()
     legend: dict[str, Any] = {}
     for number, scoring in enumerate(scorings):
-        points = [result for result in group if result.scoring == scoring]
+        points = [result for result in group if _asked(result) == scoring]
         aside = 0.22 * (number - (len(scorings) - 1) / 2)
         legend[scoring] = axes.errorbar(
             [result.mean for result in points],
@@ -151,8 +151,13 @@ def _shots(group: Sequence[Result]) -> list[int]:
     return sorted({result.shots for result in group})
 
 
+def _asked(result: Result) -> str:
+    """How labels were scored, and whether in turns of a chat."""
+    return f"{result.scoring}, in turns" if result.style == "turns" else result.scoring
+
+
 def _scorings(group: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(result.scoring for result in group))
+    return list(dict.fromkeys(_asked(result) for result in group))
 
 
 def _rows(group: Sequence[Result]) -> list[tuple[str, str]]:

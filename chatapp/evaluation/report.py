@@ -30,8 +30,9 @@ Vote = Callable[[Cell], list[str] | None]
 class Result:
     """One measure in one setting.
 
-    task, shots, selection, order, scoring: the setting; selection and order are "none" where
-        there are no demonstrations. scoring: also "text" (generated) and "vote".
+    task, shots, selection, order, style, scoring: the setting; selection and order are "none"
+        where there are no demonstrations, style is for a vote. scoring: also "text" (generated)
+        and "vote".
     mean, spread, interval, interval_of: over seeds, see `metrics.Estimate`.
     n: items. seeds: runs, one where nothing is drawn.
     majority: the measure of always giving the commonest gold answer of these items.
@@ -47,6 +48,7 @@ class Result:
     shots: int
     selection: str
     order: str
+    style: str
     scoring: str
     metric: Measure
     mean: float
@@ -79,9 +81,9 @@ def results(
     for row in rows:
         settings[setting_of(row)].append(row)
     measured = []
-    for (name, shots, selection, order, layout), group in settings.items():
+    for (name, shots, selection, order, layout, style), group in settings.items():
         task = by_name[name]
-        cell = Cell(name, shots, selection, order, layout, group[0]["seed"])
+        cell = Cell(name, shots, selection, order, layout, group[0]["seed"], style)
         beside = _beside(task, group, votes[name](cell))
         for scoring in _deciding(layout, scorings or (task.prompt.scoring,)):
             runs = _runs(group, scoring)
@@ -94,6 +96,7 @@ def results(
                         shots,
                         selection,
                         order,
+                        style,
                         scoring,
                         metric,
                         **asdict(estimated),
@@ -170,6 +173,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("selection", lambda r: r.selection),
     ("order", lambda r: r.order),
     ("scoring", lambda r: r.scoring),
+    ("style", lambda r: r.style),
     ("mean", lambda r: f"{r.mean:.3f}"),
     ("spread", lambda r: "" if r.spread is None else f"{r.spread:.3f}"),
     ("95 %", lambda r: f"{r.interval[0]:.3f}–{r.interval[1]:.3f}"),
@@ -185,6 +189,8 @@ _COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("s/item", lambda r: f"{r.seconds_per_item:.3f}"),
 )
 
+
+_TEXTS = ("task", "measure", "selection", "order", "style", "scoring", "95 % by")
 
 _LEAVE_OUT = (
     *("s/item", "tokens", "dropped", "gold shown", "gold share"),
@@ -243,7 +249,7 @@ def _table(results: Sequence[Result], leave_out: Sequence[str]) -> "Table":
         shown.caption = Text(f"not shown for want of width: {', '.join(left_out)}")
     names = [name for name in cells if name not in common and name not in leave_out]
     for name in names:
-        is_text = name in ("task", "measure", "selection", "order", "scoring", "95 % by")
+        is_text = name in _TEXTS
         shown.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     for row in zip(*(cells[name] for name in names), strict=True):
         shown.add_row(*map(Text, row))

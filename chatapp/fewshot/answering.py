@@ -12,25 +12,27 @@ that the prompt shown is the prompt the model saw.
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from chatapp.engine.events import Finished
-from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.events import Event, Finished
+from chatapp.engine.model import ChatModel, LanguageModel, Sampling
+from chatapp.fewshot.encoding import segment_ids, without_start
 from chatapp.fewshot.scoring import CONTENT_FREE, Likelihoods, best, probabilities
+from chatapp.prompting.chat_template import Template
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.layout import (
     Demonstration,
-    continuation,
     demonstrations,
-    fit,
     render,
     render_channel,
 )
 from chatapp.prompting.promptfile import PromptFile
 from chatapp.prompting.segments import Segment
 from chatapp.prompting.selection.methods import Selector, vote
+from chatapp.prompting.template import PLAIN
+from chatapp.prompting.turns import TurnsLayout, layout_of
 
 # Questions answered at once: enough to share what their prompts have in common, few to lose.
 _BATCH = 16
@@ -76,8 +78,9 @@ class Answer:
 class Answerer:
     """A prompt file and a model.
 
-    prompt: its `select` and `scoring` say how. selector: chooses from its pool; None shows
-        no demonstrations. sampling: of generated answers; what the prompt file says if None.
+    prompt: its `select`, `scoring` and `style` say how. selector: chooses from its pool; None
+        shows no demonstrations. sampling: of generated answers; what the prompt file says if
+        None. template: what turns are written in.
     Raises PromptError when the prompt file asks for a sampling there is not.
     """
 
@@ -88,12 +91,14 @@ class Answerer:
         selector: Selector | None,
         *,
         sampling: Sampling | None = None,
+        template: Template = PLAIN,
     ) -> None:
         self._model = model
         self._prompt = prompt
         self._selector = selector
         self._sampling = sampling or sampling_of(prompt)
         self._encode = lru_cache(_REMEMBERED)(model.tokenizer.encode)
+        self._layout = layout_of(prompt, template)
         self._labels = self._label_ids()
         self.batch = _BATCH if prompt.labels else 1
         """How many questions to answer at once."""
@@ -114,11 +119,10 @@ class Answerer:
         chosen = demonstrations(prompt, self._selector, text)
         if prompt.select.selector.votes:
             return Question(text, [], list(chosen.values()), [])
-        count, room = lambda part: len(self._encode(part)), self._room(text)
-        fitted = fit(prompt, list(chosen), text, count, room)
+        fitted = self._layout.fit(list(chosen), text, self._count, self._room(text))
         return Question(
             text,
-            self._layout(fitted.kept, text),
+            self._render(fitted.kept, text),
             [chosen[index] for index in fitted.kept],
             [chosen[index] for index in fitted.dropped],
         )
@@ -141,10 +145,13 @@ class Answerer:
             )
         return answers
 
-    def _layout(self, kept: Sequence[int], text: str) -> list[Segment]:
+    def _render(self, kept: Sequence[int], text: str) -> list[Segment]:
         if self._prompt.scoring == "channel":
             return render_channel(self._prompt, kept, text, self._prompt.labels[0])
-        return render(self._prompt, kept, text)
+        return without_start(self._layout.render(kept, text), self._model)
+
+    def _count(self, segment: Segment) -> int:
+        return len(segment_ids(segment, self._model.tokenizer, self._encode))
 
     def _room(self, text: str) -> int:
         """The tokens that a prompt may take, with its label."""
@@ -153,31 +160,29 @@ class Answerer:
             return window - min(self._sampling.max_tokens, window // 4)
         # What `fit` does not know of: the token that ends a label, and other inputs.
         spare = max(len(ids) for ids in self._labels.values()) - max(
-            len(self._encode(continuation(self._prompt, label))) for label in self._labels
+            len(self._ids(self._layout.answer(label))) for label in self._labels
         )
         if self._prompt.scoring == "calibrated":
-            own = len(self._encode(" " + text.strip()))
-            spare += max(0, *(len(self._encode(" " + free)) - own for free in CONTENT_FREE))
+            own = len(self._encode(self._layout.asked(text)))
+            others = (len(self._encode(self._layout.asked(free))) for free in CONTENT_FREE)
+            spare += max(0, *(other - own for other in others))
         return window - spare
 
     def _label_ids(self) -> dict[str, list[int]]:
-        ids = {
-            label: self._encode(continuation(self._prompt, label)) for label in self._prompt.labels
-        }
+        ids = {label: self._ids(self._layout.answer(label)) for label in self._prompt.labels}
         if any(
             one is not other and other[: len(one)] == one
             for one in ids.values()
             for other in ids.values()
         ):
-            between = self._prompt.separator + self._prompt.input_prefix
-            # What comes after white space decides how it is cut into tokens.
-            end = self._encode(between + "x")[0] if between else self._model.tokenizer.end_id
+            end = self._ids([self._layout.after_answer()])[0]
             return {label: [*own, end] for label, own in ids.items()}
         return ids
 
     def _ids(self, segments: Sequence[Segment]) -> list[int]:
         """The tokens of a prompt; the end-of-text token where there are none."""
-        ids = [id for segment in segments for id in self._encode(segment.text)]
+        tokenizer = self._model.tokenizer
+        ids = [id for part in segments for id in segment_ids(part, tokenizer, self._encode)]
         return ids or [self._model.tokenizer.end_id]
 
     def _score(self, questions: Sequence[Question]) -> list[Likelihoods]:
@@ -194,7 +199,7 @@ class Answerer:
             if self._prompt.scoring == "calibrated":
                 inputs += CONTENT_FREE
             for text in inputs:
-                ids = self._ids(render(self._prompt, kept, text))
+                ids = self._ids(self._render(kept, text))
                 pairs += [(ids, label) for label in self._labels.values()]
         sums = iter([math.fsum(scores) for scores in self._model.score(pairs)])
 
@@ -227,12 +232,21 @@ class Answerer:
         ids = self._ids(question.segments)
         text = ""
         finished = Finished("error")
-        for event in self._model.generate(ids, self._sampling, stop=self._prompt.stop):
+        for event in self._events(question, ids):
             text += event.text
             if isinstance(event, Finished):
                 finished = event
         output = text if self._prompt.text is not None else text.strip()
         return Answer(question, output, {}, None, finished, len(ids), finished.seconds)
+
+    def _events(self, question: Question, ids: Sequence[int]) -> Iterator[Event]:
+        """A generated answer; where a server writes the turns, in its model's own template."""
+        if isinstance(self._layout, TurnsLayout) and isinstance(self._model, ChatModel):
+            shown = [example.index for example in question.examples]
+            messages = self._layout.messages(shown, question.input)
+            sent = [{"role": each.role, "content": each.text} for each in messages]
+            return self._model.converse(sent, self._sampling)
+        return self._model.generate(ids, self._sampling, stop=self._layout.stop)
 
 
 def sampling_of(prompt: PromptFile, base: Sampling | None = None) -> Sampling:

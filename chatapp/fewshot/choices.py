@@ -11,13 +11,14 @@ from typing import TypeVar, cast, get_args
 from chatapp.engine.model import LanguageModel
 from chatapp.fewshot.encoders import Progress, load_encoder
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.promptfile import PromptFile, Scoring
+from chatapp.prompting.promptfile import PromptFile, Scoring, Style
 from chatapp.prompting.selection.methods import METHODS, Selector, with_encoder
 from chatapp.prompting.selection.select import ShotOrder, build_selector
 from chatapp.userfiles import did_you_mean, quoted
 
 ORDERS: tuple[ShotOrder, ...] = get_args(ShotOrder)
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
+STYLES: tuple[Style, ...] = get_args(Style)
 
 _Name = TypeVar("_Name", bound=str)
 
@@ -57,6 +58,7 @@ def changed(
     order: str | None = None,
     scoring: str | None = None,
     seed: int | None = None,
+    style: str | None = None,
 ) -> PromptFile:
     """The prompt file with some of its keys changed; None leaves one as it is.
 
@@ -76,6 +78,7 @@ def changed(
         prompt,
         select=prompt.select.model_copy(update=keys),
         scoring=one_of(scoring, SCORINGS, "--score") if scoring is not None else prompt.scoring,
+        style=one_of(style, STYLES, "--style") if style is not None else prompt.style,
         generate=dict(prompt.generate) | ({"seed": seed} if seed is not None else {}),
     )
 

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chatapp.paths import CHAT_TEMPLATE, TOKENIZER_CONFIG
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Kind, Segment
 from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.thinking import Marks, marks_in
 from chatapp.prompting.traced import TEMPLATE, Traced, joined, origins_of
 from chatapp.userfiles import UserError, read_json_object, read_required, shown
 
@@ -39,13 +40,25 @@ _KINDS: Mapping[str, Kind] = {
     "assistant": "assistant",
 }
 
+# What templates call the switch for thinking, the commonest first.
+_SWITCHES = ("enable_thinking", "thinking")
+
 # The origin of instructions that the template gives where a chat has none.
 _DEFAULT = -2
 
 OWN = "own"
 """The name of a model's own chat template."""
 
-Turns = list[tuple[str, Traced]]
+
+class Turn(NamedTuple):
+    """A message as the template is given it."""
+
+    role: str
+    content: Traced
+    thoughts: Traced = Traced("")
+
+
+Turns = list[Turn]
 
 
 class ChatTemplateError(UserError, ValueError):
@@ -59,7 +72,8 @@ class ChatTemplate:
     source: the Jinja program. origin: where it was found, for error messages.
     special: the texts of the tokenizer's special tokens.
     variables: what the program may read besides the messages: `bos_token`, `eos_token` and the
-        other named tokens of the tokenizer, and its own switches, such as `enable_thinking`.
+        other named tokens of the tokenizer, and its own switches.
+    thinking: what its switch for thinking is set to; None leaves that to the template.
     Raises ChatTemplateError when the source is no template.
     """
 
@@ -67,6 +81,7 @@ class ChatTemplate:
     origin: str
     special: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
+    thinking: bool | None = None
 
     def __post_init__(self) -> None:
         """Raises ChatTemplateError when the source is too long or no template."""
@@ -79,7 +94,8 @@ class ChatTemplate:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Twelve hex digits over all that decides the text: equal means renders alike."""
+        """Twelve hex digits over all that decides the text: equal means renders alike, with the
+        switch for thinking set alike."""
         content = [self.source, sorted(self.special), sorted(self.variables.items())]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
@@ -97,13 +113,23 @@ class ChatTemplate:
             text = text[: _end_of(text, len(messages) - 1)]
         if not any(message.role == "system" for message in messages):
             text = self._with_default(text)
-        kinds = [_KINDS[message.role] for message in messages]
-        return list(self._segments(text, kinds))
+        kinds: list[Kind] = [_KINDS[message.role] for message in messages]
+        return list(self._segments(text, kinds + ["thinking"] * len(messages)))
 
     @property
     def name(self) -> str:
         """What it is called where templates have names: the model has but one of its own."""
         return OWN
+
+    @property
+    def switch(self) -> str:
+        """What the template calls its switch for thinking; "" where it has none."""
+        return next((name for name in _SWITCHES if name in self._program.variables), "")
+
+    @cached_property
+    def marks(self) -> Marks | None:
+        """What stands around a thought of the model; None where it has no such marks."""
+        return marks_in(self.source, self.special)
 
     @cached_property
     def instruction(self) -> str:
@@ -128,8 +154,13 @@ class ChatTemplate:
         the first user message (Gemma's documentation); two messages of one role in a row
         become one.
         """
-        turns: Turns = [
-            (message.role, Traced(message.text, index)) for index, message in enumerate(messages)
+        turns = [
+            Turn(
+                message.role,
+                Traced(message.text, index),
+                Traced(message.thoughts, len(messages) + index),
+            )
+            for index, message in enumerate(messages)
         ]
         forms = [turns, _without_system(turns), _alternating(turns)]
         forms.append(_alternating(forms[1]))
@@ -157,12 +188,14 @@ class ChatTemplate:
     def _run(self, turns: Turns, announce: bool, tools: tuple[()] | None = None) -> Traced:
         import jinja2
 
-        chat = [{"role": role, "content": content} for role, content in turns]
+        chat = [{"role": turn.role, "content": turn.content, **_thoughts(turn)} for turn in turns]
+        switch = {} if self.thinking is None else {self.switch: self.thinking}
+        variables = {**self.variables, **switch}
         try:
             return joined(
                 [
                     self._program.render(
-                        **self.variables,
+                        **variables,
                         messages=chat,
                         tools=tools,
                         documents=None,
@@ -263,20 +296,26 @@ def _end_of(text: Traced, message: int) -> int:
 
 def _without_system(turns: Turns) -> Turns:
     """The system message put before the first user message."""
-    if len(turns) < 2 or turns[0][0] != "system":
+    if len(turns) < 2 or turns[0].role != "system":
         return turns
-    (_, system), (role, first), *others = turns
-    return [(role, joined((system, "\n\n", first))), *others]
+    system, first, *others = turns
+    return [first._replace(content=joined((system.content, "\n\n", first.content))), *others]
 
 
 def _alternating(turns: Turns) -> Turns:
     """Messages of one role in a row as one."""
     merged: Turns = []
-    for role, content in turns:
-        if merged and merged[-1][0] == role:
-            content = joined((merged.pop()[1], "\n\n", content))
-        merged.append((role, content))
+    for turn in turns:
+        if merged and merged[-1].role == turn.role:
+            before = merged.pop()
+            turn = turn._replace(content=joined((before.content, "\n\n", turn.content)))
+        merged.append(turn)
     return merged
+
+
+def _thoughts(turn: Turn) -> dict[str, Traced]:
+    """What was thought before a reply, by the name that templates look for it under."""
+    return {"reasoning_content": turn.thoughts} if turn.thoughts else {}
 
 
 Template = DialogueTemplate | ChatTemplate

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from chatapp.prompting.examples import Example, PromptError
 from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.segments import Kind, Segment
+from chatapp.prompting.segments import END_OF_TEXT, Kind, Segment
 from chatapp.prompting.selection.methods import Selector
 from chatapp.prompting.selection.select import Select
 
@@ -167,6 +167,44 @@ def fit(
         kept.pop()
     left = set(ranked) - set(kept)
     return Fitted(kept, [index for index in ranked if index in left], tokens)
+
+
+class TextLayout:
+    """Lays out a prompt file as one text.
+
+    stop: the strings at which a generated answer ends.
+    """
+
+    def __init__(self, prompt: PromptFile) -> None:
+        self._prompt = prompt
+        self.stop = prompt.stop
+
+    def render(
+        self, ranked: Sequence[int], query: str, turns: Sequence[Example] = ()
+    ) -> list[Segment]:
+        """See `render`."""
+        return render(self._prompt, ranked, query, turns)
+
+    def answer(self, output: str) -> list[Segment]:
+        """What follows a rendered prompt when `output` is its answer; nothing for an empty one."""
+        text = continuation(self._prompt, output)
+        return [Segment("assistant", text)] if text.strip() else []
+
+    def after_answer(self) -> Segment:
+        """What follows an answer: its first token says that the answer is over."""
+        between = self._prompt.separator + self._prompt.input_prefix
+        # What comes after white space decides how it is cut into tokens.
+        return Segment("marker", between + "x") if between else END_OF_TEXT
+
+    def asked(self, query: str) -> str:
+        """The text of the input, about as it is encoded."""
+        return f" {query.strip()}"
+
+    def fit(
+        self, ranked: Sequence[int], query: str, count: Callable[[Segment], int], limit: int
+    ) -> Fitted:
+        """See `fit`; count: the tokens of a segment."""
+        return fit(self._prompt, ranked, query, lambda text: count(Segment("marker", text)), limit)
 
 
 def arrange(ranked: Sequence[int], select: Select) -> list[int]:

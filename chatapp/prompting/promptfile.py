@@ -30,6 +30,7 @@ from chatapp.userfiles import line_of, parse_toml, quoted, read_required, shown
 from chatapp.validation import located, strict_model, validated
 
 Scoring = Literal["direct", "calibrated", "channel"]
+Style = Literal["text", "turns"]
 Measure = Literal["accuracy", "macro_f1", "exact_match", "token_f1", "bleu", "rouge_l"]
 
 # An answer should be the likeliest one, the same each time, and short.
@@ -55,6 +56,7 @@ class PromptFile:
     scoring: what decides between labels: the likelihood of the label (`direct`), the same
         relative to the label's likelihood without an input (`calibrated`, Zhao et al. 2021),
         or the likelihood of the input given the label (`channel`, Min et al. 2021).
+    style: whether it is laid out as one text, or its demonstrations as turns of a chat.
     generate: sampling parameters; greedy and at most 64 tokens, unless the file
         says otherwise; empty for a text prompt, which is the user's own to sample from.
     source: the file's own text, so that an error found later still names the line.
@@ -73,12 +75,19 @@ class PromptFile:
     pool: Pool = field(default_factory=lambda: Pool([], []), repr=False)
     select: Select = field(default_factory=Select)
     scoring: Scoring = "direct"
+    style: Style = "text"
     generate: Mapping[str, int | float] = field(default_factory=dict)
     source: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if len(set(self.labels)) < len(self.labels):
             raise self.error("labels", "holds a label twice")
+        if self.style == "turns" and self.scoring == "channel":
+            raise self.error(
+                "score.method",
+                "is 'channel', which asks for the input after the label; turns of a chat cannot be "
+                "turned round, so it needs the style text",
+            )
         if self.labels:
             return
         if self.select.selector.needs_labels:
@@ -200,6 +209,10 @@ class _Score(_Strict):
     method: Scoring = "direct"
 
 
+class _Chat(_Strict):
+    style: Style = "text"
+
+
 class _Generate(strict_model(Sampling)):  # type: ignore[misc]  # a class made of another
     """The sampling parameters; those that the file sets count."""
 
@@ -233,6 +246,7 @@ class _File(_Described):
     examples: list[Any] | None = None
     select: Select = Select()
     score: _Score = _Score()
+    chat: _Chat = _Chat()
     generate: _Generate = _Generate()
 
 
@@ -270,6 +284,7 @@ def _from_toml(path: Path, source: str) -> PromptFile:
         pool=_pool(path, source, file),
         select=file.select,
         scoring=file.score.method,
+        style=file.chat.style,
         generate=_ANSWER | file.generate.model_dump(exclude_unset=True),
         source=source,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -49,10 +50,11 @@ class _Instrumented(NodeTransformer):
 
 
 class Program:
-    """A compiled chat template."""
+    """A compiled chat template. variables: the names of those it reads."""
 
-    def __init__(self, template: jinja2.Template) -> None:
+    def __init__(self, template: jinja2.Template, variables: frozenset[str]) -> None:
         self._template = template
+        self.variables = variables
 
     def render(self, **variables: Any) -> str:
         """What the template writes. Raises jinja2.TemplateError, or whatever it provokes."""
@@ -90,8 +92,9 @@ def compiled(source: str) -> Program:
     }
     environment.intercepted_binops = frozenset("*")
     environment.binop_table = {**environment.binop_table, "*": _product}
-    program = _Instrumented().visit(environment.parse(source))
-    return Program(environment.from_string(program))
+    program = environment.parse(source)
+    variables = frozenset(find_undeclared_variables(program))
+    return Program(environment.from_string(_Instrumented().visit(program)), variables)
 
 
 def _attributing(function: Callable[..., Any]) -> Callable[..., Any]:

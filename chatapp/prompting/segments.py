@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["instruction", "example", "user", "assistant", "marker", "special", "end"]
+Kind = Literal[
+    "instruction", "example", "user", "assistant", "thinking", "marker", "special", "end"
+]
 
 
 @dataclass(frozen=True, slots=True)

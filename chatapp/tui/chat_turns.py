@@ -175,6 +175,9 @@ class ChatTurns:
                 status.state = "streaming"
                 self._widgets.transcript.call_after_refresh(timings.mark, "first_token")
             self._reply.append(text)
+        thought = turn.take_thoughts()
+        if turn.thought_tokens and turn.reply is not None and self._reply is not None:
+            self._reply.think(thought, turn.reply.thought_tokens + turn.thought_tokens)
         status.used = self._prompt_tokens + turn.tokens
         status.speed = turn.tokens_per_second
 

@@ -279,8 +279,12 @@ class CompareScreen(Screen[Compared]):
             self._current.begin(started.message)
 
     def turn_progressed(self, turn: RunningTurn, text: str) -> None:
-        if self._current is not None and text:
+        if self._current is None:
+            return
+        if text:
             self._current.append(text)
+        elif turn.thought_tokens:
+            self._current.show_note(f"thinking · {turn.thought_tokens} tokens · Esc stops it")
 
     async def turn_ended(self, finished: "Finished") -> None:
         self._show_stored(finished.reason)

@@ -8,6 +8,7 @@ the middle of a long prompt, and Textual's own thread workers would be joined at
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.variant import Pair, Variant
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.engine.remote import RemoteModel
+    from chatapp.parameters import Origin
     from chatapp.settings import Settings
 
 _RECENT_CHATS = 30
@@ -54,8 +56,9 @@ class Conversation:
         self._listener = listener
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._sampling = settings.sampling
+        self._choices = settings.choices({})
         self._compared: tuple[tuple[str, str], LanguageModel] | None = None
+        self._thinking: bool | None = None
         self.precision = settings.precision
         self.device = settings.device
         self._chat_id: int | None = None
@@ -82,13 +85,21 @@ class Conversation:
     @property
     def sampling(self) -> "Sampling":
         """How replies are drawn, from the next turn on."""
-        return self._sampling if self.session is None else self.session.sampling
+        return self._choices.sampling if self.session is None else self.session.sampling
+
+    def origins(self) -> "dict[str, Origin]":
+        """Whose value each parameter has."""
+        choices, session = self._choices, self.session
+        if session is not None:
+            choices = choices.of("prompt file", session.asked_sampling)
+            choices = choices.changed_to(session.sampling)
+        return choices.origins
 
     def set_sampling(self, sampling: "Sampling") -> None:
         """Draw replies otherwise, from the next turn on."""
         # What is set for a prompt file ends with it, and what it asks for begins anew with it.
         if self.session is None or not self.session.prompt:
-            self._sampling = sampling
+            self._choices = self._choices.changed_to(sampling)
         if self.session is not None:
             self.session.sampling = sampling
 
@@ -142,6 +153,17 @@ class Conversation:
         self._settings = replace(self._settings, template=name)
         self.hold_with(replace(self.basis(), asked_template=""))
 
+    def set_thinking(self, thinking: bool) -> None:
+        """Let the model think before it replies, or not. Raises ValueError, and changes nothing,
+        when it has no switch for that."""
+        from chatapp.dialogue.template_choice import with_thinking
+
+        if self.model is None or self.session is None:
+            raise ValueError("the model is not loaded yet")
+        with_thinking(self.model, self.session.template, thinking)
+        self._thinking = thinking
+        self._new_session(self.model, self.chat_id)
+
     def basis(self) -> Basis:
         """What the chat is held with. Raises StoreError."""
         session = self.session
@@ -175,7 +197,10 @@ class Conversation:
 
     def attach(self, request: LoadRequest, model: "LanguageModel") -> None:
         """Use the model that was asked for. Raises ValueError when it cannot be chatted with."""
+        from chatapp.engine.generation_config import generation_config
+
         self.loading = None
+        self._choices = self._choices.of("model", generation_config(model).sampling)
         self._new_session(model, self._chat_id)
         self.model = model
         self.precision = request.precision
@@ -327,8 +352,10 @@ class Conversation:
             return
         turn.stop()
         if not turn.join(patience) and turn.reply is not None:
-            text = turn.reply.text + turn.text
+            text, thoughts = turn.reply.text + turn.text, turn.reply.thoughts + turn.thoughts
             self._store.update_message(turn.reply.id, text, "stopped")
+            tokens = turn.reply.thought_tokens + turn.thought_tokens
+            self._store.update_thoughts(turn.reply.id, thoughts, tokens)
 
     @property
     def has_running_threads(self) -> bool:
@@ -344,15 +371,19 @@ class Conversation:
     def _new_session(self, model: "LanguageModel", chat_id: int | None) -> None:
         # Only now, because the first frame needs none of it.
         from chatapp.dialogue.session import Session
-        from chatapp.dialogue.template_choice import choose_template
+        from chatapp.dialogue.template_choice import choose_template, with_thinking
 
         basis = self._basis if chat_id is None else self._store.chat(chat_id).basis
+        template = choose_template(model, self._settings.template, basis.asked_template)
+        if self._thinking is not None:
+            with suppress(ValueError):  # of a model that has no such switch
+                template = with_thinking(model, template, self._thinking)
         self.session = Session(
             model,
-            template=choose_template(model, self._settings.template, basis.asked_template),
+            template=template,
             store=self._store,
             chat_id=chat_id,
-            sampling=self._sampling,
+            sampling=self._choices.sampling,
             system=basis.system,
             prompt=basis.prompt,
             asked_template=basis.asked_template,

@@ -17,6 +17,7 @@ from chatapp.engine.events import REPEATED
 from chatapp.foreign import printable
 from chatapp.tui import events
 from chatapp.tui.body import TextBody
+from chatapp.tui.thoughts import Thoughts
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Feedback, StoredMessage
@@ -96,6 +97,13 @@ class MessageView(Vertical, can_focus=True):
         Binding(
             "e", "edit", "Edit", tooltip="Write your message anew and send it again", id="edit"
         ),
+        Binding(
+            "enter",
+            "thoughts",
+            "Thoughts",
+            tooltip="Show what was thought before the reply, or fold it",
+            id="thoughts",
+        ),
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),
         Binding(
             "plus",
@@ -130,12 +138,14 @@ class MessageView(Vertical, can_focus=True):
         self._rendered: RenderedBody | None = None
         self._rendered_text = ""
         self._header = Static(markup=False, classes="header")
+        self._thoughts = Thoughts()
         self._body = TextBody(message.text)
         self._note = Static(markup=False, classes="note")
         self.show(message, note, verdict)
 
     def compose(self) -> ComposeResult:
         yield self._header
+        yield self._thoughts
         yield self._body
         yield self._note
 
@@ -147,6 +157,7 @@ class MessageView(Vertical, can_focus=True):
         if message.text != self.message.text:
             self._body.replace(message.text)
         self.message = message
+        self._thoughts.show(message.thoughts, message.thought_tokens)
         title = Content(SPEAKERS[message.role])
         if message.siblings > 1:
             place = f"  ‹ {message.sibling}/{message.siblings} ›"
@@ -204,9 +215,16 @@ class MessageView(Vertical, can_focus=True):
         """Add streamed text."""
         self._body.append(text)
 
+    def think(self, text: str, tokens: int) -> None:
+        """Add a streamed thought, which has so many tokens by now."""
+        self._thoughts.append(text, tokens)
+        self.refresh_bindings()
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "sibling":
             return self.message.siblings > 1
+        if action == "thoughts":
+            return self._thoughts.display
         if action in ("continue", "rate", "correct"):
             return self.message.role == "assistant"
         if action == "rank":
@@ -224,6 +242,9 @@ class MessageView(Vertical, can_focus=True):
 
     def action_edit(self) -> None:
         self.post_message(events.Edit(self.message))
+
+    def action_thoughts(self) -> None:
+        self._thoughts.toggle()
 
     def action_copy(self) -> None:
         self.post_message(events.Copy(self.message))

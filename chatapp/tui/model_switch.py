@@ -53,6 +53,8 @@ class ModelSwitch:
         event: the answer to the newest request. Returns why it cannot be had; "" when it can.
         """
         if isinstance(event, ModelLoaded):
+            from chatapp.engine.generation_config import generation_config
+
             timings.mark("model_ready")
             is_switch = self._conversation.model is not None
             try:
@@ -63,6 +65,8 @@ class ModelSwitch:
             self.show()
             if (remote := self._conversation.remote()) is not None and remote.remark:
                 self._widgets.inform(remote.remark)
+            for sentence in generation_config(event.model).ignored:
+                self._widgets.inform(sentence)
             return ""
         self._conversation.loading = None
         return self._recover(event.reason)
@@ -105,7 +109,8 @@ class ModelSwitch:
         """What the next reply would be drawn with."""
         session, sampling = self._conversation.session, self._conversation.sampling
         template = session.template.name if session is not None else ""
-        return Parameters(sampling, template, self._conversation.precision)
+        origins = self._conversation.origins()
+        return Parameters(sampling, template, self._conversation.precision, origins)
 
     def use(self, now: Parameters, new: Parameters) -> None:
         """Draw replies with other parameters than `now`. Raises ValueError in words."""

@@ -4,8 +4,8 @@ Keep: what the user sees in the fields is what is used or kept, all of it or
 nothing: one value that cannot be is said in words, and then nothing is done.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -19,7 +19,7 @@ from textual.widgets import Input, Static
 
 from chatapp.engine.load import PRECISIONS
 from chatapp.foreign import printable
-from chatapp.parameters import PARAMETERS, Sampling
+from chatapp.parameters import PARAMETERS, Origin, Sampling
 from chatapp.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
 from chatapp.tui.field import Field
 
@@ -36,11 +36,12 @@ HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What can be set. template: "" for the model's own."""
+    """What can be set. template: "" for the model's own. origins: whose each value is now."""
 
     sampling: Sampling
     template: str
     precision: str
+    origins: Mapping[str, Origin] = field(default_factory=dict)
 
 
 class ParametersScreen(ModalScreen[None]):
@@ -92,13 +93,19 @@ class ParametersScreen(ModalScreen[None]):
             yield Static(name, classes="name")
             suggester = SuggestFromList(known, case_sensitive=False)
             yield Field(value, id=name, compact=True, suggester=suggester)
-            yield Static(HINTS[name], classes="words", markup=False)
+            yield Static(self._words(name), classes="words", markup=False)
+
+    def _words(self, name: str) -> str:
+        """What a field is for, after whose its value is where that is not the program's."""
+        origin = self._now.origins.get(name, "default")
+        return HINTS[name] if origin == "default" else f"{origin} · {HINTS[name]}"
 
     def on_mount(self) -> None:
         self._show_presets()
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
-        self.query_one("#field-hint", Static).update(HINTS.get(event.widget.id or "", ""))
+        name = event.widget.id
+        self.query_one("#field-hint", Static).update(self._words(name) if name in HINTS else "")
 
     @on(Input.Submitted)
     def action_apply(self) -> None:

@@ -20,6 +20,7 @@ _KINDS = {
     "example": "$text-secondary",
     "user": "$text-success",
     "assistant": "$text-accent",
+    "thinking": "dim italic",
     "marker": "dim",
     "special": "reverse dim",
     "end": "reverse dim",

@@ -63,10 +63,11 @@ COMMANDS = (
     ),
     Command(
         "set",
-        "NAME VALUE",
-        "change how replies are drawn, as F2 does",
+        "[NAME VALUE]",
+        "change how replies are drawn, as F2 does; alone it lists the values",
         actions.set_parameter,
         actions.parameter_names,
+        empty=True,
         end=" ",
     ),
     Command(
@@ -104,6 +105,13 @@ COMMANDS = (
         "on|off",
         "lay out this chat's replies as Markdown",
         actions.set_markdown,
+        lambda chat: ("on", "off"),
+    ),
+    Command(
+        "think",
+        "on|off",
+        "let the model think before it replies, or not",
+        actions.set_thinking,
         lambda chat: ("on", "off"),
     ),
     Command("theme", "NAME", "other colours, from now on", actions.use_theme, actions.theme_names),

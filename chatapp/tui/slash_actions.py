@@ -105,6 +105,9 @@ async def set_instructions(chat: ChatControls, argument: str) -> None:
 
 
 async def set_parameter(chat: ChatControls, argument: str) -> None:
+    if not argument:
+        chat.widgets.inform(_values_in_words(chat.conversation))
+        return
     # As in /compare, where a value stands after an equals sign.
     name, _, text = argument.replace("=", " ").partition(" ")
     try:
@@ -115,6 +118,15 @@ async def set_parameter(chat: ChatControls, argument: str) -> None:
     value = getattr(sampling, name)
     shown = "drawn anew each time" if value is None else value
     chat.widgets.inform(f"{name} is {shown} from the next message on.")
+
+
+def _values_in_words(conversation: Conversation) -> str:
+    """Every value that replies are drawn with, and whose it is; a line each."""
+    sampling = conversation.sampling
+    return "\n".join(
+        f"{name} {'open' if (value := getattr(sampling, name)) is None else value} ({origin})"
+        for name, origin in conversation.origins().items()
+    )
 
 
 def parameter_names(chat: ChatControls) -> list[str]:
@@ -187,6 +199,19 @@ async def set_markdown(chat: ChatControls, argument: str) -> None:
     if argument not in ("on", "off"):
         raise SlashError(f"/markdown is followed by {argument!r}; expected on or off")
     chat.widgets.show_markdown(argument == "on")
+
+
+async def set_thinking(chat: ChatControls, argument: str) -> None:
+    _refuse_while_busy(chat)
+    if argument not in ("on", "off"):
+        raise SlashError(f"/think is followed by {argument!r}; expected on or off")
+    try:
+        chat.conversation.set_thinking(argument == "on")
+    except ValueError as error:
+        raise SlashError(str(error)) from None
+    how = "thinks before" if argument == "on" else "does not think before"
+    chat.models.show()
+    chat.widgets.inform(f"The model {how} its replies from the next message on.")
 
 
 async def use_theme(chat: ChatControls, argument: str) -> None:

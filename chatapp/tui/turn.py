@@ -42,10 +42,13 @@ class RunningTurn:
         self._ended = threading.Event()
         self._pieces: list[str] = []
         self._taken = 0
+        self._thoughts: list[str] = []
+        self._taken_thoughts = 0
         self._first_token = 0.0
         self.reply: StoredMessage | None = None
         """The reply's row as it was before this turn; None until the turn has started."""
         self.tokens = 0
+        self.thought_tokens = 0
 
     def stop(self) -> None:
         """Ask the model to stop. It does so within one token."""
@@ -61,10 +64,21 @@ class RunningTurn:
         self._taken += len(new)
         return "".join(new)
 
+    def take_thoughts(self) -> str:
+        """What has been thought since the last call."""
+        new = self._thoughts[self._taken_thoughts :]
+        self._taken_thoughts += len(new)
+        return "".join(new)
+
     @property
     def text(self) -> str:
         """All text of this turn so far."""
         return "".join(self._pieces)
+
+    @property
+    def thoughts(self) -> str:
+        """All that was thought in this turn so far."""
+        return "".join(self._thoughts)
 
     @property
     def tokens_per_second(self) -> float:
@@ -80,9 +94,12 @@ class RunningTurn:
                 if isinstance(event, Token):
                     self._first_token = self._first_token or time.perf_counter()
                     self._pieces.append(event.text)
+                    self._thoughts.append(event.thought or "")
                     self.tokens += 1
+                    self.thought_tokens += event.thought is not None
                 elif isinstance(event, Finished):
                     self._pieces.append(event.text)
+                    self._thoughts.append(event.thought or "")
                     finished = event
                 else:
                     self.reply = event.message

@@ -33,7 +33,8 @@ from chatapp.dialogue.template_choice import choose_template
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.evaluation.evaluate import NONE, Grid, Selectors, Task, evaluate, plan
+from chatapp.evaluation.answers import NONE
+from chatapp.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan
 from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import Journal
 from chatapp.evaluation.report import results

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
+from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
 from chatapp.engine import load
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Sampling
+from chatapp.paths import settings_path
 from chatapp.prompting.template import CHAT, save_template
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,6 +34,9 @@ KEYS = [
     "reply_tokens",
     "time_to_first_token",
     "tokens_per_second",
+    "thoughts",
+    "thought_tokens",
+    "sampling",
 ]
 
 
@@ -85,6 +90,30 @@ def test_json_is_one_document(run, use_model: UseModel) -> None:
     assert (document["model"], document["template"]) == ("bundled", "plain")
     assert (document["reply_tokens"], document["reused_tokens"]) == (2, 0)
     assert document["prompt_tokens"] > 5
+
+
+def test_the_makers_values_are_the_defaults_and_everyone_is_named(
+    run, use_model: UseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_gpt2(tmp_path / "model")
+    makers = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": "much"}
+    (folder / "generation_config.json").write_text(json.dumps(makers))
+    model = use_model(ScriptedModel([" Ja."], folder=folder))
+    settings_path().parent.mkdir(parents=True)
+    settings_path().write_text("top_p = 0.5\n")
+    monkeypatch.setenv("CHATAPP_REPETITION_PENALTY", "1.1")
+    status, out, err = run("ask", "Hi", "--json", "--temperature", "0.1", "--seed", "3")
+    drawn = json.loads(out)["sampling"]
+    assert drawn["temperature"] == {"value": 0.1, "from": "flag"}
+    assert drawn["seed"] == {"value": 3, "from": "flag"}
+    assert drawn["top_k"] == {"value": 20, "from": "model"}
+    assert drawn["top_p"] == {"value": 0.5, "from": "settings file"}
+    assert drawn["repetition_penalty"] == {"value": 1.1, "from": "environment"}
+    assert drawn["min_p"] == {"value": 0.0, "from": "default"}
+    assert (model.samplings[0].top_k, model.samplings[0].top_p) == (20, 0.5)
+    expected = "generation_config.json: min_p is 'much'; expected a number; the value is left out"
+    assert status == 0
+    assert err.endswith(f"chatapp: {folder}/{expected}\n")
 
 
 def test_json_names_the_seed_that_was_drawn(run, use_model: UseModel) -> None:
@@ -221,6 +250,7 @@ import sys
 from chatapp.cli import main
 from chatapp.engine import load
 from fakes import ScriptedModel
+from thinking_model import thinking_model
 
 def reply(prompt):
     print("asked", file=sys.stderr, flush=True)
@@ -312,3 +342,35 @@ def test_a_real_model_answers_the_same_twice(tmp_path: Path) -> None:
     modules = set(results[0].stderr.split())
     assert "torch" in modules
     assert not modules & {"transformers", "datasets", "peft", "pandas", "textual"}
+
+
+# Thinking
+
+
+def test_what_was_thought_is_counted_and_not_printed(
+    run, use_model: UseModel, tmp_path: Path
+) -> None:
+    use_model(thinking_model(tmp_path / "model", ["<think>\nHm.\n</think>\n\nHello!"]))
+    assert run("ask", "Hi") == (0, "Hello!\n", "chatapp: thought for 5 tokens\n")
+    document = json.loads(run("ask", "Hi", "--json").out)
+    assert document["reply"] == "Hello!"
+    assert (document["thoughts"], document["thought_tokens"]) == ("Hm.", 5)
+    shown = run("ask", "Hi", terminal=True)
+    assert shown.out == "Hello!\n"
+    assert shown.err.index("Thinking …\r\x1b[K") < shown.err.index("thought for")
+
+
+def test_an_answer_that_ends_in_a_thought(run, use_model: UseModel, tmp_path: Path) -> None:
+    use_model(thinking_model(tmp_path / "model", ["<think>\nHm, what"]))
+    assert run("ask", "Hi") == (0, "\n", "chatapp: thought for 4 tokens\n")
+
+
+def test_the_switch_for_thinking(run, use_model: UseModel, tmp_path: Path) -> None:
+    model = use_model(thinking_model(tmp_path / "model", ["Hello!"]))
+    run("ask", "Hi", "--no-think")
+    run("ask", "Hi", "--think")
+    assert [prompt.endswith("</think>\n\n") for prompt in model.prompts] == [True, False]
+    use_model(ScriptedModel([" Yes."]))
+    status, out, err = run("ask", "Hi", "--think")
+    assert (status, out) == (2, "")
+    assert err == "chatapp: the model scripted has no switch for thinking in its template\n"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fakes import ScriptedModel
+from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
 Run = Callable[..., Any]
@@ -283,3 +284,29 @@ def test_killed_it_goes_on(task: str, tmp_path: Path) -> None:
     assert [(row["shots"], row["item"]) for row in rows] == [
         (shots, item) for shots in (0, 2) for item in range(400)
     ]
+
+
+def test_both_styles_stand_in_the_report(
+    run: Run, task: str, test_file: str, use_model: UseModel, tmp_path: Path
+) -> None:
+    use_model(thinking_model(tmp_path / "model", ["x"]))
+    arguments = ("eval", task, "--test", test_file, "--shots", "2", "--select", "knn,vote")
+    result = run(*arguments, "--style", "text,turns", "--json")
+    document = json.loads(result.out)
+    assert document["config"]["style"] == ["text", "turns"]
+    rows = [(each["selection"], each["style"], each["scoring"]) for each in document["results"]]
+    assert rows[::2] == [
+        ("knn", "text", "direct"),
+        ("knn", "turns", "direct"),
+        ("vote", "none", "vote"),
+    ]
+    text, turns = (each["tokens"] for each in document["results"][0:4:2])
+    assert turns > text
+    table = run(*arguments, "--style", "text,turns").out
+    rows = [line.split() for line in table.splitlines()]
+    place = next(row.index("style") for row in rows if "style" in row)
+    shown = [row[place] for row in rows if row[:1] == ["accuracy"]]
+    assert shown == ["text", "turns", "none"]
+    refused = run(*arguments, "--style", "turns", "--score", "channel")
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+    assert "turns of a chat cannot be turned round" in refused.err

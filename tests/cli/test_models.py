@@ -47,6 +47,20 @@ def test_info_as_json(run, model: Path) -> None:
     assert (document["template"], document["licence"], document["context"]) == ("mine", "mit", 64)
 
 
+def test_info_tells_what_replies_are_drawn_with(run, tmp_path: Path) -> None:
+    folder = write_tiny_gpt2(tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"do_sample": false, "top_k": -3}')
+    status, out, err = run("models", "info", str(folder))
+    assert status == 0
+    assert "drawn with       temperature 0.0 (model)\n" in out
+    assert err.endswith(
+        f"chatapp: {folder}/generation_config.json: top_k is -3; expected 0 (off) or more; "
+        "the value is left out\n"
+    )
+    document = json.loads(run("models", "info", str(folder), "--json").out)
+    assert document["sampling"]["temperature"] == {"value": 0.0, "from": "model"}
+
+
 def test_info_of_no_model_is_one_sentence(run, tmp_path: Path) -> None:
     status, out, err = run("models", "info", str(tmp_path / "none"))
     assert (status, out) == (2, "")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from fakes import ScriptedModel
+from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
 from chatapp.engine import load
@@ -486,3 +487,63 @@ def test_interrupted_it_says_how_to_go_on(spam: str, tmp_path: Path) -> None:
     assert error.decode() == (
         f"chatapp: interrupted; the same command goes on where {output} ends\n"
     )
+
+
+# In turns of a chat
+
+
+def test_demonstrations_as_turns(run: Run, spam: str, use_model: UseModel, tmp_path: Path) -> None:
+    use_model(thinking_model(tmp_path / "model", ["x"]))
+    shown = run("run", spam, "--input", "A prize", "--style", "turns", "--show-prompt")
+    assert shown.status == 0
+    assert shown.out in ("spam\n", "ham\n")
+    assert (
+        "<|im_start|>user\nEmail: Win a prize<|im_end|>\n<|im_start|>assistant\nspam<|im_end|>\n"
+        "<|im_start|>user\nEmail: A prize<|im_end|>\n<|im_start|>assistant\n"
+        "<think>\n\n</think>\n\n"
+    ) in shown.err
+    text = json.loads(run("run", spam, "--input", "A prize", "--json").out)["prompt"]
+    assert text.endswith("Email: A prize\nClass:")
+    path = Path(spam)
+    path.write_text(f'{path.read_text()}[chat]\nstyle = "turns"\n')
+    turns = json.loads(run("run", spam, "--input", "A prize", "--json").out)["prompt"]
+    assert turns.startswith("<|im_start|>system\nClassify each email.<|im_end|>\n")
+    back = json.loads(run("run", spam, "--input", "A prize", "--style", "text", "--json").out)
+    assert back["prompt"] == text
+
+
+def test_turns_of_a_model_without_a_template_are_ours(
+    run: Run, french: str, model: ScriptedModel
+) -> None:
+    assert run("run", french, "--input", "apple", "--style", "turns").out == "pomme\n"
+    assert model.prompts[0].endswith(
+        "User: English: cheese\nAssistant: fromage\nUser: English: apple\nAssistant:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--style", "turn"), "--style is 'turn', which is not known; did you mean 'turns'?"),
+        (("--style", "turns", "--score", "channel"), "'score.method' is 'channel', which asks"),
+    ],
+)
+def test_styles_that_cannot_be(
+    run: Run, spam: str, options: tuple[str, ...], sentence: str
+) -> None:
+    result = run("run", spam, "--input", "x", *options)
+    assert (result.status, result.out) == (2, "")
+    assert sentence in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_answers_in_another_style_are_not_continued(
+    run: Run, spam: str, model: ScriptedModel, tmp_path: Path
+) -> None:
+    inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    inputs.write_text("A prize\n")
+    arguments = ("run", spam, "--inputs", str(inputs), "--output", str(output))
+    assert run(*arguments).status == 0
+    refused = run(*arguments, "--style", "turns")
+    assert refused.status == 2
+    assert "was written by another prompt, model or option" in refused.err

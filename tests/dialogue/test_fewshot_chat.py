@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
+from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.fewshot_chat import FewShotWriter
@@ -423,3 +424,58 @@ def test_a_real_model_answers_and_reuses_what_it_read(
     shots = writer.write(None, [Exchange("red sea")], max_tokens=8).shots
     assert len(shots) == 2
     assert all(shot.similarity is not None and -1 <= shot.similarity <= 1.001 for shot in shots)
+
+
+TURNS = '[chat]\nstyle = "turns"\n'
+
+
+def in_turns(model: ScriptedModel, store: Store, name: str) -> Session:
+    return Session(model, template=choose_template(model, ""), store=store, prompt=name)
+
+
+def test_a_chat_goes_on_after_demonstrations_in_turns(
+    file: WriteFile, store: Store, tmp_path: Path
+) -> None:
+    model = thinking_model(tmp_path / "model", ["Very.", "Thanks."])
+    session = in_turns(model, store, file(DIALOGUE, TURNS))
+    for text in ("Is it hot?", "I see."):
+        list(session.say(text))
+    user, reply = "<|im_start|>user\nQ: {}<|im_end|>\n", "<|im_start|>assistant\n{}<|im_end|>\n"
+    shown = "".join(user.format(asked) + reply.format(said) for asked, said in DIALOGUE)
+    assert model.prompts[1] == (
+        f"<|im_start|>system\nSay it.<|im_end|>\n{shown}"
+        + user.format("Is it hot?")
+        + reply.format("Very.")
+        + user.format("I see.")
+        + "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert model.stops[1] == ("\n", "<|im_end|>")
+
+
+def test_a_label_is_chosen_in_turns(file: WriteFile, store: Store, tmp_path: Path) -> None:
+    model = thinking_model(tmp_path / "model", ["x"])
+    name = file(COLOURS, 'labels = ["warm", "cold", "hot", "icy"]\n' + TURNS)
+    session = in_turns(model, store, name)
+    finished = list(session.say("red sea"))[-1]
+    assert session.messages[-1].text == "warm"
+    assert "warm 25.0%" in finished.message
+    question = Answerer(model, load_prompt(Path(name)), None, template=session.template).prepare(
+        "red sea"
+    )
+    assert not question.examples
+    reading = session.read(session.messages[-1].id)
+    assert [shot.output for shot in reading.prompt.shots] == ["warm", "cold", "hot", "icy"]
+    assert text_of(question.segments).splitlines()[-4:] == reading.prompt.text.splitlines()[-4:]
+
+
+def test_the_oldest_turns_are_left_out_whole(file: WriteFile, store: Store, tmp_path: Path) -> None:
+    model = thinking_model(tmp_path / "model", ["one two three"])
+    model.context = 120
+    session = in_turns(model, store, file(DIALOGUE[:1], TURNS))
+    session.sampling = Sampling(max_tokens=8)
+    for number in range(12):
+        list(session.say(f"{number} and some more words"))
+    assert session.dropped() > 0
+    prompt = model.prompts[-1]
+    assert prompt.count("<|im_start|>user") == prompt.count("<|im_start|>assistant")
+    assert prompt.startswith("<|im_start|>system\nSay it.<|im_end|>\n<|im_start|>user\nQ: Hello.")

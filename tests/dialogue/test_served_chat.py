@@ -9,7 +9,7 @@ import pytest
 from completions_server import CompletionsServer, delta, piece, replied, said
 
 from chatapp.dialogue import oneshot
-from chatapp.dialogue.served import SERVED, without_thoughts
+from chatapp.dialogue.served import SERVED
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.template_choice import choose_template
@@ -129,22 +129,24 @@ def test_users_and_replies_take_turns(server: CompletionsServer, session: Sessio
 def test_what_was_thought_is_kept_but_not_sent(server: CompletionsServer, session: Session) -> None:
     server.stream = [delta(reasoning_content="Hm."), *replied("Yes.")]
     list(session.say("So?"))
-    assert session.messages[-1].text == "<think>\nHm.\n</think>\n\nYes."
+    reply = session.messages[-1]
+    assert (reply.text, reply.thoughts, reply.thought_tokens) == ("Yes.", "\nHm.\n", 2)
     list(session.say("Really?"))
     assert server.requests[-1]["messages"][1] == message("assistant", "Yes.")
 
 
-@pytest.mark.parametrize(
-    ("reply", "rest"),
-    [
-        ("Yes.", "Yes."),
-        ("<think>\nHm.\n</think>\n\nYes.", "Yes."),
-        ("<think>\nHm", ""),
-        ("It says <think> and </think>.", "It says <think> and </think>."),
-    ],
-)
-def test_a_reply_without_thoughts(reply: str, rest: str) -> None:
-    assert without_thoughts(reply) == rest
+def test_a_thought_that_was_cut_off_is_thought_anew(
+    server: CompletionsServer, session: Session
+) -> None:
+    server.stream = [delta(reasoning_content="Hm, what")]
+    list(session.say("So?"))
+    cut = session.messages[-1]
+    assert (cut.text, cut.thoughts, cut.status) == ("", "\nHm, what", "error")
+    server.stream = [delta(reasoning_content="Oh."), *replied("Yes.")]
+    list(session.continue_reply(cut.id))
+    reply = session.messages[-1]
+    assert (reply.text, reply.thoughts.strip(), reply.status) == ("Yes.", "Oh.", "complete")
+    assert [each["role"] for each in server.requests[-1]["messages"]] == ["user"]
 
 
 def test_what_is_too_old_is_left_out(server: CompletionsServer, session: Session) -> None:

@@ -378,6 +378,28 @@ def test_damage_within_is_told_in_words(path: Path) -> None:
         Store(path).path(chat_id)
 
 
+def test_thoughts_in_the_text_of_format_5_are_taken_out(path: Path) -> None:
+    path.parent.mkdir()
+    shutil.copy(FORMAT_5, path)
+    texts = {1: "<think>no</think>", 2: "<think>\nHm.\n</think>\n\nYes.", 3: "<think>\nHm"}
+    with sqlite3.connect(path) as connection:
+        for id, text in texts.items():
+            connection.execute("UPDATE messages SET text = ? WHERE id = ?", (text, id))
+    connection.close()
+    store = Store(path)
+    assert [(each.text, each.thoughts) for each in store.tree(1)] == [
+        ("<think>no</think>", ""),
+        ("Yes.", "\nHm.\n"),
+        ("", "\nHm"),
+    ]
+    store.update_thoughts(3, "Hm!", 4)
+    assert (store.message(3).thoughts, store.message(3).thought_tokens) == ("Hm!", 4)
+    with pytest.raises(StoreError, match="there is no message 99"):
+        store.update_thoughts(99, "", 0)
+    store.close()
+    check_sound(path)
+
+
 def test_a_file_of_format_5_is_read_with_all_it_holds(path: Path) -> None:
     path.parent.mkdir()
     shutil.copy(FORMAT_5, path)

@@ -201,8 +201,8 @@ def test_every_answer_is_kept_and_another_rule_needs_no_model(tmp_path: Path) ->
     assert list(kept) == rows
     assert head["tasks"]["living"]["label_tokens"] == {"animal": 1, "plant": 1}
     by_setting = accuracies(path, lambda likelihoods, _: best(likelihoods.direct))
-    for (task, shots, selection, order, layout), accuracy in by_setting.items():
-        assert layout == "calibrated"
+    for (task, shots, selection, order, layout, style), accuracy in by_setting.items():
+        assert (layout, style) == ("calibrated", "text")
         (result,) = (
             each
             for each in found
@@ -217,6 +217,29 @@ def test_every_answer_is_kept_and_another_rule_needs_no_model(tmp_path: Path) ->
     assert accuracies(path, per_token) == by_setting  # every label is one token
     channel = [row for row in rows if row["layout"] == "channel"]
     assert {decided(row, "channel") for row in channel} == set(LABELS)
+
+
+def test_styles_are_settings_and_older_answers_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    run(make(), Grid(select=("knn", "vote")), path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[1:]:
+        del line["style"]  # as it was before there was a choice
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model = Biased()
+    both, found = run(make(), Grid(select=("knn", "vote"), style=("text", "turns")), path, model)
+    assert model.scored == len(ITEMS) * len(LABELS)  # the turns alone
+    assert [(each.selection, each.style) for each in found[::2]] == [
+        ("knn", "text"),
+        ("knn", "turns"),
+        ("vote", "none"),
+    ]
+    assert len(both) == 3 * len(ITEMS)
+    tokens = [row.get("label_tokens") for row in both]
+    assert tokens.count({"animal": 1, "plant": 1}) == len(ITEMS)
+    assert len(accuracies(path, per_token)) == 2
+    with pytest.raises(PromptError, match="turns of a chat cannot be turned round"):
+        plan(make(), Grid(style=("turns",), scoring=("channel",)))
 
 
 def test_per_token_divides_by_the_length() -> None:

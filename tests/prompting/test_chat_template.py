@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -221,3 +222,46 @@ def test_templates_of_real_models(path: Path | None) -> None:
         except Exception:
             continue  # it takes no system message, or nothing without tools
         assert text_of(template.render(chat)) == expected
+
+
+# Takes earlier thoughts out, puts the last ones back, and has a switch.
+REASONING = """\
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' }}
+    {%- if loop.last and m.reasoning_content is defined %}
+        {{- '<think>' + m.reasoning_content | trim + '</think>' }}
+    {%- endif %}
+    {{- m.content + '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {{- '' if enable_thinking | default(true) else '<think></think>' }}
+{%- endif %}"""
+
+
+def test_thoughts_are_given_to_the_template() -> None:
+    chat = [Message("user", "Hi"), Message("assistant", "Hello.", " <|im_end|> Hm. ")]
+    segments = opened(REASONING).render(chat)
+    rows = [{"role": each.role, "content": each.text} for each in chat]
+    rows[1]["reasoning_content"] = chat[1].thoughts
+    (expected,), _ = render_jinja_template([rows], chat_template=REASONING, **VARIABLES)
+    assert text_of(segments) == expected
+    assert Segment("thinking", "<|im_end|> Hm.") in segments
+    harmless = [*chat[:1], Message("assistant", "Hello.", "Hm.")]
+    assert special(segments) == special(opened(REASONING).render(harmless))
+    later = opened(REASONING).render([*chat, Message("user", "Bye")])
+    assert "thinking" not in [each.kind for each in later]
+
+
+def test_the_switch_for_thinking() -> None:
+    template, chat = opened(REASONING), [Message("user", "Hi")]
+    assert (template.switch, opened(CHATML).switch) == ("enable_thinking", "")
+    for thinking in (True, False):
+        text = text_of(replace(template, thinking=thinking).render(chat))
+        rows = [[{"role": "user", "content": "Hi"}]]
+        (expected,), _ = render_jinja_template(
+            rows, chat_template=REASONING, add_generation_prompt=True, enable_thinking=thinking
+        )
+        assert text == expected
+        assert text.endswith("<think></think>") != thinking
+    assert replace(template, thinking=False).fingerprint == template.fingerprint

@@ -1,12 +1,14 @@
 """The command palette knows every action, its key, and does it."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.binding import Binding
 from textual.command import CommandPalette
 from textual.widgets import OptionList
+from thinking_model import thinking_model
 
 from chatapp.settings import KeyChoice, Settings
 from chatapp.tui.app import ChatApp
@@ -46,9 +48,10 @@ async def choose(driver: Driver, query: str, line: str) -> None:
     await driver.until(lambda: driver.app.screen is not palette)
 
 
-async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp) -> None:
+async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp, tmp_path: Path) -> None:
     settings = Settings(keys=(KeyChoice("branches", "ctrl+t", "x"),))
-    async with open_app(settings=settings) as driver:
+    model = thinking_model(tmp_path / "model", ["<think>Hm.</think>Yes."])
+    async with open_app(model, settings=settings) as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", "r")  # only two versions can be ranked
         await driver.idle()

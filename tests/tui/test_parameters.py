@@ -8,10 +8,13 @@ from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.widgets import Static
 
+from chatapp.dialogue.store import Basis
 from chatapp.engine import load
 from chatapp.engine.model import Sampling
+from chatapp.parameters import PARAMETERS
 from chatapp.paths import presets_path
 from chatapp.presets import read_presets, save_preset
+from chatapp.settings import Settings
 from chatapp.tui.field import Field
 from chatapp.tui.parameters import ParametersScreen
 
@@ -52,6 +55,34 @@ async def test_presets_are_kept_loaded_and_removed(open_app: OpenApp) -> None:
         assert read_presets(presets_path()) == {}
         await driver.press("ctrl+l")
         assert "there is no preset '[b]x[/b]'; there are none yet" in problem(driver)
+
+
+async def test_every_value_has_its_origin(open_app: OpenApp, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    model, settings = ScriptedModel(["Yes."], folder=tmp_path), Settings(sampling=Sampling(seed=7))
+    async with open_app(model, settings=settings) as driver:
+        await open_parameters(driver, top_k="5")
+        await driver.press("enter")
+        await driver.say("Go")
+        assert model.samplings == [Sampling(temperature=0.6, top_k=5, seed=7)]
+        await open_parameters(driver)
+        words = [str(each.content) for each in driver.app.screen.query(".field > .words")]
+        shown = dict(zip(PARAMETERS, words, strict=False))
+        assert shown["temperature"] == "model · 0 is greedy; higher varies more"
+        assert shown["top_k"].startswith("this chat · keep the k")
+        assert shown["seed"].startswith("settings file · same seed")
+        assert shown["top_p"] == "keep this probability mass; 1 is off"
+
+
+async def test_what_a_prompt_file_asks_for_is_its_own(open_app: OpenApp, tmp_path: Path) -> None:
+    file = tmp_path / "task.toml"
+    file.write_text('examples = [{input = "a", output = "b"}]\n[generate]\ntemperature = 0.2\n')
+    async with open_app() as driver:
+        driver.chat.conversation.hold_with(Basis(prompt=str(file)))
+        await driver.say("Go")
+        origins = driver.chat.conversation.origins()
+        assert (origins["temperature"], origins["top_k"]) == ("prompt file", "default")
 
 
 async def test_names_are_completed_with_the_right_arrow(open_app: OpenApp) -> None:

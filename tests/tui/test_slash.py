@@ -39,7 +39,7 @@ def test_completions_are_what_the_text_could_become() -> None:
     assert completions("/", values) == [
         f"/{each.name}" + " " * bool(each.argument) for each in COMMANDS
     ]
-    assert completions("/t", values) == ["/title ", "/template ", "/theme "]
+    assert completions("/t", values) == ["/title ", "/template ", "/think ", "/theme "]
     assert completions("/set ", values) == ["/set seed ", "/set top_k "]
     assert completions("/set t", values) == ["/set top_k "]
     assert completions("/theme ", values) == ["/theme [b]", "/theme calm"]
@@ -152,6 +152,19 @@ async def test_set_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
         await order(driver, "/set seed")
         assert driver.chat.conversation.sampling.seed is None
         assert "seed is drawn anew each time from the next message on." in notices(driver)
+
+
+async def test_set_alone_tells_every_value_and_whose_it_is(
+    open_app: OpenApp, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    async with open_app(ScriptedModel(["Yes."], folder=tmp_path)) as driver:
+        await order(driver, "/set top_k 5")
+        await order(driver, "/set")
+        told = notices(driver)[-1].split("\n")
+        assert told[:3] == ["temperature 0.6 (model)", "top_k 5 (this chat)", "top_p 0.9 (default)"]
+        assert "seed open (default)" in told
 
 
 async def test_system_instructs_the_chat(open_app: OpenApp, store: Store) -> None:

@@ -5,12 +5,14 @@
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 from conftest import Driver
 from fakes import ScriptedModel
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
+from thinking_model import thinking_model
 
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
@@ -113,6 +115,19 @@ def test_stopped(take: Callable[..., bool], gate: threading.Event, size: str) ->
         await driver.idle()
 
     assert take(size, pausing(gate), scene)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_thoughts(take: Callable[..., bool], tmp_path: Path, size: str) -> None:
+    thought = "<think>\nThe user asks about the sea. I should say what it is.\n</think>\n\n"
+
+    async def scene(driver: Driver) -> None:
+        await driver.say("Tell me about the sea.")
+        await driver.press("ctrl+up", "enter")
+        await driver.press("escape")
+        await driver.say("More, please.")
+
+    assert take(size, thinking_model(tmp_path / "model", [thought + REPLY]), scene)
 
 
 @pytest.mark.parametrize("size", SIZES)

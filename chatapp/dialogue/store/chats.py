@@ -33,7 +33,8 @@ _SELECT_MESSAGE = """
             AND other.id <= message.id) AS sibling,
         (SELECT count(*) FROM messages AS other
             WHERE other.parent_id IS message.parent_id AND other.chat_id = message.chat_id)
-            AS siblings
+            AS siblings,
+        thoughts, thought_tokens
     FROM messages AS message
 """
 
@@ -199,6 +200,14 @@ class ChatStore(Database):
                 "UPDATE messages SET text = ?, status = ? WHERE id = ?", (text, status, message_id)
             )
             self._rows("UPDATE chats SET updated = ? WHERE id = ?", (time.time(), chat_id))
+
+    def update_thoughts(self, message_id: int, thoughts: str, tokens: int) -> None:
+        """Replace what was thought before a reply. tokens: how many that were."""
+        self._row(
+            "UPDATE messages SET thoughts = ?, thought_tokens = ? WHERE id = ? RETURNING id",
+            (thoughts, tokens, message_id),
+            f"there is no message {message_id}",
+        )
 
     def message(self, message_id: int) -> StoredMessage:
         """A message by its id."""

@@ -85,6 +85,7 @@ class StoredMessage:
     """A message and its place among its siblings: the `sibling`th (from 1) of `siblings`.
 
     A reply that is still `partial` when nobody writes it belongs to a process that died.
+    thoughts: what was thought before a reply, which is no part of its text, of so many tokens.
     """
 
     id: int
@@ -96,6 +97,8 @@ class StoredMessage:
     created: float
     sibling: int
     siblings: int
+    thoughts: str = ""
+    thought_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

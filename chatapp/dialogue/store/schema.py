@@ -99,5 +99,16 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         "ALTER TABLE chats ADD COLUMN asked_template TEXT NOT NULL DEFAULT ''",
     ),
     "markdown": ("ALTER TABLE chats ADD COLUMN markdown INTEGER NOT NULL DEFAULT 0",),
+    "thoughts": (
+        "ALTER TABLE messages ADD COLUMN thoughts TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE messages ADD COLUMN thought_tokens INTEGER NOT NULL DEFAULT 0",
+        # What servers told apart stood in the text before.
+        """UPDATE messages SET thoughts = substr(text, 8), text = ''
+            WHERE role = 'assistant' AND text LIKE '<think>%'""",
+        """UPDATE messages SET
+            text = ltrim(substr(thoughts, instr(thoughts, '</think>') + 8), char(10, 13, 32)),
+            thoughts = substr(thoughts, 1, instr(thoughts, '</think>') - 1)
+            WHERE instr(thoughts, '</think>') > 0""",
+    ),
 }
 """By name, in the order in which they are run: the statements of each."""

@@ -1,0 +1,85 @@
+"""What a model's makers say of its generation: end tokens and sampling values, in a file of theirs.
+
+Keep: the file is foreign and nothing depends on it, so that whatever is wrong in it is left out
+and said in a sentence; a model never fails to load for it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import GENERATION_CONFIG, ModelFiles
+from chatapp.engine.model import LanguageModel
+from chatapp.parameters import PARAMETERS, Values
+from chatapp.userfiles import read_json_object, shown
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """What the file of a model says.
+
+    ends: ids of tokens that end a reply, besides the tokenizer's own. sampling: the values that
+    replies are drawn with unless the user has chosen others. ignored: what could not be used, a
+    sentence each.
+    """
+
+    ends: frozenset[int] = frozenset()
+    sampling: Values = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+
+def generation_config(model: LanguageModel) -> GenerationConfig:
+    """What the makers of a model say; nothing of a model that is not on this machine."""
+    return read_generation_config(model.folder)
+
+
+def read_generation_config(folder: Path | None) -> GenerationConfig:
+    """What the generation_config.json of a model's folder says, or of an adapter's base.
+
+    As in transformers, its config.json names the end tokens where there is no such file.
+    """
+    if folder is None or not folder.is_dir():
+        return GenerationConfig()
+    try:
+        files = ModelFiles.read(folder)
+    except ModelError:  # which whoever loads the model is told
+        return GenerationConfig()
+    own, base = (each.path / GENERATION_CONFIG for each in (files, files.whole))
+    path = own if own.is_file() else base
+    try:
+        document = read_json_object(path, ModelError)
+    except FileNotFoundError:
+        return GenerationConfig(_ends(files.whole.config, files.whole.config_file)[0])
+    except ModelError as error:
+        return GenerationConfig(ignored=(f"{error}; it is left out",))
+    ends, problems = _ends(document, path)
+    sampling: dict[str, float | int | None] = {}
+    for name, value in _values(document):
+        try:
+            sampling[name] = PARAMETERS[name].checked(value)
+        except ValueError as error:
+            problems += (f"{path}: {error}; the value is left out",)
+    return GenerationConfig(ends, sampling, problems)
+
+
+def _ends(document: Mapping[str, Any], path: Path) -> tuple[frozenset[int], tuple[str, ...]]:
+    """The ids that `eos_token_id` names, a number or a list, and what is wrong with it."""
+    value = document.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    ends = frozenset(id for id in ids if isinstance(id, int) and not isinstance(id, bool))
+    if len(ends) == len(set(map(repr, ids))):
+        return ends, ()
+    problem = f"{path}: eos_token_id is {shown(value)}; expected a token's id, or a list of them"
+    return ends, (f"{problem}; what is none is left out",)
+
+
+def _values(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """The sampling values by our names; one without sampling is greedy."""
+    for name, parameter in PARAMETERS.items():
+        value = document.get(parameter.config_field) if parameter.config_field else None
+        if name == "temperature" and document.get("do_sample") is False:
+            value = 0.0
+        if value is not None:
+            yield name, value

@@ -1,0 +1,97 @@
+"""What a model thinks before it replies: the marks around it, and the reply without it.
+
+Keep: all that is pushed comes out again but for the marks, and only what stands at the very
+beginning of a reply is a thought; marks further on are what the reply says.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from chatapp.prompting.segments import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands before and after a thought."""
+
+    begin: str
+    end: str
+
+
+_KNOWN = (
+    Marks("<think>", "</think>"),
+    Marks("<thinking>", "</thinking>"),
+    Marks("<seed:think>", "</seed:think>"),
+    Marks("[THINK]", "[/THINK]"),
+    Marks("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+
+
+def marks_in(template: str, special: Collection[str]) -> Marks | None:
+    """The marks that a chat template writes or looks for, or that are tokens of their own."""
+    return next(
+        (
+            marks
+            for marks in _KNOWN
+            if marks.end in template or (marks.begin in special and marks.end in special)
+        ),
+        None,
+    )
+
+
+def ends_in_thought(segments: Sequence[Segment], marks: Marks) -> bool:
+    """Whether a prompt ends within a thought: in one, or where its template has begun it."""
+    tail = ""
+    for segment in reversed(segments):
+        if segment.kind not in ("marker", "special", "thinking"):
+            break
+        tail = segment.text + tail
+    return tail.rfind(marks.begin) > tail.rfind(marks.end)
+
+
+class ThoughtFilter:
+    """Text in, thoughts and text out.
+
+    is_open: whether the thought has begun in the prompt already.
+    """
+
+    def __init__(self, marks: Marks, *, is_open: bool = False) -> None:
+        self._marks = marks
+        self._held = ""
+        self._phase: Literal["begin", "thinking", "saying"] = "thinking" if is_open else "begin"
+
+    def push(self, text: str) -> tuple[str | None, str]:
+        """What is certain to be thought, and said, once `text` is added.
+
+        The thought is None where nothing of `text` belongs to one.
+        """
+        self._held += text
+        if self._phase == "begin":
+            start = self._held.lstrip()
+            if start.startswith(self._marks.begin):
+                self._phase, self._held = "thinking", start[len(self._marks.begin) :]
+            elif self._marks.begin.startswith(start):
+                return None, ""
+            else:
+                self._phase = "saying"
+        thought: str | None = None
+        if self._phase == "thinking":
+            thought, mark, rest = self._held.partition(self._marks.end)
+            if not mark:
+                self._held = _possible_mark(thought, self._marks.end)
+                return thought.removesuffix(self._held), ""
+            self._phase, self._held = "saying", rest
+        said, self._held = self._held, ""
+        return thought, said
+
+    def flush(self) -> tuple[str | None, str]:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return (held, "") if self._phase == "thinking" else (None, held)
+
+
+def _possible_mark(text: str, mark: str) -> str:
+    """The longest end of a text that may be the beginning of a mark."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((mark[:size] for size in sizes if text.endswith(mark[:size])), "")

@@ -1,0 +1,111 @@
+"""A prompt file in the turns of a dialogue: demonstrations as exchanges of a chat.
+
+The instruction is the system message, each input with its prefix a user's message, and each
+output the reply to it. What else a file says of its layout (output prefix, separator) has no
+place in turns.
+
+Keep: the text is what the dialogue's template makes of these messages, and what fits is counted
+in whole turns.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from chatapp.prompting.chat_template import ChatTemplate, Template
+from chatapp.prompting.examples import Example, PromptError
+from chatapp.prompting.layout import Fitted, TextLayout, arrange
+from chatapp.prompting.messages import Message
+from chatapp.prompting.promptfile import PromptFile
+from chatapp.prompting.segments import END_OF_TEXT, Segment
+from chatapp.prompting.thinking import ends_in_thought
+
+
+class TurnsLayout:
+    """Lays out a prompt file in turns. See `layout.TextLayout`, which has the same methods.
+
+    template: what the turns are written in. A model that thinks is asked not to, since a label
+        is scored, and an output expected, at the beginning of the reply.
+    """
+
+    def __init__(self, prompt: PromptFile, template: Template) -> None:
+        self._prompt = prompt
+        if isinstance(template, ChatTemplate) and template.switch:
+            template = replace(template, thinking=False)
+        self._template = template
+        self.stop = (*prompt.stop, *template.stop)
+
+    def messages(
+        self, ranked: Sequence[int], query: str, turns: Sequence[Example] = ()
+    ) -> list[Message]:
+        """The chat that asks for the output of `query`; ranked, turns: see `layout.render`."""
+        prompt = self._prompt
+        chat = [Message("system", prompt.instruction)] if prompt.instruction else []
+        shots = [prompt.pool[index] for index in arrange(ranked, prompt.select)]
+        for example in (*shots, *turns):
+            chat.append(Message("user", self.asked(example.input)))
+            chat.append(Message("assistant", example.output.strip()))
+        return [*chat, Message("user", self.asked(query))]
+
+    def render(
+        self, ranked: Sequence[int], query: str, turns: Sequence[Example] = ()
+    ) -> list[Segment]:
+        segments = self._template.render(self.messages(ranked, query, turns))
+        if isinstance(self._template, ChatTemplate):
+            marks = self._template.marks
+            if marks is not None and ends_in_thought(segments, marks):
+                segments += [self._mark(marks.end), Segment("marker", "\n\n")]
+        return segments
+
+    def answer(self, output: str) -> list[Segment]:
+        if isinstance(self._template, ChatTemplate):
+            return [Segment("assistant", output.strip())] if output.strip() else []
+        return self._template.render_reply(output, closed=False)
+
+    def after_answer(self) -> Segment:
+        if isinstance(self._template, ChatTemplate):
+            return self._mark(self._template.stop[0]) if self._template.stop else END_OF_TEXT
+        closed = self._template.render_reply("", closed=True)
+        after = self._template.render_user("", after=Segment("assistant", ""))[0]
+        return closed[0] if closed else after
+
+    def asked(self, query: str) -> str:
+        return f"{self._prompt.input_prefix}{query.strip()}".strip()
+
+    def fit(
+        self, ranked: Sequence[int], query: str, count: Callable[[Segment], int], limit: int
+    ) -> Fitted:
+        count = functools.cache(count)
+        answers = [self.answer(label) for label in self._prompt.labels]
+        longest = max((sum(map(count, answer)) for answer in answers), default=0)
+
+        def size(kept: Sequence[int]) -> int:
+            return longest + sum(map(count, self.render(kept, query)))
+
+        kept = list(ranked)
+        if (tokens := size(kept)) > limit:
+            alone = size([])
+            if alone > limit:
+                raise PromptError(
+                    f"{self._prompt.path}: the instruction and the input alone take {alone} "
+                    f"tokens, and there is room for {limit}"
+                )
+            kept = [index for index in ranked if size([index]) <= limit]
+            while (tokens := size(kept)) > limit:
+                kept.pop()
+        left = set(ranked) - set(kept)
+        return Fitted(kept, [index for index in ranked if index in left], tokens)
+
+    def _mark(self, text: str) -> Segment:
+        """What the template writes; a token of its own where the tokenizer has one."""
+        special = isinstance(self._template, ChatTemplate) and text in self._template.special
+        return Segment("special" if special else "marker", text)
+
+
+Layout = TextLayout | TurnsLayout
+"""How a prompt file is laid out: its `style`."""
+
+
+def layout_of(prompt: PromptFile, template: Template) -> Layout:
+    """The layout that a prompt file asks for. template: what turns are written in."""
+    return TurnsLayout(prompt, template) if prompt.style == "turns" else TextLayout(prompt)

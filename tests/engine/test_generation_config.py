@@ -1,0 +1,113 @@
+"""What a model's makers say: ends of every form, values of every kind, and nonsense."""
+
+import json
+from pathlib import Path
+
+import pytest
+from random_models import MakeGPT2
+
+from chatapp.engine.folder import ModelFiles
+from chatapp.engine.generation_config import GenerationConfig, read_generation_config
+from chatapp.engine.load import load_model
+from chatapp.engine.local import LocalModel
+from chatapp.engine.model import Sampling
+
+
+def folder(path: Path, says: object, **config: object) -> Path:
+    """A model's folder whose generation_config.json says this; a string stands there as it is."""
+    (path / "config.json").write_text(json.dumps(config))
+    text = says if isinstance(says, str) else json.dumps(says)
+    (path / "generation_config.json").write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("value", "ends"), [(7, {7}), ([7, 9, 7], {7, 9}), (None, set()), ([], set())]
+)
+def test_ends_are_a_number_or_a_list(tmp_path: Path, value: object, ends: set[int]) -> None:
+    read = read_generation_config(folder(tmp_path, {"eos_token_id": value}))
+    assert (read.ends, read.ignored) == (ends, ())
+
+
+def test_the_configuration_names_the_ends_where_there_is_no_such_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": [3, 4]}')
+    assert read_generation_config(tmp_path).ends == {3, 4}
+    assert read_generation_config(None) == GenerationConfig()
+
+
+def test_an_end_that_is_not_the_tokenizers_ends_a_reply(make_gpt2: MakeGPT2) -> None:
+    path, _ = make_gpt2(seed=3)
+    greedy = Sampling(temperature=0.0, max_tokens=6, max_repeats=0)
+    before = LocalModel.load(ModelFiles.read(path))
+    *drawn, _ = before.generate([5, 6, 7], greedy)
+    end = drawn[2].id
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    model = load_model(str(path))
+    assert model.end_ids == {0, end}
+    *shorter, finished = model.generate([5, 6, 7], greedy)
+    assert (finished.reason, len(shorter)) == ("stop", [each.id for each in drawn].index(end))
+
+
+def test_the_values_of_our_parameters_are_taken(tmp_path: Path) -> None:
+    says = {
+        "do_sample": True,
+        "temperature": 1,
+        "top_p": 0.95,
+        "top_k": 64,
+        "repetition_penalty": 1.05,
+        "no_repeat_ngram_size": 3,
+        "max_new_tokens": 99,
+        "num_beams": 4,
+        "min_p": None,
+        "typical_p": "x",
+    }
+    read = read_generation_config(folder(tmp_path, says))
+    assert read.ignored == ()
+    assert read.sampling == {
+        "temperature": 1.0,
+        "top_p": 0.95,
+        "top_k": 64,
+        "repetition_penalty": 1.05,
+        "no_repeat_ngram": 3,
+        "max_tokens": 99,
+    }
+
+
+def test_what_is_not_sampled_is_greedy(tmp_path: Path) -> None:
+    says = {"do_sample": False, "temperature": 0.6}
+    assert read_generation_config(folder(tmp_path, says)).sampling == {"temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        (
+            {"top_p": 1.5},
+            r"expected above 0 and at most 1 \(off\); the value is left out",
+        ),
+        ({"temperature": "hot"}, "temperature is 'hot'; expected a number"),
+        ({"top_k": True}, "top_k is True; expected a whole number"),
+        ({"top_k": [1]}, r"top_k is \[1\]; expected a whole number"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is the string '</s>'; expected a token's id"),
+        ({"eos_token_id": [1, None]}, "eos_token_id is a list; expected a token's id, or a list"),
+        ("[1]", "expected a JSON object, found a list; it is left out"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ('{"temperature": NaN}', "temperature is nan"),
+        ('{"temperature": 1e999}', "temperature is inf"),
+    ],
+)
+def test_what_is_wrong_is_left_out_and_said(tmp_path: Path, says: object, words: str) -> None:
+    read = read_generation_config(folder(tmp_path, says))
+    assert read.sampling == {}
+    (sentence,) = read.ignored
+    assert sentence.startswith(str(tmp_path / "generation_config.json"))
+    with pytest.raises(ValueError, match=words):
+        raise ValueError(sentence)
+
+
+@pytest.mark.parametrize("says", ["{", '{"temperature": "hot", "eos_token_id": "x"}'])
+def test_a_bad_file_does_not_keep_a_model_from_loading(make_gpt2: MakeGPT2, says: str) -> None:
+    path, _ = make_gpt2()
+    (path / "generation_config.json").write_text(says)
+    assert load_model(str(path)).end_ids == {0}

@@ -1,0 +1,77 @@
+"""What was thought before a reply: folded, opened with Enter, and switched off."""
+
+from pathlib import Path
+
+from conftest import OpenApp
+from fakes import ScriptedModel
+from thinking_model import thinking_model
+
+from chatapp.dialogue.store import Store
+
+REPLY = "<think>\nThey [b]greet[/b] me.\n</think>\n\nHello!"
+
+
+async def test_thoughts_are_folded_and_open_with_enter(open_app: OpenApp, tmp_path: Path) -> None:
+    async with open_app(thinking_model(tmp_path / "model", [REPLY])) as driver:
+        await driver.say("Hi")
+        assert driver.texts == ["Hi", "Hello!"]
+        assert "▸ thought for 7 tokens" in driver.screen_text
+        assert "greet" not in driver.screen_text
+        await driver.press("ctrl+up", "enter")
+        assert "▾ thought for 7 tokens" in driver.screen_text
+        assert "They [b]greet[/b] me." in driver.screen_text
+        await driver.press("enter")
+        assert "greet" not in driver.screen_text
+
+
+async def test_thoughts_are_counted_while_they_come(open_app: OpenApp, tmp_path: Path) -> None:
+    model = thinking_model(tmp_path / "model", [REPLY])
+    model.delay = 0.2
+    async with open_app(model) as driver:
+        driver.prompt.text = "Hi"
+        await driver.press("enter")
+        await driver.until(lambda: "thinking · " in driver.screen_text)
+        assert "Hello" not in driver.screen_text
+        await driver.press("ctrl+up", "enter")
+        await driver.until(lambda: "They [b]greet[/b]" in driver.screen_text)
+        model.delay = 0.0
+        await driver.idle()
+        assert "▾ thought for 7 tokens" in driver.screen_text
+
+
+async def test_a_chat_that_is_opened_again_has_its_thoughts(
+    open_app: OpenApp, store: Store, tmp_path: Path
+) -> None:
+    model = thinking_model(tmp_path / "model", [REPLY])
+    async with open_app(model) as driver:
+        await driver.say("Hi")
+        chat_id = driver.chat.conversation.chat_id
+    async with open_app(model, chat_id=chat_id) as driver:
+        await driver.until(lambda: "thought for 7 tokens" in driver.screen_text)
+
+
+async def test_a_reply_without_thoughts_has_nothing_to_open(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel([" Yes."])) as driver:
+        await driver.say("Hi")
+        await driver.press("ctrl+up")
+        assert "thought" not in driver.screen_text.lower()
+
+
+async def test_thinking_is_switched_off_and_on(open_app: OpenApp, tmp_path: Path) -> None:
+    model = thinking_model(tmp_path / "model", ["Hello!"])
+    async with open_app(model) as driver:
+        for argument in ("off", "on", "of"):
+            driver.prompt.text = f"/think {argument}"
+            await driver.press("enter")
+            if argument != "of":
+                await driver.say("Hi")
+        assert driver.problem == "/think is followed by 'of'; expected on or off"
+        closed = [prompt.endswith("</think>\n\n") for prompt in model.prompts]
+        assert closed == [True, False]
+
+
+async def test_a_model_without_a_switch_says_so(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel([" Yes."])) as driver:
+        driver.prompt.text = "/think off"
+        await driver.press("enter")
+        assert driver.problem == "the model scripted has no switch for thinking in its template"
