@@ -67,7 +67,7 @@ def templates() -> Iterable[str]:
 
 @_offered
 def precisions() -> Iterable[str]:
-    """What a GPT-2 can be multiplied in."""
+    """What a model can be multiplied in."""
     from chatapp.engine.load import PRECISIONS
 
     return PRECISIONS

@@ -9,6 +9,7 @@ waiting for work for a while.
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -243,6 +244,21 @@ class Program:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return json.loads(line) if line else None
+
+
+def text(size: int, seed: int = 0, vocabulary: int = 50257) -> list[int]:
+    """Random tokens."""
+    draw = random.Random(seed)
+    return [draw.randrange(vocabulary) for _ in range(size)]
+
+
+def table(title: str, times: dict[str, float]) -> dict[str, float]:
+    """Print the times and how many times ours they are; returns the latter."""
+    ratios = {name: each / times["chatapp"] for name, each in times.items()}
+    print(f"\n{title}")
+    for name, each in times.items():
+        print(f"  {name:14}{each * 1e3:9.1f} ms{ratios[name]:8.2f}")
+    return ratios
 
 
 def _peak() -> int:

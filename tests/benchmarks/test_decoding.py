@@ -6,7 +6,6 @@ weights, prompts and threads, each in a process of its own, and take turns; medi
 """
 
 import itertools
-import random
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from statistics import median
 
 import pytest
 import torch
-from decoders import PROGRAMS, Program
+from decoders import PROGRAMS, Program, table, text
 from torch.nn import functional as F
 
 from chatapp.engine.decoder.decoder import Decoder
@@ -63,24 +62,10 @@ def ours(folder: Path) -> Decoder:
     return Decoder.load(ModelFiles.read(folder), precision="int8")
 
 
-def text(size: int, seed: int = 0) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(50257) for _ in range(size)]
-
-
 def seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def table(title: str, times: dict[str, float]) -> dict[str, float]:
-    """Print the times and how many times ours they are; returns the latter."""
-    ratios = {name: each / times["chatapp"] for name, each in times.items()}
-    print(f"\n{title}")
-    for name, each in times.items():
-        print(f"  {name:14}{each * 1e3:9.1f} ms{ratios[name]:8.2f}")
-    return ratios
 
 
 def test_decoding_and_prefill(programs: dict[str, Program], ours: Decoder) -> None:
@@ -147,9 +132,7 @@ def test_the_memory_of_a_chat(folder: Path) -> None:
         check=True,
     ).stdout
     torch_alone = int(bare.split("VmHWM:")[1].split()[0]) * 1024
-    Decoder.load(
-        ModelFiles.read(folder), precision="int8"
-    )  # so that the int8 weights lie on the disk
+    Decoder.load(ModelFiles.read(folder), precision="int8")  # leaves the int8 weights on disk
     peaks = []
     for _ in range(3):
         program = Program("chatapp", folder)

@@ -96,9 +96,7 @@ def test_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("CHATAPP_HOME", str(home))
-    Decoder.load(
-        ModelFiles.read(Path(large)), precision="int8"
-    )  # leaves the int8 weights on the disk
+    Decoder.load(ModelFiles.read(Path(large)), precision="int8")  # leaves them on disk
     found: dict[str, list[dict[str, float]]] = {"bundled": [], large: []}
     for turn in range(ROUNDS + 1):
         for model, runs in found.items():
