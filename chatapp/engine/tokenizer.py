@@ -95,6 +95,11 @@ class BPETokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
 
+    @property
+    def start(self) -> list[int]:
+        """The special tokens that the library puts before a text when it is asked for them."""
+        return tokens_before(self._tokenizer.encode("a").ids, self.encode("a"))
+
     def stream(self) -> _ByteStream:
         return _ByteStream(self)
 
@@ -164,6 +169,37 @@ def _end_id(folder: Path, tokenizer: tokenizers.Tokenizer) -> int:
 def _token(tokenizer: tokenizers.Tokenizer, id: int) -> str | None:
     """The token of an id, None for an unused one; the library takes 32 bits and no more."""
     return tokenizer.id_to_token(id) if 0 <= id < 2**32 else None
+
+
+# Classes of transformers that take a tokenizer.json as it stands.
+PLAIN_CLASSES = (
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+    "GPT2Tokenizer",
+    "GPT2TokenizerFast",
+    "Qwen2Tokenizer",
+    "Qwen2TokenizerFast",
+)
+
+
+def load_plain_tokenizer(folder: Path) -> tuple[BPETokenizer, list[int]]:
+    """A byte-level tokenizer, and the special tokens that its model expects before any text.
+
+    Both as transformers has them, without its seconds at the start. Raises ModelError, and
+    NotByteLevel for a tokenizer of another kind, and for one that only transformers knows.
+    """
+    path = folder / TOKENIZER_CONFIG
+    config = read_json_object(path, ModelError) if path.is_file() else {}
+    if config.get("tokenizer_class") not in PLAIN_CLASSES or not (folder / TOKENIZER).is_file():
+        raise NotByteLevel(f"{folder}: the tokenizer is one that transformers has to read")
+    loaded = load_tokenizer(folder)
+    return loaded, loaded.start
+
+
+def tokens_before(whole: Sequence[int], text: Sequence[int]) -> list[int]:
+    """What stands in `whole` before `text` begins."""
+    starts = (at for at in range(len(whole)) if whole[at : at + len(text)] == text)
+    return list(whole[: next(starts, 0)])
 
 
 def load_tokenizer(folder: Path) -> BPETokenizer:

@@ -9,7 +9,12 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles, model_folder
 from chatapp.engine.generation import PieceTokenizer
 from chatapp.engine.gguf_file import SUFFIX, GGUFFile
-from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, load_tokenizer
+from chatapp.engine.tokenizer import (
+    BPETokenizer,
+    NotByteLevel,
+    load_plain_tokenizer,
+    load_tokenizer,
+)
 from chatapp.engine.vocabulary import gguf_tokenizer
 
 
@@ -18,11 +23,13 @@ def chat_tokenizer(files: ModelFiles) -> tuple[PieceTokenizer, list[int]]:
 
     Raises ModelError.
     """
-    if files.family == "gpt2" and not files.is_adapter:
+    if files.has_decoder:
         try:
-            return load_tokenizer(files.tokenizer), []
+            if files.family == "gpt2":
+                return load_tokenizer(files.tokenizer), []
+            return load_plain_tokenizer(files.tokenizer)
         except NotByteLevel:
-            pass  # some GPT-2 models of other languages have WordPiece or SentencePiece
+            pass  # WordPiece, SentencePiece
     from chatapp.engine.transformers_model import open_tokenizer
 
     return open_tokenizer(files.tokenizer)

@@ -22,7 +22,7 @@ from chatapp.engine.device import device_for
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
-from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel
+from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, tokens_before
 from chatapp.foreign import without_surrogates
 
 # Tokens computed between two looks at the cancel event.
@@ -416,7 +416,4 @@ def _as_protocol(tokenizer: Any) -> PieceTokenizer:
 
 def _start_tokens(tokenizer: Any) -> list[int]:
     """The special tokens that the tokenizer puts before a text."""
-    text = tokenizer.encode("a", add_special_tokens=False)
-    whole: list[int] = tokenizer.encode("a")
-    starts = (at for at in range(len(whole)) if whole[at : at + len(text)] == text)
-    return whole[: next(starts, 0)]
+    return tokens_before(tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False))

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_models import END
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, load_tokenizer
+from chatapp.engine.tokenizer import (
+    PLAIN_CLASSES,
+    BPETokenizer,
+    NotByteLevel,
+    load_plain_tokenizer,
+    load_tokenizer,
+)
+from chatapp.engine.transformers_model import open_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -206,3 +213,39 @@ def test_an_end_beyond_the_vocabulary_is_passed_over(
     shutil.copy(gpt2[0] / "tokenizer.json", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": id}))
     assert load_tokenizer(tmp_path).end_id == 0
+
+
+@pytest.mark.parametrize("kind", PLAIN_CLASSES)
+@pytest.mark.parametrize(
+    "after",
+    [
+        None,
+        processors.ByteLevel(trim_offsets=False),
+        processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 340)]),
+        processors.TemplateProcessing(single="$A <s>", special_tokens=[("<s>", 340)]),
+    ],
+)
+@pytest.mark.parametrize("asked", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
+def test_tokens_before_a_text_are_those_of_transformers(
+    bpe: Tokenizer, tmp_path: Path, kind: str, after: Any, asked: dict[str, bool]
+) -> None:
+    tokenizer = Tokenizer.from_str(bpe.to_str())
+    tokenizer.add_special_tokens(["<s>"])
+    if after is not None:
+        tokenizer.post_processor = after
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | asked))
+    ours, start = load_plain_tokenizer(tmp_path)
+    theirs, expected = open_tokenizer(tmp_path)
+    assert start == expected
+    text = "Hello, 12345 you’ve\n\n  <s> naïve"
+    assert ours.encode(text) == theirs.encode(text)
+    assert (ours.size, ours.end_id, ours.special) == (theirs.size, theirs.end_id, theirs.special)
+
+
+def test_a_tokenizer_that_only_transformers_knows(bpe: Tokenizer, tmp_path: Path) -> None:
+    bpe.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    with pytest.raises(NotByteLevel, match="transformers"):
+        load_plain_tokenizer(tmp_path)
