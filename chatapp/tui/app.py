@@ -27,7 +27,7 @@ from chatapp.tui.chat import ChatScreen
 from chatapp.tui.keymap import read_keymap
 from chatapp.tui.message import MessageView
 from chatapp.tui.prompt import Prompt
-from chatapp.tui.textual_internals import FailingApp
+from chatapp.tui.textual_internals import FailingApp, know_alt_enter
 from chatapp.tui.theme import CALM, FEW_COLORS
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class ChatApp(FailingApp[int]):
         super().__init__(ansi_color=True if no_color else None)
         # A scroll that slides is late for the next key, and costs most over a slow line.
         self.animation_level = "none"
+        know_alt_enter()
         self.register_theme(CALM)
         self._settings = settings
         self.store = store or Store(database_path())
@@ -116,8 +117,10 @@ class ChatApp(FailingApp[int]):
         # What is typed before the prompt is there to take it is not lost.
         if self._early is not None and isinstance(event, Key | Paste):
             self._early.append(event)
-        else:
-            await super().on_event(event)
+            return
+        if isinstance(event, Key) and self.screen is self.chat:
+            self.chat.direct(event)  # before the key goes to what has the focus
+        await super().on_event(event)
 
     @on(events.Shown)
     async def _take_early(self) -> None:

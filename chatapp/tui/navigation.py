@@ -98,9 +98,10 @@ class Navigation:
             self._widgets.prompt.focus()
 
     def focus_last_message(self) -> None:
-        """Go from the prompt to the messages."""
-        if views := self._widgets.transcript.views:
-            views[-1].focus()
+        """Go from the prompt to the messages: to the marked one, or else to the last."""
+        transcript = self._widgets.transcript
+        if views := transcript.views:
+            (transcript.marked or views[-1]).focus()
 
     def scroll_page(self, step: int) -> None:
         """Scroll the messages a page up or down."""
