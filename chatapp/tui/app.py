@@ -10,7 +10,8 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar
+from time import monotonic
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from textual import on
 from textual.app import InvalidThemeError
@@ -38,6 +39,21 @@ if TYPE_CHECKING:
 _PATIENCE = 0.3
 """Seconds a running turn gets to store its reply when the user quits."""
 
+_SOON = 2.0
+"""Seconds in which a second Ctrl+C means the program, and no longer the reply."""
+
+
+@runtime_checkable
+class Directing(Protocol):
+    """A screen that looks at each key before it goes to what has the focus."""
+
+    def direct(self, event: Key) -> bool:
+        """Move the focus for a key, at once; True when that is all the key is for.
+
+        A widget moves it only when it gets to the key, and those typed meanwhile go astray.
+        """
+        ...
+
 
 def _actions() -> "type[Provider]":
     from chatapp.tui.palette import Actions  # not before the first frame
@@ -60,6 +76,7 @@ class ChatApp(FailingApp[int]):
     BINDING_GROUP_TITLE = "Everywhere"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", tooltip="Leave the program", priority=True, id="quit"),
+        Binding("ctrl+c", "interrupt", "Stop the reply", show=False, system=True),
         Binding(
             "ctrl+p",
             "command_palette",
@@ -89,6 +106,7 @@ class ChatApp(FailingApp[int]):
         self.chat = ChatScreen(settings, self.store, load or self._load_by_name, chat_id)
         self.set_keymap(read_keymap(settings.keys, (ChatApp, ChatScreen, Prompt, MessageView)))
         self._early: list[Event] | None = []
+        self._interrupted = -_SOON
         self._few_colors = no_color or self.console.color_system not in ("256", "truecolor")
 
     def _load_by_name(self) -> "LanguageModel":
@@ -118,9 +136,12 @@ class ChatApp(FailingApp[int]):
         if self._early is not None and isinstance(event, Key | Paste):
             self._early.append(event)
             return
-        if isinstance(event, Key) and self.screen is self.chat:
-            self.chat.direct(event)  # before the key goes to what has the focus
-        await super().on_event(event)
+        if not (isinstance(event, Key) and self._direct(event)):
+            await super().on_event(event)
+
+    def _direct(self, event: Key) -> bool:
+        """Have the screen look at a key first; True when it has done all the key is for."""
+        return isinstance(self.screen, Directing) and self.screen.direct(event)
 
     @on(events.Shown)
     async def _take_early(self) -> None:
@@ -149,6 +170,14 @@ class ChatApp(FailingApp[int]):
         # Who uses it in a browser may sit at another machine, whose clipboard this one is not.
         if not self.is_web and (commands := clipboard.programs()):
             threading.Thread(target=clipboard.fill, args=(text, commands), daemon=True).start()
+
+    async def action_interrupt(self) -> None:
+        """Ctrl+C: stop the reply; soon after, or with nothing to stop, say how to leave."""
+        now = monotonic()
+        if now - self._interrupted > _SOON and await self.chat.turns.stop():
+            self._interrupted = now
+        else:
+            self.action_help_quit()
 
     def _leave(self) -> None:
         self.chat.conversation.close(0)

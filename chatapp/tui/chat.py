@@ -185,13 +185,13 @@ class ChatScreen(Screen[None]):
     def _suggested(self, event: events.Suggested) -> None:
         self.widgets.completions.show(slash.described(event.text, event.completions))
 
-    def direct(self, event: Key) -> None:
+    def direct(self, event: Key) -> bool:
         """Give the prompt the focus for a letter that is no command of the focused message."""
         view, prompt = self.focused, self.widgets.prompt
-        if not (event.is_printable and isinstance(view, MessageView) and prompt.focusable):
-            return
-        if not view.has_command(event.key):
+        is_text = event.is_printable and prompt.focusable
+        if is_text and isinstance(view, MessageView) and not view.has_command(event.key):
             self.set_focus(prompt)
+        return False
 
     def on_paste(self, event: Paste) -> None:
         # What is pasted while a message has the focus is meant for the prompt as well, unless

@@ -12,7 +12,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.events import DescendantFocus
+from textual.events import DescendantFocus, Key
 from textual.screen import ModalScreen
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
@@ -102,6 +102,13 @@ class ParametersScreen(ModalScreen[None]):
 
     def on_mount(self) -> None:
         self._show_presets()
+
+    def direct(self, event: Key) -> bool:
+        """Go to the field above or below, as the bindings say, but at once."""
+        move = {"up": self.focus_previous, "down": self.focus_next}.get(event.key)
+        if move is not None:
+            move()
+        return move is not None
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         name = event.widget.id

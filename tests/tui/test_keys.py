@@ -239,6 +239,21 @@ async def test_ctrl_c_neither_quits_nor_loses_text(open_app: OpenApp) -> None:
         assert driver.app.clipboard == "Hello"
 
 
+async def test_ctrl_c_stops_a_reply_and_a_second_one_says_how_to_leave(
+    open_app: OpenApp, store: Store
+) -> None:
+    async with open_app(ScriptedModel(["word " * 500], delay=0.005)) as driver:
+        await driver.press(*"Go", "enter")
+        await driver.until(lambda: "word word" in driver.screen_text)
+        await driver.press("ctrl+c")
+        assert not driver.notices
+        await driver.idle()
+        assert store.path(1)[-1].status == "stopped"
+        await driver.press("ctrl+c")
+        assert "quit" in driver.notices[-1]
+        assert not driver.app._exit
+
+
 async def test_up_and_down_recall_earlier_inputs(open_app: OpenApp, store: Store) -> None:
     fill(store, ["older", "reply", "newer\nof two lines", "reply"])
     async with open_app() as driver:
