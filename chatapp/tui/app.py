@@ -22,7 +22,7 @@ from textual.theme import Theme
 from chatapp.dialogue.store import Store
 from chatapp.foreign import printable, without_surrogates
 from chatapp.paths import database_path
-from chatapp.settings import Settings, SettingsError, keep_theme
+from chatapp.settings import Settings, SettingsError, keep_settings
 from chatapp.tui import clipboard, events
 from chatapp.tui.chat import ChatScreen
 from chatapp.tui.keymap import read_keymap
@@ -154,7 +154,7 @@ class ChatApp(FailingApp[int]):
         if theme.name != self._kept_theme:
             self._kept_theme = theme.name
             try:
-                keep_theme(theme.name)
+                keep_settings({"theme": theme.name})
             except SettingsError as error:
                 self.notify(printable(str(error)), severity="warning", markup=False)
 

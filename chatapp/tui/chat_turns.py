@@ -168,6 +168,7 @@ class ChatTurns:
         status.dropped = started.dropped
         if not path:
             self._widgets.keep_markdown()
+            self._widgets.keep_choices()
         self._widgets.show_title()
 
     def turn_progressed(self, turn: RunningTurn, text: str) -> None:

@@ -103,7 +103,7 @@ class MessageView(Vertical, can_focus=True):
             "enter",
             "thoughts",
             "Thoughts",
-            tooltip="Show what was thought before the reply, or fold it",
+            tooltip="Show the thoughts before a reply, or fold them",
             id="thoughts",
         ),
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),

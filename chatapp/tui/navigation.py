@@ -42,6 +42,7 @@ class Navigation:
         await self._turns.take_back_waiting()
         widgets = self._widgets
         with widgets.store_errors():
+            is_other = chat_id is not None and chat_id != self._conversation.chat_id
             path, reasons = self._conversation.open(chat_id)
             self._turns.leave()
             self._verdicts.show()
@@ -56,6 +57,8 @@ class Navigation:
             widgets.prompt.focus()
             widgets.show_title()
             self._inspecting.look_again()
+            if is_other and chat_id is not None:
+                self._models.follow(self._store.chat(chat_id).model)
 
     async def open_at(self, message_id: int) -> None:
         """Show the branch of a message, and the message."""
