@@ -20,7 +20,8 @@ from rich.text import Text
 from chatapp.engine.generation import PieceTokenizer
 from chatapp.foreign import printable
 from finetune.config import FinetuneConfig
-from finetune.data.encoding import Encoded, Span
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows
 from finetune.data.preparation import dropped_lines
 from finetune.display import duration, memory
@@ -193,7 +194,8 @@ def masked(example: Encoded, tokenizer: PieceTokenizer, marked: bool = False) ->
 def _decoded(ids: list[int], tokenizer: PieceTokenizer) -> str:
     """Text of tokens, special ones by their names."""
     parts = []
-    for special, run in groupby(ids, key=lambda id: id == tokenizer.end_id):
+    names = {tokenizer.end_id, *tokenizer.special.values()}
+    for special, run in groupby(ids, key=names.__contains__):
         run_ids = list(run)
         named = map(tokenizer.piece, run_ids)
         parts.append("".join(named) if special else tokenizer.decode(run_ids))

@@ -145,7 +145,11 @@ class Data(Section):
     held_out_clusters: list[str] = Field(
         [], description="clusters of tasks left out of training, each measured on its own"
     )
-    template: str = Field("", description="the dialogue template; the model's own when empty")
+    template: str = Field(
+        "",
+        description="the dialogue template; when empty the one the model was trained in, else "
+        "its tokenizer's chat template",
+    )
     too_long: TooLong = Field("raise", description="what becomes of a row that does not fit")
     max_length: int | None = Field(
         None, ge=8, description="tokens of a row; the model's window, at most 1,024, when absent"

@@ -18,12 +18,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chatapp.dialogue.template_choice import own_template
 from chatapp.engine.folder import ModelFiles, find_model, model_folder
 from chatapp.engine.load import load_model
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.transformers_model import context_of, load_causal
 from chatapp.evaluation.metrics import exact_match, macro_f1, rouge_l
-from chatapp.prompting.template import load_template
 from finetune.config import ConfigError, Data, FinetuneConfig, validated
 from finetune.data.batches import ByLength, TrainingRows, collate, loader
 from finetune.data.encoding import Encoded
@@ -119,12 +119,13 @@ def evaluate(
         return _evaluate_head(model, files, config, bool(data_file), progress)
     if config.head:
         raise ConfigError(f"{model} has no head; {source} has one for {config.head.task}")
-    template = load_template(folder) or choose_template(config.data, folder)
     tokenizer, start = chat_tokenizer(files)
+    special = tokenizer.special
+    template = own_template(folder, special) or choose_template(config.data, folder, special)
     network = load_causal(files)
     window = context_of(network.config) - len(start)
     data = config.data.model_copy(update={"max_length": None})
-    prepared = prepare(data, template, tokenizer, window, config.seed)
+    prepared = prepare(data, template, tokenizer, window, config.seed, start)
     sets: Mapping[str, list[Encoded]] = prepared.held_out
     if data_file:
         sets = {Path(data_file).name: prepared.train}

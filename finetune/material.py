@@ -19,7 +19,7 @@ from chatapp.engine.folder import ModelFiles, find_model
 from chatapp.engine.generation import PieceTokenizer
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.transformers_model import context_of, load_causal
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.chat_template import Template
 from finetune.adapters import choose_trained, fuse_activations
 from finetune.config import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
@@ -45,7 +45,7 @@ class Material:
     model: Any
     tokenizer: PieceTokenizer
     start: list[int]
-    template: DialogueTemplate | None
+    template: Template | None
     objective: Objective
     data: RowSets
     record: dict[str, Any]
@@ -61,7 +61,7 @@ def gather(config: FinetuneConfig) -> Material:
     """Load the model and prepare the data. Raises ConfigError and ModelError."""
     files = find_model(config.model)
     tokenizer, start = chat_tokenizer(files)
-    template = None if config.head else choose_template(config.data, files.path)
+    template = None if config.head else choose_template(config.data, files.path, tokenizer.special)
     model = load_causal(files)
     _check_vocabulary(config.model, model, tokenizer)
     check_head(model)

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from finetune.check import examine, masked, show
 from finetune.cli import app
 from finetune.config import FinetuneConfig
-from finetune.data.encoding import Encoded, Span
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded
 
 RUNNER = CliRunner()
 

@@ -17,7 +17,7 @@ from chatapp.evaluation.metrics import rouge_l
 from chatapp.prompting.template import ALPACA, CHAT
 from finetune.cli import app
 from finetune.config import ConfigError
-from finetune.data.encoding import Span
+from finetune.data.chats import Span
 from finetune.evaluate import evaluate, show
 from finetune.material import gather
 from finetune.run import train
