@@ -121,7 +121,7 @@ def merge(
 ) -> None:
     """Write an adapter and its base model as one whole model."""
     with _errors_in_words():
-        from finetune.adapters import merge
+        from finetune.merging import merge
 
         merge(run, out)
         _answer(str(out))

@@ -13,12 +13,12 @@ from chatapp.dialogue.template_choice import choose_template, writer_for
 from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
 from chatapp.prompting.chat_template import ChatTemplate
-from finetune.adapters import merge
 from finetune.check import examine, show
 from finetune.config import ConfigError, FinetuneConfig
 from finetune.data.chats import Span
 from finetune.evaluate import evaluate
 from finetune.material import gather
+from finetune.merging import merge
 from finetune.run import resume, train
 
 QUIET = Console(stderr=True, quiet=True)
