@@ -307,8 +307,14 @@ def _lay_over(data: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *sections, key = dotted.split(".")
+    place: Any = data
     for section in sections:
-        data = data.setdefault(section, {})
-        if not isinstance(data, dict):
+        if isinstance(place, list) and section.isdecimal() and int(section) < len(place):
+            place = place[int(section)]  # as in data.train.0.columns
+        else:
+            place = place.setdefault(section, {}) if isinstance(place, dict) else None
+        if not isinstance(place, dict | list):
             raise ConfigError(f"{override!r}: {section!r} is not a section")
-    data[key] = value
+    if not isinstance(place, dict):
+        raise ConfigError(f"{override!r}: {key!r} is not a key of a list")
+    place[key] = value

@@ -28,11 +28,13 @@ class Encoded:
     """An example as tokens.
 
     ids: int32, spans: uint8 (see `Span`), equally long. key: that of the row it comes from.
+    is_window: whether it is a part of a plain text, which another tokenizer would cut elsewhere.
     """
 
     ids: NDArray[np.int32]
     spans: NDArray[np.uint8]
     key: str
+    is_window: bool = False
 
 
 class ExampleTooLong(ConfigError):
@@ -104,7 +106,7 @@ class ExampleEncoder:
             self.truncated["windows"] += 1
         keys = [example.key, *(content_key([example.key, n]) for n in range(1, len(windows)))]
         return [
-            Encoded(window, np.full(len(window), Span.RESPONSE, np.uint8), key)
+            Encoded(window, np.full(len(window), Span.RESPONSE, np.uint8), key, len(windows) > 1)
             for window, key in zip(windows, keys, strict=True)
         ]
 

@@ -148,7 +148,7 @@ def test_a_merged_run_keeps_its_head(tmp_path: Path) -> None:
 
     def measured(model: Path) -> dict[str, float]:
         found = evaluate(str(model), str(run), str(rows), 0, 8, lambda *_: None)
-        return found.sets["held_out"].figures
+        return found.sets["labelled.jsonl"].figures
 
     assert measured(tmp_path / "merged") == pytest.approx(measured(run), rel=1e-5)
 
