@@ -4,7 +4,6 @@ Keep: every number is of the very rows, masks and steps that `finetune train`
 would use; nothing is estimated from a sample but the time, which is measured on real steps.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from finetune.display import duration, memory
 from finetune.material import Material, gather
 from finetune.objectives.head_rows import HeadRows
 from finetune.objectives.heads import HeadObjective
-from finetune.steps import steps_per_epoch, timed_steps
+from finetune.steps import steps_of_run, timed_steps, too_few
 
 STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}
 BAR = 14
@@ -77,8 +76,7 @@ def examine(config: FinetuneConfig) -> Examination:
     Raises ConfigError and ModelError.
     """
     material = gather(config)
-    steps = math.ceil(steps_per_epoch(config, material.data) * config.train.epochs)
-    return Examination(material, steps, *timed_steps(material))
+    return Examination(material, steps_of_run(config, material.data), *timed_steps(material))
 
 
 def show(examination: Examination, console: Console) -> None:
@@ -92,6 +90,8 @@ def show(examination: Examination, console: Console) -> None:
     elif isinstance(train, HeadRows):
         parts["Labels"] = list(_labels(train, examination.material))
     parts["Cost"] = [Text(_cost(examination))]
+    if warning := too_few(examination.steps):
+        parts["Cost"].append(Text(warning, "yellow"))
     for title, lines in parts.items():
         console.print(Text(title, "bold"))
         for line in lines:

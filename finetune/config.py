@@ -154,7 +154,11 @@ class Data(Section):
     max_length: int | None = Field(
         None, ge=8, description="tokens of a row; the model's window, at most 1,024, when absent"
     )
-    packing: bool = Field(True, description="several short rows in one, kept apart by attention")
+    packing: bool = Field(
+        False,
+        description="several short examples in one row of some 512 tokens, kept apart by "
+        "attention: faster, in fewer and larger steps",
+    )
     bad_rows: BadRows = Field("raise", description="what becomes of a row that cannot be used")
 
 
@@ -180,7 +184,11 @@ class Train(Section):
     method: Method = Field("full", description="which parameters are trained")
     last_blocks: int = Field(2, ge=1, description="of method last-blocks: how many")
     epochs: float = Field(2.0, gt=0)
-    batch_size: int = Field(8, ge=1, description="rows a micro-batch and process")
+    batch_size: int = Field(
+        8,
+        ge=1,
+        description="examples a micro-batch and process; with data.packing rows, of several each",
+    )
     accumulate: int = Field(1, ge=1, description="micro-batches a step")
     optimizer: OptimizerName = Field(
         "adamw", description="muon: for the matrices inside the blocks, adamw for the rest"

@@ -13,7 +13,7 @@ from finetune.data.preparation import HELD_OUT, dropped_lines
 from finetune.display import duration, memory
 from finetune.log import LOG_FILE, read_log
 from finetune.material import Material, precision, processes
-from finetune.steps import steps_per_epoch
+from finetune.steps import steps_of_run, steps_per_epoch, too_few
 
 REPORT_FILE = "report.md"
 PLOT_FILE = "loss.png"
@@ -49,6 +49,8 @@ def header(material: Material) -> list[str]:
         f"train.accumulate {settings.accumulate}, processes {processes()}; products in "
         f"{precision(config)}"
     )
+    if warning := too_few(steps_of_run(config, data)):
+        lines.append(warning)
     return lines
 
 

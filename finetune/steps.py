@@ -3,6 +3,7 @@
 Keep: what `finetune check` counts and times are the steps that `finetune train` takes.
 """
 
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -21,12 +22,29 @@ from finetune.objectives.objective import RowSets
 from finetune.trainer import ObjectiveTrainer
 
 _PROBE_STEPS = 3
+FEW_STEPS = 20
+"""A run of fewer steps is warned of."""
 
 
 def steps_per_epoch(config: FinetuneConfig, data: RowSets) -> int:
     """Optimizer steps of one pass over the training rows."""
     batches = micro_batches(len(data.train), config.train.batch_size, processes())
     return -(-batches // config.train.accumulate)
+
+
+def steps_of_run(config: FinetuneConfig, data: RowSets) -> int:
+    """Optimizer steps of the whole run."""
+    return math.ceil(steps_per_epoch(config, data) * config.train.epochs)
+
+
+def too_few(steps: int) -> str:
+    """A warning when a run takes so few steps that it hardly learns; else nothing."""
+    if steps >= FEW_STEPS:
+        return ""
+    return (
+        f"{steps} steps are few to learn from; raise train.epochs, or lower train.batch_size or "
+        "train.accumulate"
+    )
 
 
 def timed_steps(material: Material) -> tuple[int, float, int]:
@@ -105,9 +123,7 @@ def _arguments(
         per_device_eval_batch_size=settings.batch_size,
         gradient_accumulation_steps=settings.accumulate,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type={"constant": "constant_with_warmup"}.get(
-            settings.schedule, settings.schedule
-        ),
+        lr_scheduler_type=settings.schedule,
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,

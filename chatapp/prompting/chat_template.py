@@ -46,6 +46,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 # The origin of instructions that the template gives where a chat has none.
 _DEFAULT = -2
 
+
 class Turn(NamedTuple):
     """A message as the template is given it."""
 
