@@ -70,12 +70,12 @@ class Examination:
         }
 
 
-def examine(config: FinetuneConfig) -> Examination:
+def examine(config: FinetuneConfig, device: str = "auto") -> Examination:
     """Prepare everything and take a few steps that leave nothing behind.
 
-    Raises ConfigError and ModelError.
+    device: see `gather`. Raises ConfigError and ModelError.
     """
-    material = gather(config)
+    material = gather(config, device)
     return Examination(material, steps_of_run(config, material.data), *timed_steps(material))
 
 

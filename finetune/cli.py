@@ -52,9 +52,10 @@ def check(config: Config, overrides: Overrides = None, as_json: AsJson = False) 
         from finetune.config import FinetuneConfig, load_config
 
         settings = load_config(FinetuneConfig, config, overrides or [])
+        from chatapp.settings import load_settings
         from finetune.check import examine, show
 
-        examination = examine(settings)
+        examination = examine(settings, load_settings().device)
         if as_json:
             _answer(json.dumps(examination.document()))
         else:
@@ -68,9 +69,10 @@ def train(config: Config, overrides: Overrides = None) -> None:
         from finetune.config import FinetuneConfig, load_config
 
         settings = load_config(FinetuneConfig, config, overrides or [])
+        from chatapp.settings import load_settings
         from finetune import run
 
-        folder = run.train(settings, console)
+        folder = run.train(settings, console, load_settings().device)
         _answer(str(folder))
 
 
@@ -78,9 +80,10 @@ def train(config: Config, overrides: Overrides = None) -> None:
 def resume(run: Run, overrides: Overrides = None) -> None:
     """Go on with a run that was stopped, from its last checkpoint, as if it had not been."""
     with _errors_in_words() as console:
+        from chatapp.settings import load_settings
         from finetune.run import resume
 
-        folder = resume(run, overrides or [], console)
+        folder = resume(run, overrides or [], console, load_settings().device)
         _answer(str(folder))
 
 

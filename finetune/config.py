@@ -199,7 +199,7 @@ class Train(Section):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are shortened to it")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of the products; auto: bfloat16 where the hardware has it"
+        "auto", description="of the products; auto: bfloat16 where it is faster, on GPUs and AMX"
     )
     gradient_checkpointing: bool = Field(
         False, description="computes activations twice to keep fewer: less memory, more time"

@@ -12,7 +12,7 @@ from finetune.adapters import trained_parameters
 from finetune.data.preparation import HELD_OUT, dropped_lines
 from finetune.display import duration, memory
 from finetune.log import LOG_FILE, read_log
-from finetune.material import Material, precision, processes
+from finetune.material import Material, processes
 from finetune.steps import steps_of_run, steps_per_epoch, too_few
 
 REPORT_FILE = "report.md"
@@ -47,7 +47,7 @@ def header(material: Material) -> list[str]:
     lines.append(
         f"about {per_step:.0f} examples a step: train.batch_size {settings.batch_size} rows, "
         f"train.accumulate {settings.accumulate}, processes {processes()}; products in "
-        f"{precision(config)}"
+        f"{material.precision} on {material.device}"
     )
     if warning := too_few(steps_of_run(config, data)):
         lines.append(warning)

@@ -15,9 +15,10 @@ from types import FrameType
 
 from rich.console import Console
 
+from chatapp.engine.errors import ModelError
 from finetune.callbacks import RunCallback
 from finetune.checkpoints import check_whole, last_checkpoint
-from finetune.config import ConfigError, FinetuneConfig, Interrupted, lay_over, validated
+from finetune.config import ConfigError, FinetuneConfig, Interrupted, lay_over
 from finetune.display import duration, memory
 from finetune.export import publish
 from finetune.log import LOG_FILE, RunLog
@@ -27,8 +28,10 @@ from finetune.record import (
     RECORD_FILE,
     RESULT_FILE,
     check_unchanged,
+    configuration_of,
     differences,
     read_record,
+    without_places,
     write_json,
 )
 from finetune.report import header, write_report
@@ -39,12 +42,14 @@ from finetune.trainer import NotFinite, ObjectiveTrainer
 BAD_BATCH_FILE = "bad_batch.jsonl"
 
 # What may be another in a resumed run: none of it changes a step already taken.
+# Where the model and the files lie may be another too: digests tell whether they are the same.
 FREE_KEYS = ("samples", "train.epochs", "train.save_every", "train.early_stop")
 
 
-def train(config: FinetuneConfig, console: Console) -> Path:
+def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Path:
     """Run a configuration in a new folder; returns the folder.
 
+    device: see `gather`.
     Raises ConfigError and ModelError for wrong input, Interrupted, SaveError, NotFinite.
     """
     output = Path(config.output)
@@ -56,31 +61,44 @@ def train(config: FinetuneConfig, console: Console) -> Path:
             )
         if not output.is_dir() or any(output.iterdir()):
             raise ConfigError(f"{output}: holds other files; name a new or an empty folder")
-    return _run(gather(config), console)
+    return _run(gather(config, device), console)
 
 
-def resume(folder: Path, overrides: Sequence[str], console: Console) -> Path:
+def resume(folder: Path, overrides: Sequence[str], console: Console, device: str = "auto") -> Path:
     """Go on with a run from its last checkpoint; returns the folder.
 
-    overrides: key=value, of `FREE_KEYS` alone. Raises as `train` does, and ConfigError when
-    the data, the template, the objective or the model is not what the run began with.
+    overrides: key=value, of `FREE_KEYS`, or where the model or a file lies now.
+    device: see `gather`; products stay in the precision that the run began with. Raises as
+    `train` does, and ConfigError when the data, the template, the objective or the model is not
+    what the run began with.
     """
     record = read_record(folder)
-    config = validated(FinetuneConfig, record["config"], str(folder / RECORD_FILE))
+    config = configuration_of(folder, record)
     wanted = lay_over(config, overrides)
-    before, after = (each.model_dump(mode="json") for each in (config, wanted))
-    for key, (old, new) in differences(before, after).items():
+    changes = differences(without_places(config), without_places(wanted))
+    for key, (old, new) in changes.items():
         if not key.startswith(FREE_KEYS):
             raise ConfigError(
                 f"{folder} was begun with {key} = {old!r}, not {new!r}; start a new run for that"
             )
-    # The folder may have been moved.
-    wanted = wanted.model_copy(update={"output": str(folder)})
     if (folder / RESULT_FILE).exists() and wanted.train.epochs <= config.train.epochs:
         raise ConfigError(f"{folder}: the run is finished; set train.epochs higher to go on")
-    material = gather(wanted)
+    settings = wanted.train.model_copy(update={"precision": record["precision"]})
+    # The folder may have been moved.
+    wanted = wanted.model_copy(update={"output": str(folder), "train": settings})
+    material = _gather_again(folder, wanted, device)
     check_unchanged(folder, record, material.record)
     return _run(material, console)
+
+
+def _gather_again(folder: Path, config: FinetuneConfig, device: str) -> Material:
+    """The same, with a hint for files that are gone. Raises ConfigError."""
+    try:
+        return gather(config, device)
+    except ModelError as error:
+        raise ConfigError(
+            f"{error}; a model that was moved is named by `finetune resume {folder} model=FOLDER`"
+        ) from None
 
 
 def _run(material: Material, console: Console) -> Path:

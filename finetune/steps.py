@@ -9,14 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
 from finetune.adapters import trained_parameters
 from finetune.config import FinetuneConfig
 from finetune.data.batches import BucketSampler, LongestFirst, RowOrder, micro_batches
-from finetune.material import Material, precision, processes
+from finetune.material import Material, processes
 from finetune.memory import peak_memory
 from finetune.objectives.objective import RowSets
 from finetune.trainer import ObjectiveTrainer
@@ -94,7 +93,7 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
         held_out=data.held_out if measures else {},
         collate=data.collate,
         model=material.model,
-        args=_arguments(config, data, output, probe, measures),
+        args=_arguments(material, output, probe, measures),
         callbacks=(
             [EarlyStoppingCallback(settings.early_stop)]
             if settings.early_stop and measures
@@ -111,10 +110,9 @@ def quiet_transformers() -> None:
     transformers_logging.set_verbosity_error()
 
 
-def _arguments(
-    config: FinetuneConfig, data: RowSets, output: Path, probe: bool, measures: bool
-) -> TrainingArguments:
-    settings, on_gpu = config.train, torch.cuda.is_available()
+def _arguments(material: Material, output: Path, probe: bool, measures: bool) -> TrainingArguments:
+    config, data = material.config, material.data
+    settings, on_gpu = config.train, material.device != "cpu"
     save_every = settings.save_every or max(1, steps_per_epoch(config, data) // 2)
     arguments = TrainingArguments(
         output_dir=str(output),
@@ -127,7 +125,7 @@ def _arguments(
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        bf16=precision(config) == "bfloat16",
+        bf16=material.precision == "bfloat16",
         activation_checkpointing=settings.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False},
         use_cpu=not on_gpu,
@@ -146,7 +144,7 @@ def _arguments(
         disable_tqdm=True,
         report_to="none" if probe or not _has_tensorboard() else "tensorboard",
         seed=config.seed,
-        dataloader_pin_memory=on_gpu,
+        dataloader_pin_memory=material.device == "cuda",
     )
     # Several GPUs in one process would be DataParallel, which cuts a batch behind our back.
     arguments._n_gpu = min(1, arguments.n_gpu)

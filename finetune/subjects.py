@@ -28,7 +28,7 @@ from finetune.objectives.head_rows import (
     HeadSpec,
     prepare_labelled,
 )
-from finetune.record import RECORD_FILE, read_record
+from finetune.record import RECORD_FILE, configuration_of, read_record
 
 Example = Encoded | HeadExample
 
@@ -136,8 +136,7 @@ def _configuration(run: str, data_file: str, overrides: Sequence[str]) -> Finetu
     """The run's own configuration; with a data file, its rows in place of the run's."""
     folder = model_folder(run)
     if (folder / RECORD_FILE).is_file():
-        record = read_record(folder)["config"]
-        config = validated(FinetuneConfig, record, str(folder / RECORD_FILE))
+        config = configuration_of(folder, read_record(folder))
     elif data_file:
         config = validated(FinetuneConfig, {"output": "-", "data": {"train": data_file}}, run)
     else:

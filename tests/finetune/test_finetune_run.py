@@ -27,6 +27,7 @@ from chatapp.prompting.template import ALPACA, CHAT, load_template
 from finetune.checkpoints import SaveError, last_checkpoint
 from finetune.cli import app
 from finetune.config import ConfigError, Interrupted
+from finetune.material import gather
 from finetune.record import check_unchanged
 from finetune.run import resume, train
 from finetune.trainer import NotFinite, ObjectiveTrainer
@@ -420,6 +421,71 @@ def test_the_commands_and_their_exit_status(
     assert "bad_batch.jsonl" in done.stderr
     assert "Traceback" not in done.stderr
     with monkeypatch.context() as patch:
-        patch.setattr("finetune.run.gather", lambda config: raise_(KeyboardInterrupt())())
+        patch.setattr("finetune.run.gather", lambda *_: raise_(KeyboardInterrupt())())
         done = runner.invoke(app, ["train", str(path), f"output={tmp_path / 'b'}"])
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_run_is_gone_on_with_from_another_folder_on_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths, a base that moved, another choice of precision: none changes a number."""
+    for name in ("here", "whole", "elsewhere"):
+        (tmp_path / name).mkdir()
+    places = {"model": "base", "output": "run"}
+    settings = {"data": {"train": "rows.json"}, "train": {"precision": "auto"}}
+    for name in ("here", "whole"):
+        monkeypatch.chdir(tmp_path / name)
+        config = tiny.config(tmp_path / name, **places, **settings)
+        if name == "whole":
+            train(config, QUIET)
+            continue
+        with monkeypatch.context() as broken:
+            at_step(broken, 4, raise_(Killed()))
+            with pytest.raises(Killed):
+                train(config, QUIET)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run = tmp_path / "here" / "run"
+    (tmp_path / "here" / "base").rename(tmp_path / "elsewhere" / "moved")
+    monkeypatch.setattr("finetune.material._precision", lambda config, _: config.train.precision)
+    with pytest.raises(ConfigError, match=r"base.*; a model that was moved is named by .* model="):
+        resume(run, [], QUIET)
+    resume(run, ["model=moved"], QUIET)
+    assert tiny.trace(run) == tiny.trace(tmp_path / "whole" / "run")
+    assert json.loads((run / "run.json").read_text())["precision"] == "float32"
+
+    (tmp_path / "here" / "rows.json").rename(tmp_path / "elsewhere" / "others.json")
+    moved = ["model=moved", "data.train.0.path=others.json", "train.epochs=3"]
+    with pytest.raises(ConfigError, match=r"data\.train .*weight"):
+        resume(run, [*moved, "data.train.0.weight=2.0"], QUIET)
+    resume(run, moved, QUIET)
+    assert json.loads((run / "result.json").read_text())["steps"] == 12
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [({"avx512_bf16": True}, "float32"), ({"amx_bf16": True}, "bfloat16"), ({}, "float32")],
+)
+def test_auto_takes_bfloat16_on_a_cpu_where_it_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], expected: str
+) -> None:
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
+    material = gather(tiny.config(tmp_path, train={"precision": "auto"}), "cpu")
+    assert (material.precision, material.device) == (expected, "cpu")
+
+
+def test_the_device_of_the_settings_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
+    path = tiny.written(tiny.config(tmp_path, train={"epochs": 0.3}), tmp_path / "c.toml")
+    monkeypatch.setenv("CHATAPP_DEVICE", "mps")
+    for command in (["train", str(path)], ["check", str(path)]):
+        refused = CliRunner().invoke(app, command)
+        assert refused.exit_code == 2
+        assert "device is 'mps', which torch cannot use here" in refused.stderr
+    monkeypatch.setenv("CHATAPP_DEVICE", "cpu")
+    monkeypatch.setattr("finetune.material._precision", lambda _, device: device)
+    monkeypatch.setattr("finetune.run._run", lambda material, _: Path(material.precision))
+    monkeypatch.setattr("finetune.material.torch.cuda.is_available", lambda: True)
+    assert CliRunner().invoke(app, ["train", str(path)]).stdout == "cpu\n"
