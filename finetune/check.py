@@ -139,10 +139,11 @@ def _tokens(examination: Examination, examples: Sequence[Encoded]) -> Iterator[R
         f"({config.objective.aux_span}); N_response/N_prompt = "
         f"{data.response_labels / max(1, data.aux_labels):.3g}"
     )
-    yield Text(
-        f"λ = {config.objective.aux_weight:g}: a token of L1 counts "
-        f"{examination.material.prompt_weight:.3g} times as much as one of L2"
-    )
+    if data.aux_labels:
+        yield Text(
+            f"λ = {config.objective.aux_weight:g}: a token of L1 counts "
+            f"{examination.material.prompt_weight:.3g} times as much as one of L2"
+        )
 
 
 def _edges(longest: int) -> list[int]:

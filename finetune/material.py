@@ -59,9 +59,9 @@ class Material:
 
     @property
     def prompt_weight(self) -> float:
-        """How much a token of L1 counts beside one of L2: λ · N_response / N_prompt."""
-        weight = self.config.objective.aux_weight
-        return weight * self.data.response_labels / max(1, self.data.aux_labels)
+        """How much a token of L1 counts beside one of L2: λ · N_response / N_prompt, or 0."""
+        weight, tokens = self.config.objective.aux_weight, self.data.aux_labels
+        return weight * self.data.response_labels / tokens if tokens else 0.0
 
 
 def gather(config: FinetuneConfig, device: str = "auto") -> Material:

@@ -11,7 +11,7 @@
   report alone.
 
 Beside it, once the run is finished, result.json: steps taken; best_step, whose weights are kept;
-eval_* of those as in log.jsonl (see `log`); seconds of the last session; peak_memory_bytes. That of
+eval_* of those as in log.jsonl (see `log`); seconds of all sessions; peak_memory_bytes. That of
 `pretrain` has steps, held_out_loss in nats a token and held_out_perplexity, null without held-out
 documents.
 
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.engine.folder import BUNDLED
+from chatapp.paths import RUN_RECORD as RECORD_FILE
 from chatapp.userfiles import read_json_object, write_whole
 from finetune.config import ConfigError, FinetuneConfig, TrainSource, validated
 
-RECORD_FILE = "run.json"
 RESULT_FILE = "result.json"
 _KEYS = ("config", "template", "data", "weights", "precision", "processes")
 

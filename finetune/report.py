@@ -59,6 +59,8 @@ def _objective_line(material: Material) -> str:
     weight, data = material.config.objective.aux_weight, material.data
     if not weight:
         return f"L3 = L2, over {data.response_labels:,} response tokens; λ is 0"
+    if not data.aux_labels:
+        return f"L3 = L2, over {data.response_labels:,} response tokens; L1 has none"
     return (
         f"L3 = L2 + {weight:g} · L1; L1 over {data.aux_labels:,} tokens, L2 over "
         f"{data.response_labels:,}: a token of L1 counts {material.prompt_weight:.3g} times "

@@ -7,7 +7,6 @@ that loads is a finished run.
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from chatapp.engine.errors import ModelError
 from finetune.callbacks import RunCallback
-from finetune.checkpoints import check_whole, last_checkpoint
+from finetune.checkpoints import check_whole, drop_optimizer_states, last_checkpoint
 from finetune.config import ConfigError, FinetuneConfig, Interrupted, lay_over
 from finetune.display import duration, memory
 from finetune.export import publish
@@ -44,6 +43,8 @@ BAD_BATCH_FILE = "bad_batch.jsonl"
 # What may be another in a resumed run: none of it changes a step already taken.
 # Where the model and the files lie may be another too: digests tell whether they are the same.
 FREE_KEYS = ("samples", "train.epochs", "train.save_every", "train.early_stop")
+# What a run that diverged may be gone on with more gently.
+GENTLER_KEYS = ("train.learning_rate", "train.max_grad_norm")
 
 
 def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Path:
@@ -67,7 +68,8 @@ def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Pat
 def resume(folder: Path, overrides: Sequence[str], console: Console, device: str = "auto") -> Path:
     """Go on with a run from its last checkpoint; returns the folder.
 
-    overrides: key=value, of `FREE_KEYS`, or where the model or a file lies now.
+    overrides: key=value, of `FREE_KEYS`, of `GENTLER_KEYS` after a loss that was no number, or
+        where the model or a file lies now.
     device: see `gather`; products stay in the precision that the run began with. Raises as
     `train` does, and ConfigError when the data, the template, the objective or the model is not
     what the run began with.
@@ -76,8 +78,9 @@ def resume(folder: Path, overrides: Sequence[str], console: Console, device: str
     config = configuration_of(folder, record)
     wanted = lay_over(config, overrides)
     changes = differences(without_places(config), without_places(wanted))
+    free = FREE_KEYS + (GENTLER_KEYS if (folder / BAD_BATCH_FILE).exists() else ())
     for key, (old, new) in changes.items():
-        if not key.startswith(FREE_KEYS):
+        if not key.startswith(free):
             raise ConfigError(
                 f"{folder} was begun with {key} = {old!r}, not {new!r}; start a new run for that"
             )
@@ -127,9 +130,8 @@ def _run(material: Material, console: Console) -> Path:
         material.config.samples.every,
     )
     trainer.add_callback(display)
-    begun = time.monotonic()
     _take_steps(trainer, material, checkpoint, display, console)
-    _finish(trainer, material, begun, console)
+    _finish(trainer, material, display.log, console)
     return output
 
 
@@ -149,7 +151,7 @@ def _take_steps(
         _write_bad_batch(output / BAD_BATCH_FILE, material, error)
         raise NotFinite(
             f"{error}; the rows of that batch are in {output / BAD_BATCH_FILE}; "
-            f"{_how_to_go_on(output)}",
+            f"{_how_to_go_on(output, ' train.learning_rate=RATE', ' at a lower rate')}",
             error.batches,
         ) from None
     except KeyboardInterrupt:
@@ -160,8 +162,8 @@ def _take_steps(
         raise Interrupted(f"stopped at step {trainer.state.global_step}; {_how_to_go_on(output)}")
 
 
-def _finish(trainer: ObjectiveTrainer, material: Material, begun: float, console: Console) -> None:
-    """Publish the best weights with what was measured of them. begun: monotonic seconds."""
+def _finish(trainer: ObjectiveTrainer, material: Material, log: RunLog, console: Console) -> None:
+    """Publish the best weights with what was measured of them."""
     output = Path(material.config.output)
     best = trainer.state.best_global_step
     if best and best != trainer.state.global_step:
@@ -175,11 +177,13 @@ def _finish(trainer: ObjectiveTrainer, material: Material, begun: float, console
         "steps": trainer.state.global_step,
         "best_step": best or trainer.state.global_step,
         **measured,
-        "seconds": round(time.monotonic() - begun, 1),
+        "seconds": log.seconds,
         "peak_memory_bytes": peak_memory(),
     }
     write_report(output, header(material), material.record, result)
     write_json(output / RESULT_FILE, result)
+    drop_optimizer_states(output)
+    (output / BAD_BATCH_FILE).unlink(missing_ok=True)
     console.print(
         f"done: step {result['best_step']} is kept of {result['steps']}, "
         f"{duration(result['seconds'])}, {memory(result['peak_memory_bytes'])}; "
@@ -217,11 +221,11 @@ def _write_bad_batch(path: Path, material: Material, error: NotFinite) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def _how_to_go_on(output: Path) -> str:
+def _how_to_go_on(output: Path, keys: str = "", how: str = "") -> str:
     checkpoint = last_checkpoint(output)
     if checkpoint is None:
         return "there is no checkpoint yet"
-    return f"{checkpoint.name} is whole: `finetune resume {output}` goes on from it"
+    return f"{checkpoint.name} is whole: `finetune resume {output}{keys}` goes on from it{how}"
 
 
 def is_first_process() -> bool:

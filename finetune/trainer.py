@@ -164,6 +164,17 @@ class ObjectiveTrainer(FiniteTrainer):
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Go on at the rate that is configured now, which after a divergence may be a lower one."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or self.lr_scheduler is None or self.optimizer is None:
+            return
+        rate = self.args.learning_rate
+        self.lr_scheduler.base_lrs = [rate] * len(self.optimizer.param_groups)
+        factor = self.lr_scheduler.lr_lambdas[0](self.lr_scheduler.last_epoch)
+        for group in self.optimizer.param_groups:
+            group["initial_lr"], group["lr"] = rate, rate * factor
+
     def get_train_dataloader(self) -> Loader:
         return self._loader(self.train_dataset, self.order, self.args.per_device_train_batch_size)
 

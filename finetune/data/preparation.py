@@ -212,8 +212,10 @@ def _checked_clusters(data: Data, report: Report) -> list[str]:
 
 
 def _why(report: Report) -> str:
-    dropped = [f"{count:,} dropped for {reason!r}" for reason, count in report.dropped.items()]
-    return f": {report.kept:,} held out" + "".join(f", {each}" for each in dropped)
+    whys = [f"{report.kept:,} held out"]
+    whys += [f"{count:,} dropped for {reason!r}" for reason, count in report.dropped.items()]
+    whys += [f"{table.name} holds no row" for table in report.tables if not table.rows]
+    return ": " + ", ".join(whys)
 
 
 @dataclass(frozen=True, slots=True)

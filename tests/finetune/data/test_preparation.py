@@ -276,3 +276,12 @@ def test_the_template_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "chatapp_template.json").write_text("{")
     with pytest.raises(ConfigError, match="is not valid JSON"):
         chosen("")
+
+
+def test_an_empty_file_and_a_misspelt_path_are_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text("")
+    with pytest.raises(ConfigError, match=r"no row is left .*rows\.json holds no row"):
+        made(train=str(tmp_path / "rows.json"))
+    (tmp_path / "instructions").mkdir()
+    with pytest.raises(ConfigError, match=r"no such file or folder; did you mean 'instructions'"):
+        made(train=str(tmp_path / "instrctions"))
