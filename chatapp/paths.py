@@ -13,6 +13,9 @@ import platformdirs
 TEMPLATE_FILE = "chatapp_template.json"
 """The dialogue template a model was trained in; it lies beside the model's weights."""
 
+RUN_RECORD = "run.json"
+"""What a run of finetune writes into its folder before its first step."""
+
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 """What a tokenizer of the hub says of itself, and the chat template beside it: its own file, or

@@ -1,4 +1,4 @@
-"""What of a model is trained, and adapters: made, merged.
+"""What of a model is trained, and adapters made for it.
 
 Keep: every parameter outside the chosen part has requires_grad off, so that the optimizer, the
 checkpoint and the count of trained parameters agree on what is learned.
@@ -13,8 +13,7 @@ from torch import nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from chatapp.engine.folder import COMPANIONS, ModelFiles, find_model
-from chatapp.engine.transformers_model import load_causal
+from chatapp.engine.folder import COMPANIONS, ModelFiles
 from finetune.config import Adapter, ConfigError, Train
 
 LOW_RANK = ("lora", "dora", "rslora")
@@ -106,22 +105,6 @@ def _blocks(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
         f"train.method last-blocks: no list of {count} blocks was found in a "
         f"{model.config.model_type} model"
     )
-
-
-def merge(run: str, out: Path) -> None:
-    """Write an adapter and its base model as one whole model, with tokenizer and template.
-
-    Raises ConfigError and ModelError.
-    """
-    files = find_model(run)
-    if files.base is None:
-        raise ConfigError(f"{run}: expected a run with an adapter; this is a whole model already")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists already; name a new folder")
-    model = load_causal(files)
-    out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(out)
-    copy_companions(files, out)
 
 
 def copy_companions(files: ModelFiles, target: Path) -> None:

@@ -145,12 +145,20 @@ class Data(Section):
     held_out_clusters: list[str] = Field(
         [], description="clusters of tasks left out of training, each measured on its own"
     )
-    template: str = Field("", description="the dialogue template; the model's own when empty")
+    template: str = Field(
+        "",
+        description="the dialogue template; when empty the one the model was trained in, else "
+        "its tokenizer's chat template",
+    )
     too_long: TooLong = Field("raise", description="what becomes of a row that does not fit")
     max_length: int | None = Field(
         None, ge=8, description="tokens of a row; the model's window, at most 1,024, when absent"
     )
-    packing: bool = Field(True, description="several short rows in one, kept apart by attention")
+    packing: bool = Field(
+        False,
+        description="several short examples in one row of some 512 tokens, kept apart by "
+        "attention: faster, in fewer and larger steps",
+    )
     bad_rows: BadRows = Field("raise", description="what becomes of a row that cannot be used")
 
 
@@ -176,7 +184,11 @@ class Train(Section):
     method: Method = Field("full", description="which parameters are trained")
     last_blocks: int = Field(2, ge=1, description="of method last-blocks: how many")
     epochs: float = Field(2.0, gt=0)
-    batch_size: int = Field(8, ge=1, description="rows a micro-batch and process")
+    batch_size: int = Field(
+        8,
+        ge=1,
+        description="examples a micro-batch and process; with data.packing rows, of several each",
+    )
     accumulate: int = Field(1, ge=1, description="micro-batches a step")
     optimizer: OptimizerName = Field(
         "adamw", description="muon: for the matrices inside the blocks, adamw for the rest"
@@ -187,7 +199,7 @@ class Train(Section):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are shortened to it")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of the products; auto: bfloat16 where the hardware has it"
+        "auto", description="of the products; auto: bfloat16 where it is faster, on GPUs and AMX"
     )
     gradient_checkpointing: bool = Field(
         False, description="computes activations twice to keep fewer: less memory, more time"
@@ -303,8 +315,14 @@ def _lay_over(data: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *sections, key = dotted.split(".")
+    place: Any = data
     for section in sections:
-        data = data.setdefault(section, {})
-        if not isinstance(data, dict):
+        if isinstance(place, list) and section.isdecimal() and int(section) < len(place):
+            place = place[int(section)]  # as in data.train.0.columns
+        else:
+            place = place.setdefault(section, {}) if isinstance(place, dict) else None
+        if not isinstance(place, dict | list):
             raise ConfigError(f"{override!r}: {section!r} is not a section")
-    data[key] = value
+    if not isinstance(place, dict):
+        raise ConfigError(f"{override!r}: {key!r} is not a key of a list")
+    place[key] = value

@@ -13,7 +13,14 @@ from chatapp.dialogue.served import SERVED, MessagesWriter
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.model import ChatModel, LanguageModel
 from chatapp.prompting.chat_template import ChatTemplate, Template, load_chat_template
-from chatapp.prompting.template import PLAIN, TEMPLATES, load_template, named
+from chatapp.prompting.template import (
+    PLAIN,
+    TEMPLATES,
+    TemplateError,
+    load_template,
+    named,
+    saved_fingerprint,
+)
 
 
 def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Template:
@@ -27,7 +34,7 @@ def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Te
     """
     if isinstance(model, ChatModel):
         return SERVED if requested in ("", SERVED.name) else named(requested)
-    own = _own_template(model.folder, model.tokenizer.special) if model.folder else None
+    own = own_template(model.folder, model.tokenizer.special) if model.folder else None
     if asked in TEMPLATES and own is None:
         return TEMPLATES[asked]
     return _choice(model.name, own, requested)
@@ -38,7 +45,7 @@ def template_of(files: ModelFiles, special: Collection[str], requested: str) -> 
 
     special: the names of its tokenizer's special tokens.
     """
-    return _choice(str(files.path), _own_template(files.path, special), requested)
+    return _choice(str(files.path), own_template(files.path, special), requested)
 
 
 def _choice(name: str, own: Template | None, requested: str) -> Template:
@@ -76,9 +83,22 @@ def writer_for(model: LanguageModel, template: Template) -> Writer:
     return (MessagesWriter if template == SERVED else PromptWriter)(model, template)
 
 
-def _own_template(folder: Path, special: Collection[str]) -> Template | None:
-    """The template saved with a model that was trained here, else its tokenizer's."""
+def own_template(folder: Path, special: Collection[str]) -> Template | None:
+    """The template saved with a model that was trained here, else its tokenizer's, or None.
+
+    special: the names of its tokenizer's special tokens.
+    Raises ValueError in one sentence when it is damaged, or is not the one that the model was
+    trained in.
+    """
     own = load_template(folder)
     if own is not None or not folder.is_dir():
         return own
-    return load_chat_template(ModelFiles.read(folder).tokenizer, special)
+    brought = load_chat_template(ModelFiles.read(folder).tokenizer, special)
+    trained = saved_fingerprint(folder)
+    if trained and (brought is None or brought.fingerprint != trained):
+        found = f"{brought.origin} has {brought.fingerprint}" if brought else "there is none now"
+        raise TemplateError(
+            f"{folder}: the model was trained in its tokenizer's chat template {trained}, "
+            f"but {found}; put the template that it was trained in back"
+        )
+    return brought

@@ -14,8 +14,8 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.hub import cached_hub_models, hub_folder
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.servers import is_address
-from chatapp.paths import CHAT_TEMPLATE, TEMPLATE_FILE, TOKENIZER_CONFIG, data_dir
-from chatapp.userfiles import read_json_object
+from chatapp.paths import CHAT_TEMPLATE, RUN_RECORD, TEMPLATE_FILE, TOKENIZER_CONFIG, data_dir
+from chatapp.userfiles import missing_path, read_json_object
 
 BUNDLED = "bundled"
 _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
@@ -64,6 +64,7 @@ class ModelFiles:
         """The model in a folder. Raises ModelError, also when an adapter's base is missing."""
         template = path / TEMPLATE_FILE if (path / TEMPLATE_FILE).is_file() else None
         if not _is_adapter(path):
+            _refuse_unfinished(path)
             return cls(path, _read_config(path / CONFIG), None, path, template)
         config = _read_config(path / ADAPTER_CONFIG)
         base = _base_of(path / ADAPTER_CONFIG, config)
@@ -140,6 +141,8 @@ def model_folder(name: str) -> Path:
         return Path(path)
     if os.path.exists(path):
         raise ModelError(f"{name}: this is a file; expected the folder of a model")
+    if problem := missing_path(name):
+        raise ModelError(problem)
     return hub_folder(name)
 
 
@@ -171,6 +174,14 @@ def model_identity(model: LanguageModel) -> str:
 
 def _is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
+
+
+def _refuse_unfinished(folder: Path) -> None:
+    """Raises ModelError for a run of finetune whose model is not written yet."""
+    if (folder / RUN_RECORD).is_file() and not (folder / CONFIG).is_file():
+        raise ModelError(
+            f"{folder}: this run is not finished; `finetune resume {folder}` goes on with it"
+        )
 
 
 def _read_config(path: Path) -> dict[str, Any]:

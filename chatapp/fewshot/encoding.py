@@ -5,8 +5,9 @@ text, whatever stands in it.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from chatapp.engine.model import LanguageModel, Tokenizer
+from chatapp.engine.model import Tokenizer
 from chatapp.prompting.segments import Segment
 
 
@@ -21,7 +22,14 @@ def segment_ids(
     return (encode or tokenizer.encode)(segment.text)
 
 
-def without_start(segments: Sequence[Segment], model: LanguageModel) -> list[Segment]:
+class Started(Protocol):
+    """What is known of a model that puts tokens before each sequence; see `LanguageModel`."""
+
+    tokenizer: Tokenizer
+    start: Sequence[int]
+
+
+def without_start(segments: Sequence[Segment], model: Started) -> list[Segment]:
     """The segments without the tokens that the model puts before each sequence itself."""
     start = len(model.start)
     first = [segment_ids(segment, model.tokenizer) for segment in segments[:start]]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chatapp.paths import CHAT_TEMPLATE, TOKENIZER_CONFIG
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Kind, Segment
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.template import OWN, DialogueTemplate
 from chatapp.prompting.thinking import Marks, marks_in
 from chatapp.prompting.traced import TEMPLATE, Traced, joined, origins_of
 from chatapp.userfiles import UserError, read_json_object, read_required, shown
@@ -45,9 +45,6 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 # The origin of instructions that the template gives where a chat has none.
 _DEFAULT = -2
-
-OWN = "own"
-"""The name of a model's own chat template."""
 
 
 class Turn(NamedTuple):
@@ -96,8 +93,12 @@ class ChatTemplate:
     def fingerprint(self) -> str:
         """Twelve hex digits over all that decides the text: equal means renders alike, with the
         switch for thinking set alike."""
-        content = [self.source, sorted(self.special), sorted(self.variables.items())]
+        content = [self.source, sorted(self.variables.items())]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is saved next to a model's weights; the program itself is the tokenizer's."""
+        return {"name": self.name, "fingerprint": self.fingerprint}
 
     def render(self, messages: Sequence[Message], *, open_reply: bool = False) -> list[Segment]:
         """A chat as segments.

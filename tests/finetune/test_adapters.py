@@ -19,10 +19,11 @@ from chatapp.prompting.template import CHAT, load_template
 from finetune.adapters import (
     choose_trained,
     fuse_activations,
-    merge,
     trained_parameters,
 )
 from finetune.config import Adapter, ConfigError, Train
+from finetune.evaluate import evaluate
+from finetune.merging import merge
 from finetune.run import train
 
 QUIET = Console(stderr=True, quiet=True)
@@ -130,6 +131,38 @@ def test_merge_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     (tmp_path / "out" / "mine.txt").write_text("x")
     with pytest.raises(ConfigError, match="exists already"):
         merge(str(run), tmp_path / "out")
+
+
+def test_a_merged_run_keeps_its_head(tmp_path: Path) -> None:
+    rows = tmp_path / "labelled.jsonl"
+    lines = [{"text": f"text {n}", "label": ("yes", "no")[n % 2]} for n in range(20)]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = tiny.config(
+        tmp_path,
+        head={"task": "classification"},
+        data={"train": str(rows)},
+        train={"method": "lora", "epochs": 0.5},
+    )
+    run = train(config, QUIET)
+    merge(str(run), tmp_path / "merged")
+
+    def measured(model: Path) -> dict[str, float]:
+        found = evaluate(str(model), str(run), str(rows), 0, 8, lambda *_: None)
+        return found.sets["labelled.jsonl"].figures
+
+    assert measured(tmp_path / "merged") == pytest.approx(measured(run), rel=1e-5)
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_merged_run_is_stored_as_its_base(tmp_path: Path, stored: torch.dtype) -> None:
+    config = tiny.config(tmp_path, train={"method": "lora", "epochs": 0.3})
+    AutoModelForCausalLM.from_pretrained(tmp_path / "base").to(stored).save_pretrained(
+        tmp_path / "base"
+    )
+    merge(str(train(config, QUIET)), tmp_path / "merged")
+    weights = load_file(tmp_path / "merged" / "model.safetensors").values()
+    assert {weight.dtype for weight in weights} == {stored}
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged").dtype == stored
 
 
 def test_frozen_weights_stay_as_they_were(tmp_path: Path) -> None:
