@@ -50,6 +50,7 @@ class FiniteTrainer(CheckpointingTrainer):
     """
 
     optimizer: torch.optim.Optimizer | None
+    lr_scheduler: LambdaLR | None
 
     def __init__(self, *, optimizer_name: OptimizerName = "adamw", **trainer: Any) -> None:
         super().__init__(**trainer)
