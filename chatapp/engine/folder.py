@@ -96,16 +96,6 @@ class ModelFiles:
         """Whether this program's own decoder computes it, if its details allow."""
         return not self.is_adapter and self.family in DECODERS
 
-    @property
-    def end_ids(self) -> set[int]:
-        """The tokens that end a reply, if there are several: of a turn, say, and of a text."""
-        try:
-            ends = read_json_object(self.whole.path / GENERATION_CONFIG, ModelError)
-        except FileNotFoundError:
-            ends = self.whole.config
-        listed = ends.get("eos_token_id")
-        return {id for id in listed if isinstance(id, int)} if isinstance(listed, list) else set()
-
     def digest(self) -> str:
         """Twelve hex digits over all that an answer can depend on, an adapter's base included.
 

@@ -263,6 +263,8 @@ class ChatTemplate:
 
     def _segments(self, text: Traced, kinds: Sequence[Kind]) -> Iterator[Segment]:
         origins = origins_of(text)
+        if not text:
+            return
         borders = [0, *(i for i in range(1, len(text)) if origins[i] != origins[i - 1]), len(text)]
         for start, end in pairwise(borders):
             piece, origin = text.plain()[start:end], origins[start]

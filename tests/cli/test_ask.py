@@ -404,3 +404,32 @@ def test_the_switch_for_thinking(run, use_model: UseModel, tmp_path: Path) -> No
     status, out, err = run("ask", "Hi", "--think")
     assert (status, out) == (2, "")
     assert err == "chatapp: the model scripted has no switch for thinking in its template\n"
+
+
+# Templates that cannot be used
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('no\x1b[2Jsuch chat') }}", "refuses this chat: no␛[2Jsuch chat"),
+        ("{% for %}", "line 1: "),
+        (
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+            "it takes more than ",
+        ),
+        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__'"),
+        ("x" * 10_000_000, "has 10,000,000 characters; expected at most 500,000"),
+        ("{{ nothing }}", "writes nothing of this chat"),
+        ("{{ 'a'.ljust(10 ** 11) }}", "it fills a text up to more than a million characters"),
+    ],
+)
+def test_a_bad_template_is_one_sentence(
+    run, use_model: UseModel, tmp_path: Path, template: str, words: str
+) -> None:
+    model = use_model(thinking_model(tmp_path / "model", ["x"], template=template))
+    status, out, err = run("ask", "Hi")
+    assert (status, out) == (2, "")
+    assert words in err
+    assert (err.count("\n"), "\x1b" in err) == (1, False)
+    assert model.prompts == []
