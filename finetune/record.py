@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.engine.folder import BUNDLED
-from chatapp.paths import RUN_RECORD as RECORD_FILE
+from chatapp.paths import RUN_RECORD
 from chatapp.userfiles import read_json_object, write_whole
 from finetune.config import ConfigError, FinetuneConfig, TrainSource, validated
 
@@ -33,12 +33,12 @@ _KEYS = ("config", "template", "data", "weights", "precision", "processes")
 
 def read_record(folder: Path) -> dict[str, Any]:
     """The record of a run. Raises ConfigError."""
-    path = folder / RECORD_FILE
+    path = folder / RUN_RECORD
     try:
         record = read_json_object(path, ConfigError)
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder}: there is no {RECORD_FILE}; expected the folder of a run"
+            f"{folder}: there is no {RUN_RECORD}; expected the folder of a run"
         ) from None
     if any(key not in record for key in _KEYS):
         raise ConfigError(f"{path}: expected a run's record with the keys {', '.join(_KEYS)}")
@@ -50,7 +50,7 @@ def configuration_of(folder: Path, record: dict[str, Any]) -> FinetuneConfig:
 
     Raises ConfigError.
     """
-    config = validated(FinetuneConfig, record["config"], str(folder / RECORD_FILE))
+    config = validated(FinetuneConfig, record["config"], str(folder / RUN_RECORD))
     begun_in = Path(record.get("folder", ""))
 
     def there(path: str) -> str:

@@ -15,6 +15,7 @@ from types import FrameType
 from rich.console import Console
 
 from chatapp.engine.errors import ModelError
+from chatapp.paths import RUN_RECORD
 from finetune.callbacks import RunCallback
 from finetune.checkpoints import check_whole, drop_optimizer_states, last_checkpoint
 from finetune.config import ConfigError, FinetuneConfig, Interrupted, lay_over
@@ -24,7 +25,6 @@ from finetune.log import LOG_FILE, RunLog
 from finetune.material import Material, gather
 from finetune.memory import peak_memory
 from finetune.record import (
-    RECORD_FILE,
     RESULT_FILE,
     check_unchanged,
     configuration_of,
@@ -55,7 +55,7 @@ def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Pat
     """
     output = Path(config.output)
     if is_first_process() and output.exists():
-        if (output / RECORD_FILE).exists():
+        if (output / RUN_RECORD).exists():
             raise ConfigError(
                 f"{output} holds a run already; `finetune resume {output}` goes on with it, "
                 "another output starts a new one"
@@ -112,7 +112,7 @@ def _run(material: Material, console: Console) -> Path:
     sample = None if trainer.is_fsdp_enabled else sampler(material)
     if is_first_process():
         (output / RESULT_FILE).unlink(missing_ok=True)
-        write_json(output / RECORD_FILE, material.record)
+        write_json(output / RUN_RECORD, material.record)
     checkpoint = last_checkpoint(output)
     if checkpoint:
         check_whole(checkpoint)

@@ -17,6 +17,7 @@ from chatapp.engine.folder import ModelFiles, find_model, model_folder
 from chatapp.engine.generation import PieceTokenizer
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.transformers_model import context_of
+from chatapp.paths import RUN_RECORD
 from chatapp.prompting.chat_template import Template
 from finetune.config import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.encoding import Encoded
@@ -28,7 +29,7 @@ from finetune.objectives.head_rows import (
     HeadSpec,
     prepare_labelled,
 )
-from finetune.record import RECORD_FILE, configuration_of, read_record
+from finetune.record import configuration_of, read_record
 
 Example = Encoded | HeadExample
 
@@ -135,7 +136,7 @@ def _context(files: ModelFiles) -> int:
 def _configuration(run: str, data_file: str, overrides: Sequence[str]) -> FinetuneConfig:
     """The run's own configuration; with a data file, its rows in place of the run's."""
     folder = model_folder(run)
-    if (folder / RECORD_FILE).is_file():
+    if (folder / RUN_RECORD).is_file():
         config = configuration_of(folder, read_record(folder))
     elif data_file:
         config = validated(FinetuneConfig, {"output": "-", "data": {"train": data_file}}, run)

@@ -124,6 +124,7 @@ class ObjectiveTrainer(FiniteTrainer):
     """
 
     loss_is_scaled_for_ga = True
+    lr_scheduler: LambdaLR | None
 
     def __init__(
         self,
