@@ -7,6 +7,7 @@ process or a full disk leaves the last one untouched.
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -32,7 +33,10 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     """A Trainer that writes each checkpoint aside, flushes it to the disk and renames it.
 
     It keeps the last `save_total_limit` checkpoints and the best one.
+    complete: puts beside the weights of a checkpoint what makes a model of it.
     """
+
+    complete: Callable[[Path], None] = staticmethod(lambda folder: None)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         final = Path(self.args.output_dir)
@@ -47,6 +51,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             self.accelerator.wait_for_everyone()
             if is_main:
                 for written in list(aside.iterdir()):
+                    self.complete(written)
                     for file in written.rglob("*"):
                         if file.is_file():
                             flush(file)

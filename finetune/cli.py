@@ -144,6 +144,22 @@ def merge(
 
 
 @app.command()
+def keys(
+    section: Annotated[str, typer.Argument(help="such as train; all of them when left out")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the keys of a configuration: what each takes, its default, and what it does."""
+    with _errors_in_words():
+        from finetune.keys import keys, lines
+
+        chosen = keys(section)
+        if as_json:
+            _answer(json.dumps([key.document() for key in chosen]))
+        else:
+            _answer("\n".join(lines(chosen)))
+
+
+@app.command()
 def pretrain(config: Config, overrides: Overrides = None) -> None:
     """Train a GPT-2 from random weights on text; a second start goes on where the first ended."""
     with _errors_in_words(

@@ -6,6 +6,7 @@ Keep: what `finetune check` counts and times are the steps that `finetune train`
 import math
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from finetune.adapters import trained_parameters
 from finetune.config import FinetuneConfig
 from finetune.data.batches import BucketSampler, LongestFirst, RowOrder, micro_batches
+from finetune.export import complete
 from finetune.material import Material, processes
 from finetune.memory import peak_memory
 from finetune.objectives.objective import RowSets
@@ -100,6 +102,7 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
             else None
         ),
     )
+    trainer.complete = partial(complete, material)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -125,6 +125,7 @@ class ObjectiveTrainer(FiniteTrainer):
     """
 
     loss_is_scaled_for_ga = True
+    lr_scheduler: LambdaLR | None
 
     def __init__(
         self,

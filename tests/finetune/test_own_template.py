@@ -44,7 +44,8 @@ def reply(folder: Path) -> str:
 
 @pytest.mark.parametrize("method", ["full", "lora", "dora"])
 def test_a_run_is_chatted_with_in_the_template_of_its_base(tmp_path: Path, method: str) -> None:
-    settings = config(tmp_path, train={"method": method, "learning_rate": 0.05, "epochs": 6})
+    rate = 0.01 if method == "full" else 0.05
+    settings = config(tmp_path, train={"method": method, "learning_rate": rate, "epochs": 10})
     before = reply(tmp_path / "base")
     run = train(settings, QUIET)
     template = choose_template(load_model(str(tmp_path / "base")), "")
@@ -52,7 +53,8 @@ def test_a_run_is_chatted_with_in_the_template_of_its_base(tmp_path: Path, metho
     assert saved == {"name": "own", "fingerprint": template.fingerprint}
     assert json.loads((run / "run.json").read_text())["template"] == saved
     assert choose_template(load_model(str(run)), "").fingerprint == template.fingerprint
-    assert " after." in reply(run) != before
+    assert " after." in reply(run)
+    assert " after." not in before
     if method == "full":
         return
     merge(str(run), tmp_path / "merged")
