@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.gguf_file import GGUFFile
-from chatapp.engine.vocabulary import TokenType, gguf_tokenizer
+from chatapp.engine.gguf.file import GGUFFile
+from chatapp.engine.gguf.vocabulary import TokenType, gguf_tokenizer
 
 LETTERS = [*"abcdehlorstuw", "Ġ", "1", "2", "!"]
 BYTE_LEVEL: dict[str, Any] = {
