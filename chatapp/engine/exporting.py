@@ -19,7 +19,7 @@ from torch import Tensor
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles
-from chatapp.engine.gguf.config import FACTORS, Config, read_config
+from chatapp.engine.gguf.config import FACTORS, OTHER_ENDS, Config, read_config
 from chatapp.engine.gguf.file import GGUFFile
 from chatapp.engine.gguf.tokenizer import CHAT_TEMPLATE, NAMED_TOKENS
 from chatapp.engine.gguf.weights import gguf_names, to_gguf
@@ -27,6 +27,7 @@ from chatapp.engine.gguf.writing import (
     Metadata,
     architecture_of,
     config_metadata,
+    cuts_white_space,
     position_factors,
     spelled_out,
     vocabulary_metadata,
@@ -46,17 +47,18 @@ _FILE_TYPES = {
 TYPES = tuple(_FILE_TYPES)
 """What matrices can be written as."""
 
-Progress = Callable[[float], None]
-"""Called with the share that is written, up to 1."""
+Progress = Callable[[int, int], None]
+"""Called with how many tensors are written, and of how many."""
 
 
 def write_gguf(
     files: ModelFiles, path: Path, kind: str, template: Mapping[str, str], progress: Progress
-) -> None:
+) -> str:
     """Write a model, an adapter merged into its base, as one GGUF file.
 
     kind: one of `TYPES`. template: keys that say the chat template; where there are none it is
     the tokenizer's.
+    Returns what a user ought to know of the file, or nothing.
     Raises ModelError when a GGUF file cannot say what the model is, and OSError.
     """
     network = load_causal(files)
@@ -64,12 +66,14 @@ def write_gguf(
     origin = str(files.whole.config_file)
     architecture = architecture_of(config, origin)
     rows = network.get_input_embeddings().weight.shape[0]
+    tokenizer = transformers_tokenizer(files.tokenizer)
+    vocabulary = _tokenizer_metadata(tokenizer, network, rows, str(files.tokenizer))
     metadata = {
         "general.name": files.path.resolve().name,
         "general.file_type": int(_FILE_TYPES[kind]),
         **config_metadata(architecture, config, origin),
         f"{architecture}.vocab_size": rows,
-        **_tokenizer_metadata(files, network, rows),
+        **vocabulary,
         **template,
     }
     tensors = dict(_tensors(network, architecture, config, origin))
@@ -79,15 +83,20 @@ def write_gguf(
     with whole_file(path) as draft:
         _write(draft, architecture, metadata, tensors, kind, progress)
         _check(draft, spelled_out(config, origin), origin)
+    if cuts_white_space(tokenizer.backend_tokenizer, vocabulary):
+        return ""
+    return (
+        f"{files.tokenizer}: llama.cpp cuts several white spaces before a digit in another way "
+        "than this tokenizer; all else is cut alike"
+    )
 
 
-def _tokenizer_metadata(files: ModelFiles, network: Any, rows: int) -> Metadata:
-    tokenizer = transformers_tokenizer(files.tokenizer)
-    ids = {key: getattr(tokenizer, f"{name}_id") for name, key in NAMED_TOKENS.items()}
+def _tokenizer_metadata(tokenizer: Any, network: Any, rows: int, origin: str) -> Metadata:
+    named = {key: getattr(tokenizer, f"{name}_id") for name, key in NAMED_TOKENS.items()}
     ends = network.generation_config.eos_token_id
     others = [id for id in ends if id != tokenizer.eos_token_id] if isinstance(ends, list) else []
-    ids |= zip(("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"), others, strict=False)
-    metadata = vocabulary_metadata(tokenizer.backend_tokenizer, rows, {**ids}, str(files.tokenizer))
+    named |= zip(OTHER_ENDS, others, strict=False)
+    metadata = vocabulary_metadata(tokenizer.backend_tokenizer, rows, named, origin)
     metadata["tokenizer.ggml.add_bos_token"] = bool(start_tokens(tokenizer))
     templates = tokenizer.chat_template or {}
     if isinstance(templates, str):
@@ -102,14 +111,15 @@ def _tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors as a GGUF file has them, in float32."""
     state: dict[str, Tensor] = network.state_dict()
-    head = network.get_output_embeddings().weight
-    is_tied = head.data_ptr() == network.get_input_embeddings().weight.data_ptr()
     names = gguf_names(architecture, config, state)
+    places: set[int] = set()
     for name, tensor in state.items():
+        if tensor.data_ptr() in places:  # an output matrix that is the embedding
+            continue
+        places.add(tensor.data_ptr())
         if name not in names:
             raise ModelError(f"{origin}: tensor {name!r} has no place in a GGUF file")
-        if not (is_tied and names[name] == "output.weight"):
-            yield names[name], to_gguf(architecture, config, names[name], tensor)
+        yield names[name], to_gguf(architecture, config, names[name], tensor)
 
 
 def _write(
@@ -132,11 +142,9 @@ def _write(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        total, written = sum(map(Tensor.numel, tensors.values())), 0
-        for name, tensor in tensors.items():
+        for written, (name, tensor) in enumerate(tensors.items(), 1):
             writer.write_tensor_data(_stored(tensor, kinds[name]))
-            written += tensor.numel()
-            progress(written / total)
+            progress(written, len(tensors))
     finally:
         writer.close()
 

@@ -17,6 +17,9 @@ from chatapp.userfiles import shown, suggestion
 
 ARCHITECTURE = "general.architecture"
 
+OTHER_ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+"""The keys of tokens that end a reply, besides the end of a text."""
+
 Config = dict[str, Any]
 
 
@@ -261,8 +264,7 @@ def read_config(file: GGUFFile) -> Config:
 def end_tokens(file: GGUFFile) -> Config:
     """The ids of the tokens that begin and end a text, in the words of a config.json."""
     metadata = file.metadata
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    found = [metadata.get(f"tokenizer.ggml.{name}") for name in names]
+    found = [metadata.get(key) for key in ("tokenizer.ggml.eos_token_id", *OTHER_ENDS)]
     ends = list(dict.fromkeys(id for id in found if isinstance(id, int)))
     return {
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),

@@ -117,6 +117,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> tokenizers.Token
     if not tokens:
         raise ModelError(f"{origin}: there is no vocabulary; expected tokenizer.ggml.tokens")
     types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
+    # Those at the end only make the model's matrix larger.
+    used = max((id for id, type in enumerate(types) if type != TokenType.UNUSED), default=-1) + 1
+    tokens, types = tokens[:used], types[:used]
     if kind == "gpt2":
         tokenizer = _byte_level(metadata, tokens, origin)
     elif kind == "llama":
@@ -186,13 +189,13 @@ def _sentencepiece(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], origin: str
 ) -> tokenizers.Tokenizer:
     scores = metadata.get("tokenizer.ggml.scores")
-    if scores is None or len(scores) != len(tokens):
+    if scores is None or len(scores) < len(tokens):
         raise ModelError(f"{origin}: tokenizer.ggml.scores does not have a score a token")
     vocabulary = {token: id for id, token in enumerate(tokens)}
     unknown = int(metadata.get("tokenizer.ggml.unknown_token_id", 0))
     normal = {
         token: float(score)
-        for token, score, type in zip(tokens, scores, types, strict=True)
+        for token, score, type in zip(tokens, scores, types, strict=False)
         if type == TokenType.NORMAL
     }
     tokenizer = tokenizers.Tokenizer(

@@ -209,6 +209,15 @@ def _names_of_cuts(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
                 yield name
 
 
+def cuts_white_space(tokenizer: tokenizers.Tokenizer, metadata: Metadata) -> bool:
+    """Whether the file's way of cutting is the tokenizer's where white space is before digits."""
+    name = metadata.get("tokenizer.ggml.pre")
+    if name is None:
+        return True
+    own, other = tokenizer.pre_tokenizer, pre_tokenizer(name)
+    return all(_pieces(own, text) == _pieces(other, text) for text in _WHITE_SPACE)
+
+
 def _pieces(cuts: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
     return [piece for piece, _ in cuts.pre_tokenize_str(text)]
 

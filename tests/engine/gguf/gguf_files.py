@@ -17,6 +17,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 Tensors = Mapping[str, Tensor]
 More = Callable[[GGUFWriter], None]
 
+IDS = [5, 300, 17, 8, 250, 33, 9, 9, 120, 44]
+
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
 
 

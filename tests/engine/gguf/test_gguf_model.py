@@ -7,6 +7,7 @@ import pytest
 import torch
 from gguf_files import (
     GPT2_KEYS,
+    IDS,
     LLAMA_KEYS,
     TEMPLATE,
     gpt2_tensors,
@@ -29,7 +30,6 @@ from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import text_of
 
 KINDS = ("F32", "F16", "Q8_0", "Q4_1")
-IDS = [5, 300, 17, 8, 250, 33, 9, 9, 120, 44]
 
 
 @pytest.fixture(scope="session")
