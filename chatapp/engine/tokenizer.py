@@ -86,7 +86,7 @@ class BPETokenizer:
         special = set(self.special.values())
         self.text_size: int = max((id for id in ids if id not in special), default=-1) + 1
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
         ids: list[int] = self._tokenizer.encode(
             without_surrogates(text), add_special_tokens=False
         ).ids

@@ -31,6 +31,8 @@ from chatapp.foreign import without_surrogates
 
 # Tokens computed between two looks at the cancel event.
 CHUNK = 64
+# What no token of SentencePiece goes across, and its sign for a space.
+_LINE, _SPACE = "\n", "\u2581"
 # The window of a model that has no limit of its own.
 UNLIMITED_CONTEXT = 1024
 # Most logits of a batch for scoring, some 130 MB.
@@ -46,8 +48,9 @@ class _DecodingStream:
 
     def __init__(self, tokenizer: "TransformersTokenizer") -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._known = 0
+        # What comes goes on from some text, so a space it begins with is one.
+        self._ids: list[int] = list(tokenizer.before)
+        self._known = len(self._ids)
 
     def push(self, id: int) -> str:
         self._ids.append(id)
@@ -70,7 +73,11 @@ class _DecodingStream:
 
 
 class TransformersTokenizer:
-    """The `Tokenizer` protocol over a tokenizer of transformers."""
+    """The `Tokenizer` protocol over a tokenizer of transformers.
+
+    before: tokens of a line that make the text after it one that goes on; none where a text is
+        cut alike wherever it stands.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -85,12 +92,30 @@ class TransformersTokenizer:
         special = set(self.special.values())
         text = (id for id in tokenizer.get_vocab().values() if id not in special)
         self.text_size: int = max(text, default=-1) + 1
+        self.before = self._line_before()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
+        if begins or not self.before:
+            return self._encode(text)
+        return self._encode(_LINE + text)[len(self.before) :]
+
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(
             without_surrogates(text), add_special_tokens=False, split_special_tokens=True
         )
         return ids
+
+    def _line_before(self) -> list[int]:
+        """The tokens of a line before a text, by which the text is made one that goes on.
+
+        None where a text is cut alike wherever it stands, or a line is not tokens of its own.
+        """
+        line, text = self._encode(_LINE), self._encode("a")
+        if not str(self._tokenizer.convert_ids_to_tokens(text)[0]).startswith(_SPACE):
+            return []
+        both = self._encode(f"{_LINE}a")
+        rest = [str(token) for token in self._tokenizer.convert_ids_to_tokens(both[len(line) :])]
+        return line if both[: len(line)] == line and rest == ["a"] else []
 
     def decode(self, ids: Sequence[int]) -> str:
         # transformers' tokenizers fail at ids beyond their own.
@@ -106,7 +131,7 @@ class TransformersTokenizer:
     def piece(self, id: int) -> str:
         """A token's own text for display, with U+2581 of SentencePiece as a space."""
         token = self._tokenizer.convert_ids_to_tokens(id) if 0 <= id < self.size else None
-        return "" if token is None else str(token).replace("\u2581", " ")
+        return "" if token is None else str(token).replace(_SPACE, " ")
 
 
 class TransformersModel(LocalGenerator):
