@@ -179,7 +179,11 @@ FAMILIES: Mapping[str, Family] = {
             "attention.head_count": "n_head",
             "attention.layer_norm_epsilon": "layer_norm_epsilon",
         },
-        fixed={"activation_function": "gelu_new"},
+        # A file says nothing of dropout, which transformers has a default for.
+        fixed={
+            "activation_function": "gelu_new",
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        },
     ),
     "llama": Family(
         "llama",

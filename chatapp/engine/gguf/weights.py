@@ -74,6 +74,12 @@ def _name_table(architecture: str, blocks: int) -> TensorNameMap:
     return get_tensor_name_map(number, blocks)
 
 
+def _reordered(tensor: "Tensor", rows: tuple[int, int, int], swapped: tuple[int, int]) -> "Tensor":
+    """A tensor with its rows in another order: seen as so many dimensions, two are swapped."""
+    split = tensor.reshape(*rows, *tensor.shape[1:])
+    return split.transpose(*swapped).reshape(tensor.shape)
+
+
 class _Conversion:
     """What the conversion to GGUF does to the tensors of one model, and back."""
 
@@ -93,10 +99,10 @@ class _Conversion:
             return tensor + 1
         if heads := self._rotated_heads(stored):
             # Halves of each head, which are rotated together, become neighbours.
-            return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape)
+            return _reordered(tensor, (heads, 2, -1), (1, 2))
         if self._is_interleaved(stored):
             heads = self._config["num_attention_heads"]
-            return tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).reshape(tensor.shape)
+            return _reordered(tensor, (heads, 3, -1), (0, 1))
         return tensor
 
     def back(self, stored: str, tensor: "Tensor") -> "Tensor":
@@ -105,10 +111,10 @@ class _Conversion:
         if self._has_shifted_norms and stored.endswith("norm.weight"):
             return tensor - 1
         if heads := self._rotated_heads(stored):
-            return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape)
+            return _reordered(tensor, (heads, -1, 2), (1, 2))
         if self._is_interleaved(stored):
             heads = self._config["num_attention_heads"]
-            return tensor.unflatten(0, (3, heads, -1)).transpose(0, 1).reshape(tensor.shape)
+            return _reordered(tensor, (3, heads, -1), (0, 1))
         return tensor
 
     @property
