@@ -21,6 +21,9 @@ CHAT_TEMPLATE = "chat_template.jinja"
 """What a tokenizer of the hub says of itself, and the chat template beside it: its own file, or
 a key of the former."""
 
+GGUF_TEMPLATE = "chatapp.template"
+"""The key of a GGUF file, of this program alone, of the dialogue template it was trained in."""
+
 
 def _folder(kind: str, default: Path) -> Path:
     home = os.environ.get("CHATAPP_HOME")

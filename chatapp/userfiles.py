@@ -193,12 +193,17 @@ def parse_toml(text: str, path: Path, error: type[UserError] = UserError) -> dic
 
 def read_json_object(path: Path, error: type[UserError] = UserError) -> dict[str, Any]:
     """The object in a JSON file. Raises as `read_text` does, and `error` for anything else."""
+    return parse_json_object(read_text(path, error), str(path), error)
+
+
+def parse_json_object(text: str, origin: str, error: type[UserError] = UserError) -> dict[str, Any]:
+    """The object that a text of JSON is. origin: where it stands. Raises `error`."""
     try:
-        data = json.loads(read_text(path, error))
+        data = json.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise error(f"{path}: is not valid JSON: {problem}") from None
+        raise error(f"{origin}: is not valid JSON: {problem}") from None
     if not isinstance(data, dict):
-        raise error(f"{path}: expected a JSON object, found {shown(data)}")
+        raise error(f"{origin}: expected a JSON object, found {shown(data)}")
     return data
 
 

@@ -14,6 +14,7 @@ from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from chatapp.engine.folder import COMPANIONS, ModelFiles
+from chatapp.engine.transformers_model import save_tokenizer
 from finetune.config import Adapter, ConfigError, Train
 
 LOW_RANK = ("lora", "dora", "rslora")
@@ -111,6 +112,8 @@ def copy_companions(files: ModelFiles, target: Path) -> None:
     """Copy what a model has beside config and weights; an adapter's over its base's."""
     if files.base is not None:
         copy_companions(files.base, target)
+    if files.is_gguf:
+        save_tokenizer(files.path, target)
     for pattern in COMPANIONS:
         for file in files.path.glob(pattern):
             shutil.copyfile(file, target / file.name)

@@ -52,9 +52,9 @@ def complete(material: Material, folder: Path) -> None:
 
 
 def _name_base(path: Path, material: Material) -> None:
-    """Let the adapter name its base model as the user did, a folder by its absolute path."""
+    """Let the adapter name its base model as the user did, files by their absolute path."""
     name = material.config.model
-    if name != BUNDLED and Path(name).expanduser().is_dir():
+    if name != BUNDLED and Path(name).expanduser().exists():
         name = str(material.files.path.absolute())
     config = read_json_object(path, ModelError)
     config["base_model_name_or_path"] = name

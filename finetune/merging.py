@@ -41,6 +41,9 @@ def merge(run: str, out: Path) -> None:
 
 
 def _type_of(files: ModelFiles) -> torch.dtype:
-    """What the weights of a model are stored in; float32 where that is several things."""
+    """What the weights of a model are stored in; float32 where that is several things, or what
+    only a GGUF file has."""
+    if files.is_gguf:
+        return torch.float32
     found = {_TYPES.get(header.dtype, torch.float32) for header in tensor_headers(files.path)}
     return found.pop() if len(found) == 1 else torch.float32

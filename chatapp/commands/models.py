@@ -1,4 +1,4 @@
-"""`chatapp models`: what models there are, and what one consists of.
+"""`chatapp models`: what models there are, what one consists of, and one as a GGUF file.
 
 Keep: figures are read from the model's own files, or told by its server; nothing is loaded, and no
 server is asked for a list.
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands import completion
+from chatapp.commands import completion, exporting
 from chatapp.commands.console import complain, write, write_json
 from chatapp.commands.options import JsonOption
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from chatapp.parameters import Choices
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.command()(exporting.export)
 
 
 @app.command("list")

@@ -10,17 +10,25 @@ from pathlib import Path
 from chatapp.dialogue.chat_writer import ChatWriter
 from chatapp.dialogue.prompt import PromptWriter, Writer
 from chatapp.dialogue.served import SERVED, MessagesWriter
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.folder import ModelFiles, gguf_file
 from chatapp.engine.model import ChatModel, LanguageModel
-from chatapp.prompting.chat_template import ChatTemplate, Template, load_chat_template
+from chatapp.paths import GGUF_TEMPLATE
+from chatapp.prompting.chat_template import (
+    ChatTemplate,
+    Template,
+    chat_template_of,
+    load_chat_template,
+)
 from chatapp.prompting.template import (
     PLAIN,
     TEMPLATES,
+    DialogueTemplate,
     TemplateError,
     load_template,
     named,
     saved_fingerprint,
 )
+from chatapp.userfiles import parse_json_object
 
 
 def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Template:
@@ -90,10 +98,12 @@ def own_template(folder: Path, special: Collection[str]) -> Template | None:
     Raises ValueError in one sentence when it is damaged, or is not the one that the model was
     trained in.
     """
+    if (file := gguf_file(folder)) is not None:
+        return _saved_in(file) or _brought_by(file, special)
     own = load_template(folder)
     if own is not None or not folder.is_dir():
         return own
-    brought = load_chat_template(ModelFiles.read(folder).tokenizer, special)
+    brought = _brought_by(ModelFiles.read(folder).tokenizer, special)
     trained = saved_fingerprint(folder)
     if trained and (brought is None or brought.fingerprint != trained):
         found = f"{brought.origin} has {brought.fingerprint}" if brought else "there is none now"
@@ -102,3 +112,24 @@ def own_template(folder: Path, special: Collection[str]) -> Template | None:
             f"but {found}; put the template that it was trained in back"
         )
     return brought
+
+
+def _brought_by(tokenizer: Path, special: Collection[str]) -> ChatTemplate | None:
+    """The chat template that a tokenizer brings, in its folder or in a GGUF file."""
+    if (file := gguf_file(tokenizer)) is None:
+        return load_chat_template(tokenizer, special)
+    from chatapp.engine.gguf.file import GGUFFile
+    from chatapp.engine.gguf.tokenizer import tokenizer_config
+
+    return chat_template_of(tokenizer_config(GGUFFile(file)), str(file), special)
+
+
+def _saved_in(path: Path) -> DialogueTemplate | None:
+    """The template in a GGUF file that was written here of a model trained in it."""
+    from chatapp.engine.gguf.file import GGUFFile
+
+    saved = GGUFFile(path).metadata.get(GGUF_TEMPLATE)
+    if saved is None:
+        return None
+    place = f"{path}: {GGUF_TEMPLATE}"
+    return DialogueTemplate.from_dict(parse_json_object(str(saved), place, TemplateError), place)

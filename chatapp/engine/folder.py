@@ -23,6 +23,7 @@ _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 GENERATION_CONFIG = "generation_config.json"
+GGUF_SUFFIX = ".gguf"
 
 COMPANIONS = (
     "tokenizer*",
@@ -46,9 +47,10 @@ DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma3_te
 class ModelFiles:
     """A whole model, or a PEFT adapter and the model it belongs to.
 
-    path: the folder. config: what its config.json, or adapter_config.json, says.
+    path: the folder, or the GGUF file. config: what its config.json, or adapter_config.json,
+        says; what the metadata of a GGUF file say, in the words of a config.json.
     base: the whole model that an adapter was trained on; None for a whole model.
-    tokenizer: the folder of its tokenizer, which may be the base's.
+    tokenizer: the folder of its tokenizer, which may be the base's, or the GGUF file.
     template: the file of the dialogue template it was trained in, which may be the base's;
         None when there is none.
     """
@@ -61,7 +63,12 @@ class ModelFiles:
 
     @classmethod
     def read(cls, path: Path) -> "ModelFiles":
-        """The model in a folder. Raises ModelError, also when an adapter's base is missing."""
+        """The model in a folder, or in a GGUF file.
+
+        Raises ModelError, also when an adapter's base is missing.
+        """
+        if (file := gguf_file(path)) is not None:
+            return cls(file, _gguf_config(file), None, file, None)
         template = path / TEMPLATE_FILE if (path / TEMPLATE_FILE).is_file() else None
         if not _is_adapter(path):
             _refuse_unfinished(path)
@@ -77,6 +84,11 @@ class ModelFiles:
         return self.base is not None
 
     @property
+    def is_gguf(self) -> bool:
+        """Whether all of it is in one GGUF file."""
+        return self.path.suffix == GGUF_SUFFIX
+
+    @property
     def whole(self) -> "ModelFiles":
         """The model itself, or the one that an adapter was trained on."""
         return self.base or self
@@ -84,6 +96,8 @@ class ModelFiles:
     @property
     def config_file(self) -> Path:
         """Where `config` was read, for messages."""
+        if self.is_gguf:
+            return self.path
         return self.path / (ADAPTER_CONFIG if self.is_adapter else CONFIG)
 
     @property
@@ -105,7 +119,8 @@ class ModelFiles:
         if self.base is not None:
             digest.update(self.base.digest().encode())
         patterns = (self.config_file.name, "*.safetensors", "*.safetensors.index.json", *COMPANIONS)
-        for file in sorted({file for pattern in patterns for file in self.path.glob(pattern)}):
+        found = {file for pattern in patterns for file in self.path.glob(pattern)}
+        for file in [self.path] if self.is_gguf else sorted(found):
             if file.is_file():
                 digest.update(file.name.encode("utf-8", "surrogateescape") + b"\0")
                 with file.open("rb") as content:
@@ -119,7 +134,10 @@ def find_model(name: str) -> ModelFiles:
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a model, downloaded if need be, without loading it. Raises ModelError."""
+    """The folder of a model, downloaded if need be, without loading it, or its GGUF file.
+
+    Raises ModelError.
+    """
     if name == BUNDLED:
         if not has_bundled():
             raise ModelError("this installation carries no bundled model; name another one")
@@ -130,7 +148,11 @@ def model_folder(name: str) -> Path:
     if os.path.isdir(path):
         return Path(path)
     if os.path.exists(path):
-        raise ModelError(f"{name}: this is a file; expected the folder of a model")
+        if path.endswith(GGUF_SUFFIX):
+            return Path(path)
+        raise ModelError(f"{name}: this is a file; expected the folder of a model, or a GGUF file")
+    if path.endswith(GGUF_SUFFIX):
+        raise ModelError(f"{name}: there is no such file")
     if problem := missing_path(name):
         raise ModelError(problem)
     return hub_folder(name)
@@ -148,7 +170,7 @@ def local_models() -> list[str]:
         names += [
             str(folder)
             for folder in sorted(parent.glob("*"))
-            if (folder / CONFIG).is_file() or _is_adapter(folder)
+            if (folder / CONFIG).is_file() or _is_adapter(folder) or _holds_gguf(folder)
         ]
     return names + cached_hub_models(_has_decoder_and_weights)
 
@@ -172,6 +194,36 @@ def _refuse_unfinished(folder: Path) -> None:
         raise ModelError(
             f"{folder}: this run is not finished; `finetune resume {folder}` goes on with it"
         )
+
+
+def _holds_gguf(path: Path) -> bool:
+    """Whether a file is a GGUF file by its name, or a folder holds one and no other model."""
+    if path.suffix == GGUF_SUFFIX and not path.is_dir():
+        return True
+    is_other = (path / CONFIG).is_file() or (path / ADAPTER_CONFIG).is_file()
+    return not is_other and any(path.glob(f"*{GGUF_SUFFIX}"))
+
+
+def gguf_file(path: Path) -> Path | None:
+    """The GGUF file that a model is in; None when it is in a folder of files.
+
+    Raises ModelError when a folder holds several.
+    """
+    if not _holds_gguf(path):
+        return None
+    files = sorted(path.glob(f"*{GGUF_SUFFIX}")) if path.is_dir() else [path]
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ModelError(f"{path}: there are {len(files)} GGUF files, {names}; name one of them")
+    return files[0]
+
+
+def _gguf_config(file: Path) -> dict[str, Any]:
+    # The gguf package brings numpy, which a listing of folders can do without.
+    from chatapp.engine.gguf.config import read_config
+    from chatapp.engine.gguf.file import GGUFFile
+
+    return read_config(GGUFFile(file))
 
 
 def _read_config(path: Path) -> dict[str, Any]:

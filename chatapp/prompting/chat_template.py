@@ -329,8 +329,8 @@ def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate |
     """The chat template that a tokenizer's folder carries, or None.
 
     special: the names of the tokenizer's special tokens.
-    Its own file wins over the key in the tokenizer's configuration, as in transformers; of
-    several named ones it is "default". Raises ChatTemplateError, naming the file.
+    Its own file wins over the key in the tokenizer's configuration, as in transformers.
+    Raises ChatTemplateError, naming the file.
     """
     config_file, file = folder / TOKENIZER_CONFIG, folder / CHAT_TEMPLATE
     try:
@@ -340,6 +340,18 @@ def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate |
     source, origin = config.get("chat_template"), config_file
     if file.is_file():
         source, origin = read_required(file, ChatTemplateError), file
+    return chat_template_of({**config, "chat_template": source}, str(origin), special)
+
+
+def chat_template_of(
+    config: Mapping[str, Any], origin: str, special: Collection[str]
+) -> ChatTemplate | None:
+    """The chat template in the keys of a tokenizer_config.json, or None.
+
+    origin: where they were found. special: the names of the tokenizer's special tokens.
+    Of several named templates it is "default". Raises ChatTemplateError.
+    """
+    source = config.get("chat_template")
     if isinstance(source, list):
         named = {
             each.get("name"): each.get("template") for each in source if isinstance(each, dict)
@@ -349,7 +361,7 @@ def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate |
         return None
     if not isinstance(source, str):
         raise ChatTemplateError(f"{origin}: chat_template is {shown(source)}, expected a string")
-    return ChatTemplate(source, str(origin), tuple(sorted(special)), _named_tokens(config))
+    return ChatTemplate(source, origin, tuple(sorted(special)), _named_tokens(config))
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:

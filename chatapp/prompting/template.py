@@ -224,10 +224,9 @@ def load_template(folder: Path) -> DialogueTemplate | None:
     Raises TemplateError, naming the file, when it cannot be used.
     """
     path = folder / TEMPLATE_FILE
-    try:
-        data = read_json_object(path, TemplateError)
-    except FileNotFoundError:
+    if not path.is_file():  # also in the place of a folder, as a GGUF file is
         return None
+    data = read_json_object(path, TemplateError)
     return None if data.get("name") == OWN else DialogueTemplate.from_dict(data, str(path))
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from chatapp.engine.model import Tokenizer
-from chatapp.fewshot.encoding import segment_ids, without_start
+from chatapp.fewshot.encoding import in_order, segment_ids, without_start
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError, Template
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment, text_of
@@ -92,14 +92,16 @@ class ChatEncoder:
         """A prompt segment by segment."""
         # The instruction is the template's own where the chat has none.
         texts = ("user", "assistant", *(["instruction"] if messages[0].role == "system" else []))
-        return [
-            Piece(
-                Span.PROMPT if segment.kind in texts else Span.TEMPLATE,
-                self._ids(segment),
-                segment.kind == "user",
-            )
-            for segment in segments
-        ]
+        pieces: list[Piece] = []
+
+        def of(segment: Segment, begins: bool) -> list[int]:
+            span = Span.PROMPT if segment.kind in texts else Span.TEMPLATE
+            ids = self._ids(segment, begins)
+            pieces.append(Piece(span, ids, segment.kind == "user"))
+            return ids
+
+        in_order(segments, of)
+        return pieces
 
     def _reply(
         self, template: ChatTemplate, messages: Sequence[Message], prompt: str
@@ -133,8 +135,8 @@ class ChatEncoder:
             self.tokenizer.end_id,
         )
 
-    def _ids(self, segment: Segment) -> list[int]:
-        return segment_ids(segment, self.tokenizer, self._encoded)
+    def _ids(self, segment: Segment, begins: bool = False) -> list[int]:
+        return segment_ids(segment, self.tokenizer, self._encoded, begins=begins)
 
 
 def count(pieces: Sequence[Piece]) -> int:

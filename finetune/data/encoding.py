@@ -91,9 +91,11 @@ class ExampleEncoder:
     def _parts(self, example: TrainingExample) -> list[Piece]:
         """A few-shot prompt as it stands, without the template; the last answer is closed."""
         pieces = [
-            Piece(Span.RESPONSE, self.tokenizer.encode(part))
+            Piece(Span.RESPONSE, self.tokenizer.encode(part, begins=False))
             if number % 2
-            else Piece(Span.PROMPT, self.tokenizer.encode(part), may_be_cut=True)
+            else Piece(
+                Span.PROMPT, self.tokenizer.encode(part, begins=number == 0), may_be_cut=True
+            )
             for number, part in enumerate(example.parts)
         ]
         return [*pieces, Piece(Span.RESPONSE, [self.tokenizer.end_id])]

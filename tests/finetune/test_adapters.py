@@ -11,7 +11,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.exporting import write_gguf
+from chatapp.engine.folder import ModelFiles, find_model
 from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
 from chatapp.engine.transformers_model import load_causal
@@ -104,6 +105,28 @@ def test_a_trained_adapter_is_chatted_with_and_merged(tmp_path: Path, method: st
     assert replies[0] == replies[1]
     scores = [m.score([(prompt, prompt)])[0] for m in (adapter, merged)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_gguf_file_is_trained_like_a_folder(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.base(tmp_path / "base")
+    tiny.pairs(tmp_path / "rows.json")
+    write_gguf(find_model(str(folder)), tmp_path / "base.gguf", "f32", {}, lambda *at: None)
+    monkeypatch.chdir(tmp_path)
+    settings = {"method": method, "epochs": 0.3}
+    sections = {"data": {"template": "chat"}, "train": settings}
+    run = train(tiny.config(tmp_path, model="base.gguf", **sections), QUIET)
+    again = train(tiny.config(tmp_path, output=str(tmp_path / "again"), **sections), QUIET)
+    if method == "lora":
+        saved = json.loads((run / "adapter_config.json").read_text())
+        assert saved["base_model_name_or_path"] == str(tmp_path / "base.gguf")
+    one, other = load_model(str(run)), load_model(str(again))
+    ids = other.tokenizer.encode("User: What comes after 7?\nAssistant:")
+    assert one.tokenizer.encode("User: What comes after 7?\nAssistant:") == ids
+    assert one.tokenizer.end_id == other.tokenizer.end_id
+    assert one.score([(ids, ids)])[0] == pytest.approx(other.score([(ids, ids)])[0], abs=1e-3)
 
 
 def test_an_adapter_is_trained_on_as_a_whole_model_only(tmp_path: Path) -> None:
