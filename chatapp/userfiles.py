@@ -37,7 +37,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def missing_path(name: str) -> str:
+def missing_path(name: str, what: str = "file or folder") -> str:
     """A sentence on a path that leads nowhere, so that no hub need be asked for it; else nothing.
 
     A hub id looks like a relative path. It is taken for one where its first part is a folder here.
@@ -49,7 +49,7 @@ def missing_path(name: str) -> str:
     if not (os.path.isabs(path) or name.startswith(".") or (folder and os.path.isdir(folder))):
         return ""
     beside = os.listdir(folder) if os.path.isdir(folder) else []
-    return f"{name}: there is no such file or folder{did_you_mean(last, beside)}"
+    return f"{name}: there is no such {what}{did_you_mean(last, beside)}"
 
 
 def suggestion(word: str, known: Collection[str]) -> str:

@@ -153,7 +153,7 @@ def model_folder(name: str) -> Path:
         raise ModelError(f"{name}: this is a file; expected the folder of a model, or a GGUF file")
     if path.endswith(GGUF_SUFFIX):
         raise ModelError(f"{name}: there is no such file")
-    if problem := missing_path(name):
+    if problem := missing_path(name, "folder"):
         raise ModelError(problem)
     return hub_folder(name)
 
