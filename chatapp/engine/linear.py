@@ -27,6 +27,11 @@ _ONEDNN_FROM = 2**19
 # to no cost a call, where oneDNN has 20 µs. On larger matrices oneDNN reads faster.
 _DOT_BELOW = 2**24
 
+# How many times its root mean square the largest activation of a row may be before the row is
+# rounded twice, and how much finer the second time.
+_PEAK = 6.0
+_FINER = 254.0
+
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 Layer = Callable[[Tensor], Tensor]
@@ -82,6 +87,11 @@ class Int8Linear:
         x Wᵀ ≈ m · (scale / 127) · (u weightᵀ − 128 · Σ weight)
 
     Where a single row is multiplied without oneDNN, it is u − 128, with the same result.
+
+    Of a row with a few large activations, as in Llama and its heirs (Dettmers et al. 2022), this
+    leaves little of all others. What rounding takes from such a row is rounded in turn, to 1/254
+    of the step, and multiplied as well. Measured on SmolLM2-135M and 1,024 tokens of WikiText-2,
+    perplexity rises by 5.1 % without and by 0.3 % with it, as by the rounded weights alone.
     """
 
     __slots__ = ("_bias", "_columns", "_most", "_offset", "_packed", "_scale", "_zeros")
@@ -100,14 +110,25 @@ class Int8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         # In a row of zeros, 0 / 0 becomes some integer, which is multiplied by 0 in the end.
         largest = x.abs().amax(-1, keepdim=True)
-        rounded = (x * torch.div(self._most, largest)).round_()
+        scaled = x * torch.div(self._most, largest)
+        rounded = scaled.round()
+        peaked = (largest > _PEAK * x.square().mean(-1, keepdim=True).sqrt_())[:, 0].nonzero()[:, 0]
+        rest = (scaled - rounded)[peaked].mul_(_FINER).round_() if len(peaked) else None
         if self._columns is not None and len(x) == 1:
             products = int8_matmul(rounded.char(), self._columns)
+            if rest is not None:
+                products = products + int8_matmul(rest.char(), self._columns) / _FINER
             return torch.addcmul(self._bias, products * self._scale, largest)
+        y = self._by_onednn(rounded if rest is None else torch.cat((rounded, rest)))
+        if rest is not None:
+            y, finer = y.split((len(x), len(rest)))
+            y.index_add_(0, peaked, finer, alpha=1 / _FINER)
+        return torch.addcmul(self._bias, y, largest)
+
+    def _by_onednn(self, rounded: Tensor) -> Tensor:
         # Flipping the sign bit adds 128; torch has no fast way from float32 to uint8.
         unsigned = rounded.char().bitwise_xor_(-128).view(torch.uint8)
-        y = onednn_int8_linear(unsigned, self._packed, self._scale, self._zeros, self._offset)
-        return torch.addcmul(self._bias, y, largest)
+        return onednn_int8_linear(unsigned, self._packed, self._scale, self._zeros, self._offset)
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:

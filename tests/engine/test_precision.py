@@ -55,6 +55,21 @@ def test_an_int8_layer_is_near_the_float32_one(shape: tuple[int, int], rows: int
     assert torch.allclose(layer(x[:1]), layer(x)[:1], rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(96, 576), (4096, 4160)])
+def test_a_few_large_activations_leave_the_others_what_they_are(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(shape, generator=generator)
+    x = torch.randn(6, shape[1], generator=generator)
+    plain = x.clone()
+    x[1::2, 7] = 1000.0
+    integers, scale = quantise(weight)
+    wanted = F.linear(x, integers * scale[:, None])  # what the activations' rounding adds is seen
+    found = Int8Linear(integers, scale)(x)
+    error = (found - wanted).norm(dim=-1) / F.linear(plain, weight).norm(dim=-1)
+    assert float(error.max()) < 0.02
+    assert torch.allclose(Int8Linear(integers, scale)(x[1:2]), found[1:2], rtol=1e-4, atol=1e-2)
+
+
 def test_the_largest_weights_sum_without_overflow() -> None:
     layer = Int8Linear(*quantise(torch.ones(16, 4096)))
     assert torch.allclose(layer(torch.ones(1, 4096)), torch.tensor(4096.0))
