@@ -1,4 +1,4 @@
-"""`chatapp models`: what models there are, and what one consists of.
+"""`chatapp models`: what models there are, what one consists of, and how one is brought.
 
 Keep: figures are read from the model's own files, or told by its server; nothing is loaded, and no
 server is asked for a list.
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands import completion
+from chatapp.commands import completion, getting
 from chatapp.commands.console import complain, write, write_json
 from chatapp.commands.options import JsonOption
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from chatapp.parameters import Choices
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.command()(getting.get)
+app.command()(getting.remove)
 
 
 @app.command("list")
@@ -26,17 +28,24 @@ def list_models(as_json: JsonOption = False) -> None:
     """List the models on this machine, and the servers that have a name."""
     from chatapp.engine.description import describe
     from chatapp.engine.errors import ModelError
+    from chatapp.engine.fetched import fetched_models
     from chatapp.engine.folder import find_model, local_models
     from chatapp.engine.servers import named_servers
 
+    fetched = fetched_models()
     rows: list[dict[str, Any]] = []
     for name in local_models():
+        brought = next((each for each in fetched if name in (each.name, str(each.folder))), None)
+        if brought is not None:
+            fetched.remove(brought)
+        origin = {"source": brought.source} if brought else {}
         try:
             info = describe(find_model(name))
         except ModelError as error:
             rows.append({"name": name, "error": str(error)})
         else:
-            rows.append({"name": name, **_document(info)})
+            rows.append({"name": name, **_document(info), **origin})
+    rows += [getting.document(model) for model in fetched]
     for name, server in named_servers().items():
         rows.append({"name": name, "server": server.url})
     if as_json:
@@ -46,11 +55,20 @@ def list_models(as_json: JsonOption = False) -> None:
         complain("there is no model on this machine")
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
-        about = (row.get("error") or row.get("server")) or (
-            f"{row['parameters']:>13,} parameters  {row['context']:>6,} tokens  "
-            f"{_megabytes(row['bytes']):>10}  {row['template'] or 'plain'}"
-        )
-        write(f"{row['name']:<{width}}  {about}\n")
+        write(f"{row['name']:<{width}}  {_about(row)}\n")
+
+
+def _about(row: dict[str, Any]) -> str:
+    """What is known of a model, in a line."""
+    if told := row.get("error") or row.get("server"):
+        return str(told)
+    parts = [f"{_megabytes(row['bytes']):>10}"]
+    if "parameters" in row:
+        parts = [f"{row['parameters']:>13,} parameters", f"{row['context']:>6,} tokens", *parts]
+        parts.append(row["template"] or "plain")
+    if "source" in row:
+        parts.append(f"{row['licence'] or 'no licence named'}, from {row['source']}")
+    return "  ".join(parts)
 
 
 @app.command()

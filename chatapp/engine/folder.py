@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.hub import cached_hub_models, hub_folder
+from chatapp.engine.hub import cached_folder, cached_hub_models, hub_folder
+from chatapp.engine.known_models import known_models
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.servers import is_address
-from chatapp.paths import CHAT_TEMPLATE, TEMPLATE_FILE, TOKENIZER_CONFIG, data_dir
+from chatapp.paths import CHAT_TEMPLATE, TEMPLATE_FILE, TOKENIZER_CONFIG, models_dir
 from chatapp.userfiles import read_json_object
 
 BUNDLED = "bundled"
@@ -140,7 +141,10 @@ def model_folder(name: str) -> Path:
         return Path(path)
     if os.path.exists(path):
         raise ModelError(f"{name}: this is a file; expected the folder of a model")
-    return hub_folder(name)
+    if (known := known_models().get(name)) is None:
+        return hub_folder(name)
+    kept = models_dir() / name
+    return kept if kept.is_dir() else cached_folder(name) or hub_folder(known.hub)
 
 
 def has_bundled() -> bool:
@@ -151,7 +155,7 @@ def has_bundled() -> bool:
 def local_models() -> list[str]:
     """Names of the models on this machine, each of which `load_model` takes."""
     names = [BUNDLED] if has_bundled() else []
-    for parent in (Path("runs"), data_dir() / "models"):
+    for parent in (Path("runs"), models_dir()):
         names += [
             str(folder)
             for folder in sorted(parent.glob("*"))
