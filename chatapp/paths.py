@@ -49,6 +49,11 @@ def fetched_path() -> Path:
     return data_dir() / "fetched.json"
 
 
+def used_folders_path() -> Path:
+    """The record of the folders that models were made in or used from. It need not exist."""
+    return data_dir() / "folders.json"
+
+
 def cache_dir() -> Path:
     """The folder of what can be made again."""
     return _folder("cache", platformdirs.user_cache_path("chatapp", appauthor=False))

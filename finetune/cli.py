@@ -67,8 +67,7 @@ def train(config: Config, overrides: Overrides = None) -> None:
         settings = load_config(FinetuneConfig, config, overrides or [])
         from finetune import run
 
-        folder = run.train(settings, console)
-        _answer(str(folder))
+        _made(run.train(settings, console))
 
 
 @app.command()
@@ -77,8 +76,7 @@ def resume(run: Run, overrides: Overrides = None) -> None:
     with _errors_in_words() as console:
         from finetune.run import resume
 
-        folder = resume(run, overrides or [], console)
-        _answer(str(folder))
+        _made(resume(run, overrides or [], console))
 
 
 @app.command(name="eval")
@@ -124,7 +122,7 @@ def merge(
         from finetune.adapters import merge
 
         merge(run, out)
-        _answer(str(out))
+        _made(out)
 
 
 @app.command()
@@ -138,8 +136,7 @@ def pretrain(config: Config, overrides: Overrides = None) -> None:
         settings = load_config(PretrainConfig, config, overrides or [])
         from finetune.pretrain import pretrain as run
 
-        folder = run(settings, console)
-        _answer(str(folder))
+        _made(run(settings, console))
 
 
 @contextmanager
@@ -179,6 +176,14 @@ def _verdict(error: Exception) -> tuple[int, str]:
         line = str(error).strip().splitlines()[0]
         return 1, f"there is not enough memory ({line}); try a smaller train.batch_size"
     raise error
+
+
+def _made(folder: Path) -> None:
+    """A model's folder on standard output, and among those that `chatapp models list` shows."""
+    from chatapp.engine.used_folders import note_folder
+
+    note_folder(folder)
+    _answer(str(folder))
 
 
 def _answer(text: str) -> None:

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +19,6 @@ from chatapp.commands.prompts import interruptible
 from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
-    from chatapp.engine.fetched import Fetched
     from chatapp.engine.watching import Progress
 
 
@@ -43,7 +42,7 @@ def get(
     with interruptible("interrupted; the same command goes on"), _bar(name) as progress:
         model = fetch(name, say=complain, progress=progress)
     if as_json:
-        write_json(document(model) | {"name": name})
+        write_json({"name": name, **model.document()})
     else:
         write(f"{name} is in {model.folder}\nchat with it: chatapp --model {shlex.quote(name)}\n")
 
@@ -60,36 +59,20 @@ def remove(
 ) -> None:
     """Delete a model that `models get` has brought, and nothing else."""
     from chatapp.engine import fetched
-    from chatapp.engine.fetching import megabytes
+    from chatapp.engine.sizes import size_in_words
 
     model = fetched.find_fetched(name)
     if model is not None and not yes:
         if not sys.stdin.isatty():
             raise UserError("removing a model has to be confirmed with --yes")
-        if not typer.confirm(f"Remove {name}, {megabytes(model.bytes)}?", err=True):
+        if not typer.confirm(f"Remove {name}, {size_in_words(model.bytes)}?", err=True):
             complain("nothing was removed")
             raise typer.Exit(1)
-    complain(f"removed {name}, which frees {megabytes(fetched.remove(name))}")
-
-
-def document(model: "Fetched") -> dict[str, Any]:
-    """What `models get` has brought, for JSON; `error` where something of it is missing."""
-    missing = (
-        {} if model.is_whole else {"error": f"is not whole; `models get {model.name}` goes on"}
-    )
-    return {
-        "name": model.name,
-        **missing,
-        "folder": str(model.folder),
-        "bytes": model.bytes,
-        "licence": model.licence,
-        "source": model.source,
-    }
+    complain(f"removed {name}, which frees {size_in_words(fetched.remove(name))}")
 
 
 def _list_known(*, as_json: bool) -> None:
     """The models with a short name, each with what it is for."""
-    from chatapp.engine.fetching import megabytes
     from chatapp.engine.known_models import known_models
 
     models = known_models().values()
@@ -109,12 +92,9 @@ def _list_known(*, as_json: bool) -> None:
             ]
         )
         return
+    width = max(len(model.size) for model in models)
     for model in models:
-        other = f" (without the hub {megabytes(model.package.bytes)})" if model.package else ""
-        write(
-            f"{model.name:13}  {megabytes(model.bytes):>10}  {model.licence:18}  "
-            f"{model.purpose}{other}\n"
-        )
+        write(f"{model.name:13}  {model.size:<{width}}  {model.licence:18}  {model.purpose}\n")
 
 
 @contextmanager

@@ -9,15 +9,18 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from chatapp.engine.checkpoint.safetensors import TensorHeader, is_buffer, tensor_headers
 from chatapp.engine.decoder.architecture import Architecture
 from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.decoder.summary import parameter_formula, parts
 from chatapp.engine.errors import ModelError, NoDecoder
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.folder import ModelFiles, architectures
+from chatapp.paths import CHAT_TEMPLATE, TOKENIZER_CONFIG
 from chatapp.userfiles import read_json_object
+
+OWN = "own"
+"""What the chat template of a model's tokenizer is called where templates have names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class ModelInfo:
     parts: what stands at each place of the decoder, by its name; empty where formula is.
     heads: 0 where there is no attention.
     dtype: of the stored weights, "mixed" when they differ.
+    cached_numbers: keys and values that the cache keeps of each token.
+    template: the name of the one it was trained in, OWN for its tokenizer's.
     licence, template: empty when the folder names none.
     bytes: of all files on disk.
     """
@@ -46,6 +51,7 @@ class ModelInfo:
     hidden_size: int
     vocabulary: int
     context: int
+    cached_numbers: int
     dtype: str
     licence: str
     template: str
@@ -69,18 +75,11 @@ def describe(files: ModelFiles) -> ModelInfo:
         parameters_by_formula=None,
         licence=_licence(files.path) or base.licence,
         template=_template(files),
-        bytes=_bytes(files.path),
+        bytes=bytes_on_disk(files.path),
     )
 
 
-def architectures(config: dict[str, Any]) -> list[str]:
-    """The classes of transformers that a config.json names."""
-    names = config.get("architectures")
-    return [str(name) for name in names] if isinstance(names, list) else []
-
-
 def _describe_whole(files: ModelFiles) -> ModelInfo:
-    config = files.config
     headers = [header for header in tensor_headers(files.path) if not is_buffer(header.name)]
     architecture = _architecture(files)
     sizes = _sizes_of(architecture) if architecture else _sizes_by_transformers(files)
@@ -90,7 +89,7 @@ def _describe_whole(files: ModelFiles) -> ModelInfo:
     dtypes = {header.dtype for header in headers}
     return ModelInfo(
         folder=files.path,
-        architecture=(architectures(config) or [files.family or "unknown"])[0],
+        architecture=(architectures(files.config) or [files.family or "unknown"])[0],
         parameters=_size(headers),
         formula=formula,
         parameters_by_formula=by_formula,
@@ -100,20 +99,24 @@ def _describe_whole(files: ModelFiles) -> ModelInfo:
         hidden_size=sizes.width,
         vocabulary=sizes.vocabulary,
         context=sizes.context,
+        cached_numbers=sizes.cached,
         dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
         licence=_licence(files.path),
         template=_template(files),
-        bytes=_bytes(files.path),
+        bytes=bytes_on_disk(files.path),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
+    """cached: numbers that keys and values of a token are."""
+
     layers: int
     heads: int
     width: int
     vocabulary: int
     context: int
+    cached: int
     is_tied: bool
 
 
@@ -126,7 +129,8 @@ def _architecture(files: ModelFiles) -> Architecture | None:
 
 
 def _sizes_of(a: Architecture) -> _Sizes:
-    return _Sizes(a.layers, a.heads, a.width, a.vocabulary, a.context, a.is_tied)
+    cached = 2 * a.layers * a.key_value_heads * a.head_size
+    return _Sizes(a.layers, a.heads, a.width, a.vocabulary, a.context, cached, a.is_tied)
 
 
 def _sizes_by_transformers(files: ModelFiles) -> _Sizes:
@@ -140,13 +144,17 @@ def _sizes_by_transformers(files: ModelFiles) -> _Sizes:
         value = getattr(text, key, None)
         return value if isinstance(value, int) else 0
 
+    # Of an encoder and a decoder, the decoder's, which is what writes.
+    layers = number("num_decoder_layers") or number("decoder_layers") or number("num_hidden_layers")
+    heads, width = number("num_attention_heads"), number("hidden_size")
+    head_size = number("head_dim") or width // max(heads, 1)
     return _Sizes(
-        # Of an encoder and a decoder, the decoder's, which is what writes.
-        number("num_decoder_layers") or number("decoder_layers") or number("num_hidden_layers"),
-        number("num_attention_heads"),
-        number("hidden_size"),
+        layers,
+        heads,
+        width,
         number("vocab_size"),
         context_of(config),
+        2 * layers * (number("num_key_value_heads") or heads) * head_size,
         bool(getattr(text, "tie_word_embeddings", False)),
     )
 
@@ -172,8 +180,11 @@ def _size(headers: Iterable[TensorHeader]) -> int:
     return sum(math.prod(header.shape) for header in headers)
 
 
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+def bytes_on_disk(path: Path) -> int:
+    """Of a model's folder, or of its one file. Raises OSError."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
 def _licence(folder: Path) -> str:
@@ -188,7 +199,13 @@ def _licence(folder: Path) -> str:
 
 
 def _template(files: ModelFiles) -> str:
-    """The name of the dialogue template saved with the model."""
-    if files.template is None:
+    """The name of the dialogue template saved with the model, OWN where its tokenizer has one."""
+    if files.template is not None:
+        return str(read_json_object(files.template, ModelError).get("name", ""))
+    if (files.tokenizer / CHAT_TEMPLATE).is_file():
+        return OWN
+    try:
+        config = read_json_object(files.tokenizer / TOKENIZER_CONFIG, ModelError)
+    except FileNotFoundError:
         return ""
-    return str(read_json_object(files.template, ModelError).get("name", ""))
+    return OWN if config.get("chat_template") else ""

@@ -43,6 +43,15 @@ class Fetched:
         """Of all its files together."""
         return sum(self.files.values())
 
+    def document(self) -> dict[str, Any]:
+        """What it is, for JSON."""
+        return {
+            "folder": str(self.folder),
+            "bytes": self.bytes,
+            "licence": self.licence,
+            "source": self.source,
+        }
+
     @property
     def is_whole(self) -> bool:
         """Whether all of its files are there."""

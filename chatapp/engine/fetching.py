@@ -28,6 +28,7 @@ from chatapp.engine.fetched import (
 )
 from chatapp.engine.hub import UNWANTED, WANTED, OutOfReachError, cached_folder, hub_errors
 from chatapp.engine.known_models import KnownModel, Package, known_models
+from chatapp.engine.sizes import size_in_words
 from chatapp.engine.watching import Progress, bytes_below, watched
 from chatapp.paths import models_dir
 from chatapp.userfiles import did_you_mean, quoted
@@ -233,15 +234,11 @@ def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ModelError(
-            f"{folder}: {megabytes(needed)} are needed on this disk, and {megabytes(free)} are free"
+            f"{folder}: {size_in_words(needed)} are needed on this disk, and "
+            f"{size_in_words(free)} are free"
         )
 
 
 def _in_words(model: Fetched) -> str:
     licence = f"licence {model.licence}" if model.licence else "no licence named"
-    return f"{model.name} ({megabytes(model.bytes)}, {licence})"
-
-
-def megabytes(count: int) -> str:
-    """A number of bytes for a sentence."""
-    return f"{count / 1e6:,.1f} MB"
+    return f"{model.name} ({size_in_words(model.bytes)}, {licence})"

@@ -37,12 +37,10 @@ class OutOfReachError(ModelError):
         self.why = why
 
 
-def hub_folder(name: str) -> Path:
-    """The folder of a hub model: from the hub's cache on this machine, else downloaded."""
+def downloaded_folder(name: str) -> Path:
+    """The folder of a hub model in the hub's cache, once it is downloaded. Raises ModelError."""
     from huggingface_hub import snapshot_download
 
-    if (folder := cached_folder(name)) is not None:
-        return folder
     try:
         with hub_errors(name):
             return Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=UNWANTED))
@@ -69,7 +67,7 @@ def cached_folder(name: str) -> Path | None:
 
 
 def cached_hub_models(accepts: Callable[[Path], bool]) -> list[str]:
-    """Names of the models in the hub's cache of which some snapshot's folder is accepted."""
+    """Names of the models in the hub's cache whose current snapshot's folder is accepted."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -81,7 +79,8 @@ def cached_hub_models(accepts: Callable[[Path], bool]) -> list[str]:
         repository.repo_id
         for repository in repositories
         if repository.repo_type == "model"
-        and any(accepts(Path(revision.snapshot_path)) for revision in repository.revisions)
+        and (current := repository.refs.get("main")) is not None
+        and accepts(Path(current.snapshot_path))
     )
 
 

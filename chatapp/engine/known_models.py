@@ -7,6 +7,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from chatapp.engine.sizes import size_in_words
+
 _TABLE = Path(__file__).with_suffix(".toml")
 
 
@@ -50,6 +52,21 @@ class KnownModel:
     licence: str
     purpose: str
     package: Package | None
+
+    @property
+    def size(self) -> str:
+        """How much is brought, in words."""
+        hub = size_in_words(self.bytes)
+        if self.package is None:
+            return hub
+        return f"{hub} ({size_in_words(self.package.bytes)} without the hub)"
+
+
+def advice() -> str:
+    """What the bundled model is for, and which one is for conversation."""
+    package = known_models()["smollm2"].package
+    size = f", {package.bytes / 1e6:.0f} MB" if package else ""
+    return "The bundled model is small and made to be opened; for conversation take smollm2" + size
 
 
 def known_models() -> dict[str, KnownModel]:

@@ -33,6 +33,7 @@ def test_info_shows_parameters_counted_and_calculated(run, model: Path) -> None:
         "vocabulary (V)   108 tokens\n",
         "context (n)      64 tokens\n",
         "computed in      float32, unless another precision is chosen\n",
+        "in memory        250.1 MB, about\n",
         "template         mine\n",
         "licence          mit\n",
     ):
@@ -78,9 +79,9 @@ def test_the_list_shows_kept_models_and_what_is_wrong_with_them(
     (kept / "broken" / "config.json").write_text("{")
     status, out, _ = run("models", "list")
     assert status == 0
-    good = next(line for line in out.splitlines() if line.startswith(str(kept / "good")))
-    assert f"{FORMULA + 128:,} parameters" in good
-    assert good.endswith("mine")
+    good = next(line for line in out.splitlines() if line.startswith("good "))
+    assert good.endswith(f"template mine · 64 tokens · {FORMULA + 128:,} parameters")
+    assert " MB in memory · " in good
     documents = {row["name"]: row for row in json.loads(run("models", "list", "--json").out)}
-    assert documents[str(kept / "good")]["parameters"] == FORMULA + 128
-    assert "config.json" in documents[str(kept / "broken")]["error"]
+    assert documents["good"]["parameters"] == FORMULA + 128
+    assert "config.json" in documents["broken"]["error"]

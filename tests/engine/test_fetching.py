@@ -391,6 +391,7 @@ def test_a_short_name_is_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert model_folder("gpt2").name == "cached-gpt2"
     assert model_folder("smollm2").name == "cached-HuggingFaceTB-SmolLM2-135M-Instruct"
     (models_dir() / "smollm2").mkdir(parents=True)
+    (models_dir() / "smollm2" / "model.gguf").touch()
     assert model_folder("smollm2") == models_dir() / "smollm2"
     (tmp_path / "smollm2").mkdir()  # what lies here comes first
     assert model_folder("smollm2") == Path("smollm2")
