@@ -143,7 +143,7 @@ def test_a_model_of_the_hub(hub: Hub) -> None:
     model, said = get()
     assert model.folder == hub.snapshot
     assert model.is_whole
-    assert said == [f"taking org/tiny ({model.bytes / 1e6:.1f} MB, licence mit) from the hub"]
+    assert said == [f"taking org/tiny ({model.bytes / 1e3:.1f} kB, licence mit) from the hub"]
     there = {str(path.relative_to(hub.snapshot)) for path in hub.snapshot.rglob("*.*")}
     assert there == {
         "config.json",

@@ -65,7 +65,7 @@ def test_a_model_larger_than_the_machine_is_refused(
     folder, _ = make_gpt2()
     machine(monkeypatch, 200_000_000, 200_000_000)
     monkeypatch.setattr(load, "find_model", lambda name: ModelFiles.read(folder))
-    monkeypatch.setattr("chatapp.engine.decoder.gpt2.GPT2.load", None)  # it is not loaded
+    monkeypatch.setattr("chatapp.engine.local.LocalModel.load", None)  # it is not loaded
     with pytest.raises(ModelError) as error:
         load_model("tiny")
     assert str(error.value) == (

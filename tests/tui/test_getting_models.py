@@ -85,6 +85,7 @@ async def test_a_model_is_brought_and_gone_on_with(
         await driver.until(lambda: "taking smollm2-360m ␛[31mfrom the hub" in driver.screen_text)
         await driver.until(lambda: "50%" in driver.screen_text)
         assert screen.query_one(ProgressBar).progress == 50
+        assert "━" in driver.screen_text
         await driver.press("enter", "down")  # nothing else is chosen meanwhile
         assert hub.asked == ["smollm2-360m"]
         hub.go_on.set()
