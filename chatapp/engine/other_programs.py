@@ -16,6 +16,7 @@ OLLAMA = "ollama:"
 LM_STUDIO = "lmstudio:"
 """What the names of these models begin with. No name on the hub has a colon."""
 
+_SERVICE_MODELS = Path("/usr/share/ollama/.ollama/models")
 _REGISTRY = "registry.ollama.ai"
 _LIBRARY = "library"
 _DEFAULT_TAG = ":latest"
@@ -58,7 +59,7 @@ def _ollama_folders() -> list[Path]:
     """Where Ollama keeps models: the user's own, and on Linux those of its service."""
     if chosen := os.environ.get("OLLAMA_MODELS"):
         return [Path(chosen).expanduser()]
-    return [Path("/usr/share/ollama/.ollama/models"), Path.home() / ".ollama" / "models"]
+    return [_SERVICE_MODELS, Path.home() / ".ollama" / "models"]
 
 
 def _blob(models: Path, manifest: Path) -> Path | None:

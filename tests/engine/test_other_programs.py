@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from chatapp.engine import other_programs
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import local_models, model_folder
 from chatapp.engine.other_programs import file_of_other_program, files_of_other_programs
@@ -15,6 +16,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's home without any model."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setattr(other_programs, "_SERVICE_MODELS", tmp_path / "service")
     return tmp_path
 
 
@@ -59,6 +61,8 @@ def test_where_ollama_keeps_them(
     user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pulled(user / ".ollama" / "models", "registry.ollama.ai/library/a/latest")
+    pulled(user / "service", "registry.ollama.ai/library/c/latest")
+    assert list(files_of_other_programs()) == ["ollama:a", "ollama:c"]
     pulled(tmp_path / "disk", "registry.ollama.ai/library/b/latest")
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "disk"))
     assert list(files_of_other_programs()) == ["ollama:b"]
