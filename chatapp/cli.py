@@ -7,7 +7,7 @@ anything else is one sentence, exit status 1, and a traceback in the log.
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from chatapp.commands.console import complain
 from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
 from chatapp.engine.threads import wait_briefly
 from chatapp.userfiles import UserError
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store import ChatSummary
 
 app = typer.Typer(
     rich_markup_mode=None,  # help texts hold foreign text, and start without rich
@@ -73,8 +76,10 @@ def chat(
     from chatapp.settings import load_settings
     from chatapp.tui.app import run
 
-    settings = load_settings({"model": model, "template": template, "precision": precision})
-    raise typer.Exit(run(settings, _last_chat() if last else None, inline=inline))
+    chat = _last_chat() if last else None
+    wanted = model or (chat.model if chat is not None else None) or None
+    settings = load_settings({"model": wanted, "template": template, "precision": precision})
+    raise typer.Exit(run(settings, chat.id if chat is not None else None, inline=inline))
 
 
 def main() -> None:
@@ -86,14 +91,14 @@ def main() -> None:
         sys.exit(_report(error))
 
 
-def _last_chat() -> int | None:
+def _last_chat() -> "ChatSummary | None":
     from chatapp.dialogue.store import Store
     from chatapp.paths import database_path
 
     store = Store(database_path())
     chats = store.chats(limit=1)
     store.close()
-    return chats[0].id if chats else None
+    return chats[0] if chats else None
 
 
 def _report(error: Exception) -> int:

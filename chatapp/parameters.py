@@ -8,6 +8,7 @@ appears in all of them. And whose value wins is decided in `Choices` alone.
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
@@ -226,6 +227,16 @@ def parameter(name: str) -> Parameter:
 Values = Mapping[str, float | int | None]
 """Values of some of the parameters, by name."""
 
+
+def known_values(values: Mapping[str, object]) -> Values:
+    """Those of the values that a parameter can have: a newer version may have stored others."""
+    known = {}
+    for name, value in values.items():
+        with suppress(ValueError):
+            known[name] = parameter(name).checked(value)
+    return known
+
+
 Origin = Literal[
     "default", "model", "settings file", "environment", "prompt file", "this chat", "flag"
 ]
@@ -253,6 +264,15 @@ class Choices:
             if getattr(sampling, name) != getattr(now, name)
         }
         return self.of("this chat", {**self.by_origin.get("this chat", {}), **new})
+
+    def for_all_chats(self) -> "Choices":
+        """With what was chosen in this chat as the settings file's."""
+        merged = {
+            name: value
+            for origin in ("settings file", "this chat")
+            for name, value in self.by_origin.get(origin, {}).items()
+        }
+        return self.of("settings file", merged).of("this chat", {})
 
     @property
     def sampling(self) -> Sampling:

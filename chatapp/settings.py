@@ -99,24 +99,30 @@ def load_settings(overrides: Mapping[str, object] | None = None) -> Settings:
     return Settings(**values, sampling=Sampling(**sampling), origins=origins)
 
 
-def keep_theme(name: str) -> None:
-    """Write the theme into the settings file, and leave everything else there as it is.
+def keep_settings(values: Mapping[str, str | float | int | None]) -> None:
+    """Write settings into the file, by name, and leave everything else there as it is.
 
+    values: None takes a setting out of the file.
     Raises SettingsError, and changes nothing, when that cannot be done.
     """
     import tomlkit
 
-    failure = f"the theme {name!r} cannot be kept"
+    failure = f"{', '.join(values)} cannot be kept"
     path = settings_path()
     try:
         text = _file_text()
-        if "theme" in parse_toml(text, path, SettingsError):
-            document = tomlkit.parse(text)
-            document["theme"] = name
-            text = tomlkit.dumps(document)
-        else:  # before the first table, where keys of the top level stand
-            text = tomlkit.dumps({"theme": name}) + text
-        write_whole(path, text)
+        there = parse_toml(text, path, SettingsError)
+        document = tomlkit.parse(text)
+        new = {}
+        for name, value in values.items():
+            if value is None:
+                document.pop(name, None)
+            elif name in there:
+                document[name] = value
+            else:
+                new[name] = value
+        # Before the first table, where keys of the top level stand.
+        write_whole(path, tomlkit.dumps(new) + tomlkit.dumps(document))
     except SettingsError as error:
         raise SettingsError(f"{failure}: {error}") from None
     except OSError as error:

@@ -37,6 +37,21 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def missing_path(name: str) -> str:
+    """A sentence on a path that leads nowhere, so that no hub need be asked for it; else nothing.
+
+    A hub id looks like a relative path. It is taken for one where its first part is a folder here.
+    """
+    path = os.path.expanduser(name)
+    folder, last = os.path.split(path)
+    if "\0" in path or os.path.exists(path):
+        return ""
+    if not (os.path.isabs(path) or name.startswith(".") or (folder and os.path.isdir(folder))):
+        return ""
+    beside = os.listdir(folder) if os.path.isdir(folder) else []
+    return f"{name}: there is no such file or folder{did_you_mean(last, beside)}"
+
+
 def suggestion(word: str, known: Collection[str]) -> str:
     """The end of a sentence on an unknown word: the known one probably meant, or all of them."""
     return did_you_mean(word, known) or f"; there are {', '.join(known) or 'none yet'}"
@@ -178,12 +193,17 @@ def parse_toml(text: str, path: Path, error: type[UserError] = UserError) -> dic
 
 def read_json_object(path: Path, error: type[UserError] = UserError) -> dict[str, Any]:
     """The object in a JSON file. Raises as `read_text` does, and `error` for anything else."""
+    return parse_json_object(read_text(path, error), str(path), error)
+
+
+def parse_json_object(text: str, origin: str, error: type[UserError] = UserError) -> dict[str, Any]:
+    """The object that a text of JSON is. origin: where it stands. Raises `error`."""
     try:
-        data = json.loads(read_text(path, error))
+        data = json.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise error(f"{path}: is not valid JSON: {problem}") from None
+        raise error(f"{origin}: is not valid JSON: {problem}") from None
     if not isinstance(data, dict):
-        raise error(f"{path}: expected a JSON object, found {shown(data)}")
+        raise error(f"{origin}: expected a JSON object, found {shown(data)}")
     return data
 
 

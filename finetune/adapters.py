@@ -1,4 +1,4 @@
-"""What of a model is trained, and adapters: made, merged.
+"""What of a model is trained, and adapters made for it.
 
 Keep: every parameter outside the chosen part has requires_grad off, so that the optimizer, the
 checkpoint and the count of trained parameters agree on what is learned.
@@ -13,8 +13,8 @@ from torch import nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from chatapp.engine.folder import COMPANIONS, ModelFiles, find_model
-from chatapp.engine.transformers_model import load_causal
+from chatapp.engine.folder import COMPANIONS, ModelFiles
+from chatapp.engine.transformers_model import save_tokenizer
 from finetune.config import Adapter, ConfigError, Train
 
 LOW_RANK = ("lora", "dora", "rslora")
@@ -108,26 +108,12 @@ def _blocks(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
     )
 
 
-def merge(run: str, out: Path) -> None:
-    """Write an adapter and its base model as one whole model, with tokenizer and template.
-
-    Raises ConfigError and ModelError.
-    """
-    files = find_model(run)
-    if files.base is None:
-        raise ConfigError(f"{run}: expected a run with an adapter; this is a whole model already")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists already; name a new folder")
-    model = load_causal(files)
-    out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(out)
-    copy_companions(files, out)
-
-
 def copy_companions(files: ModelFiles, target: Path) -> None:
     """Copy what a model has beside config and weights; an adapter's over its base's."""
     if files.base is not None:
         copy_companions(files.base, target)
+    if files.is_gguf:
+        save_tokenizer(files.path, target)
     for pattern in COMPANIONS:
         for file in files.path.glob(pattern):
             shutil.copyfile(file, target / file.name)

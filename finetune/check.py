@@ -4,7 +4,6 @@ Keep: every number is of the very rows, masks and steps that `finetune train`
 would use; nothing is estimated from a sample but the time, which is measured on real steps.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,14 +19,15 @@ from rich.text import Text
 from chatapp.engine.generation import PieceTokenizer
 from chatapp.foreign import printable
 from finetune.config import FinetuneConfig
-from finetune.data.encoding import Encoded, Span
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows
 from finetune.data.preparation import dropped_lines
 from finetune.display import duration, memory
 from finetune.material import Material, gather
 from finetune.objectives.head_rows import HeadRows
 from finetune.objectives.heads import HeadObjective
-from finetune.steps import steps_per_epoch, timed_steps
+from finetune.steps import steps_of_run, timed_steps, too_few
 
 STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}
 BAR = 14
@@ -70,14 +70,13 @@ class Examination:
         }
 
 
-def examine(config: FinetuneConfig) -> Examination:
+def examine(config: FinetuneConfig, device: str = "auto") -> Examination:
     """Prepare everything and take a few steps that leave nothing behind.
 
-    Raises ConfigError and ModelError.
+    device: see `gather`. Raises ConfigError and ModelError.
     """
-    material = gather(config)
-    steps = math.ceil(steps_per_epoch(config, material.data) * config.train.epochs)
-    return Examination(material, steps, *timed_steps(material))
+    material = gather(config, device)
+    return Examination(material, steps_of_run(config, material.data), *timed_steps(material))
 
 
 def show(examination: Examination, console: Console) -> None:
@@ -91,6 +90,8 @@ def show(examination: Examination, console: Console) -> None:
     elif isinstance(train, HeadRows):
         parts["Labels"] = list(_labels(train, examination.material))
     parts["Cost"] = [Text(_cost(examination))]
+    if warning := too_few(examination.steps):
+        parts["Cost"].append(Text(warning, "yellow"))
     for title, lines in parts.items():
         console.print(Text(title, "bold"))
         for line in lines:
@@ -138,10 +139,11 @@ def _tokens(examination: Examination, examples: Sequence[Encoded]) -> Iterator[R
         f"({config.objective.aux_span}); N_response/N_prompt = "
         f"{data.response_labels / max(1, data.aux_labels):.3g}"
     )
-    yield Text(
-        f"λ = {config.objective.aux_weight:g}: a token of L1 counts "
-        f"{examination.material.prompt_weight:.3g} times as much as one of L2"
-    )
+    if data.aux_labels:
+        yield Text(
+            f"λ = {config.objective.aux_weight:g}: a token of L1 counts "
+            f"{examination.material.prompt_weight:.3g} times as much as one of L2"
+        )
 
 
 def _edges(longest: int) -> list[int]:
@@ -193,7 +195,8 @@ def masked(example: Encoded, tokenizer: PieceTokenizer, marked: bool = False) ->
 def _decoded(ids: list[int], tokenizer: PieceTokenizer) -> str:
     """Text of tokens, special ones by their names."""
     parts = []
-    for special, run in groupby(ids, key=lambda id: id == tokenizer.end_id):
+    names = {tokenizer.end_id, *tokenizer.special.values()}
+    for special, run in groupby(ids, key=names.__contains__):
         run_ids = list(run)
         named = map(tokenizer.piece, run_ids)
         parts.append("".join(named) if special else tokenizer.decode(run_ids))

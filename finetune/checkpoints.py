@@ -7,6 +7,7 @@ process or a full disk leaves the last one untouched.
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -17,6 +18,12 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from finetune.config import ConfigError
 
+# Bytes free on a disk that is called full.
+_NO_ROOM = 2**24
+
+
+OPTIMIZER_FILE = "optimizer.pt"
+
 
 class SaveError(OSError):
     """A checkpoint could not be written. The one before it is whole."""
@@ -26,7 +33,10 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
     """A Trainer that writes each checkpoint aside, flushes it to the disk and renames it.
 
     It keeps the last `save_total_limit` checkpoints and the best one.
+    complete: puts beside the weights of a checkpoint what makes a model of it.
     """
+
+    complete: Callable[[Path], None] = staticmethod(lambda folder: None)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         final = Path(self.args.output_dir)
@@ -41,6 +51,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
             self.accelerator.wait_for_everyone()
             if is_main:
                 for written in list(aside.iterdir()):
+                    self.complete(written)
                     for file in written.rglob("*"):
                         if file.is_file():
                             flush(file)
@@ -49,10 +60,12 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
                 flush(final)
                 aside.rmdir()
         except Exception as error:  # torch and safetensors have their own for a full disk
+            reason = _reason(error, final)
+            shutil.rmtree(aside, ignore_errors=True)
             last = last_checkpoint(final)
             raise SaveError(
                 f"{final}: the checkpoint of step {self.state.global_step} could not be written: "
-                f"{_first_line(error)}; {last.name + ' is whole' if last else 'there is none yet'}"
+                f"{reason}; {last.name + ' is whole' if last else 'there is none yet'}"
             ) from error
         finally:
             self.args.output_dir = str(final)
@@ -72,6 +85,11 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def check_whole(checkpoint: Path) -> None:
     """Read what a checkpoint consists of. Raises ConfigError that names a damaged file."""
+    if not any(checkpoint.glob("optimizer*")):
+        raise ConfigError(
+            f"{checkpoint}: the state of the optimizer is not kept with it; train another run from "
+            "it as a model"
+        )
     for file in sorted(checkpoint.iterdir()):
         try:
             match file.suffix:
@@ -89,6 +107,22 @@ def check_whole(checkpoint: Path) -> None:
                 f"{file}: is damaged: {_first_line(error)}; remove {checkpoint.name} to go on from "
                 "the checkpoint before it"
             ) from None
+
+
+def drop_optimizer_states(folder: Path) -> None:
+    """Remove those of a finished run, twice the size of its model each, but the last, from which
+    it can be gone on with."""
+    for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step)[:-1]:
+        (checkpoint / OPTIMIZER_FILE).unlink(missing_ok=True)
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    """Why a file could not be written, in words; torch tells of a full disk in its own."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if shutil.disk_usage(folder).free < _NO_ROOM:
+        return "the disk is full"
+    return _first_line(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -6,6 +6,7 @@ input is one sentence and exit status 2, failed work 1, an interruption 130.
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ Run = Annotated[Path, typer.Argument(help="the folder of a run")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value, laid over the file", metavar="[KEY=VALUE]...")
 ]
+_OVERRIDE = re.compile(r"[a-z_]+(\.\w+)*=")
+
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on standard output")]
 
 
@@ -49,9 +52,10 @@ def check(config: Config, overrides: Overrides = None, as_json: AsJson = False) 
         from finetune.config import FinetuneConfig, load_config
 
         settings = load_config(FinetuneConfig, config, overrides or [])
+        from chatapp.settings import load_settings
         from finetune.check import examine, show
 
-        examination = examine(settings)
+        examination = examine(settings, load_settings().device)
         if as_json:
             _answer(json.dumps(examination.document()))
         else:
@@ -65,47 +69,59 @@ def train(config: Config, overrides: Overrides = None) -> None:
         from finetune.config import FinetuneConfig, load_config
 
         settings = load_config(FinetuneConfig, config, overrides or [])
+        from chatapp.settings import load_settings
         from finetune import run
 
-        _made(run.train(settings, console))
+        _made(run.train(settings, console, load_settings().device))
 
 
 @app.command()
 def resume(run: Run, overrides: Overrides = None) -> None:
     """Go on with a run that was stopped, from its last checkpoint, as if it had not been."""
     with _errors_in_words() as console:
+        from chatapp.settings import load_settings
         from finetune.run import resume
 
-        _made(resume(run, overrides or [], console))
+        _made(resume(run, overrides or [], console, load_settings().device))
 
 
 @app.command(name="eval")
 def evaluate(
     run: Annotated[str, typer.Argument(help="a run, or another model with --data")],
-    other: Annotated[str, typer.Argument(help="a second one, measured on the same rows")] = "",
+    others: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="a second model for the rows that both hold; key=value of data and head",
+            metavar="[OTHER] [KEY=VALUE]...",
+        ),
+    ] = None,
     data: Annotated[str, typer.Option(help="rows to measure on; the run's held-out ones")] = "",
     replies: Annotated[int, typer.Option(min=0, help="greedy replies to make a set")] = 100,
     max_tokens: Annotated[int, typer.Option(min=1, help="the longest reply")] = 128,
     shown: Annotated[int, typer.Option(min=0, help="replies to print")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Held-out loss, perplexity, accuracy, and greedy replies against those of the rows."""
+    """Held-out loss, perplexity, accuracy, and greedy replies against those of the rows.
+
+    A run's rows are those that its training measured; a file is read as the run's rows were.
+    """
     with _errors_in_words() as console:
         from rich.console import Console
         from rich.text import Text
 
         from chatapp.settings import load_settings
-        from finetune.evaluate import evaluate, show
+        from finetune.evaluate import compare
+        from finetune.measured import show
 
+        overrides = [each for each in others or () if _OVERRIDE.match(each)]
+        models = [run, *(each for each in others or () if not _OVERRIDE.match(each))]
         device = load_settings().device
-        evaluations = []
         with console.status("reading") as status:
 
             def progress(what: str, done: int, total: int) -> None:
-                status.update(Text(f"{name}: {what}, {done:,} of {total:,}"))
+                status.update(Text(f"{what}, {done:,} of {total:,}"))
 
-            for name in filter(None, (run, other)):
-                evaluations.append(evaluate(name, run, data, replies, max_tokens, progress, device))
+            evaluations = compare(models, data, replies, max_tokens, progress, device, overrides)
         if as_json:
             _answer(json.dumps({"runs": [each.document() for each in evaluations]}))
         else:
@@ -119,10 +135,26 @@ def merge(
 ) -> None:
     """Write an adapter and its base model as one whole model."""
     with _errors_in_words():
-        from finetune.adapters import merge
+        from finetune.merging import merge
 
         merge(run, out)
         _made(out)
+
+
+@app.command()
+def keys(
+    section: Annotated[str, typer.Argument(help="such as train; all of them when left out")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the keys of a configuration: what each takes, its default, and what it does."""
+    with _errors_in_words():
+        from finetune.keys import keys, lines
+
+        chosen = keys(section)
+        if as_json:
+            _answer(json.dumps([key.document() for key in chosen]))
+        else:
+            _answer("\n".join(lines(chosen)))
 
 
 @app.command()

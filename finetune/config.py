@@ -145,12 +145,20 @@ class Data(Section):
     held_out_clusters: list[str] = Field(
         [], description="clusters of tasks left out of training, each measured on its own"
     )
-    template: str = Field("", description="the dialogue template; the model's own when empty")
+    template: str = Field(
+        "",
+        description="the dialogue template; when empty the one the model was trained in, else "
+        "its tokenizer's chat template",
+    )
     too_long: TooLong = Field("raise", description="what becomes of a row that does not fit")
     max_length: int | None = Field(
         None, ge=8, description="tokens of a row; the model's window, at most 1,024, when absent"
     )
-    packing: bool = Field(True, description="several short rows in one, kept apart by attention")
+    packing: bool = Field(
+        False,
+        description="several short examples in one row of some 512 tokens, kept apart by "
+        "attention: faster, in fewer and larger steps",
+    )
     bad_rows: BadRows = Field("raise", description="what becomes of a row that cannot be used")
 
 
@@ -175,19 +183,31 @@ class Train(Section):
 
     method: Method = Field("full", description="which parameters are trained")
     last_blocks: int = Field(2, ge=1, description="of method last-blocks: how many")
-    epochs: float = Field(2.0, gt=0)
-    batch_size: int = Field(8, ge=1, description="rows a micro-batch and process")
+    epochs: float = Field(2.0, gt=0, description="passes over the rows, as data.train weighs them")
+    batch_size: int = Field(
+        8,
+        ge=1,
+        description="examples a micro-batch and process; with data.packing rows, of several each",
+    )
     accumulate: int = Field(1, ge=1, description="micro-batches a step")
     optimizer: OptimizerName = Field(
         "adamw", description="muon: for the matrices inside the blocks, adamw for the rest"
     )
-    learning_rate: float = Field(5e-5, gt=0)
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps")
-    weight_decay: float = Field(0.0, ge=0)
+    learning_rate: float = Field(
+        5e-5, gt=0, description="at its highest; adapters take some five times as much"
+    )
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="how the learning rate falls to 0 after the warmup, if it does"
+    )
+    warmup: float = Field(
+        0.03, ge=0, lt=1, description="share of the steps in which the learning rate rises"
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, description="how fast weights shrink: by this share times the learning rate"
+    )
     max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are shortened to it")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of the products; auto: bfloat16 where the hardware has it"
+        "auto", description="of the products; auto: bfloat16 where it is faster, on GPUs and AMX"
     )
     gradient_checkpointing: bool = Field(
         False, description="computes activations twice to keep fewer: less memory, more time"
@@ -203,9 +223,9 @@ class Train(Section):
 class Adapter(Section):
     """Low-rank adapters of methods lora, dora and rslora."""
 
-    rank: int = Field(8, ge=1)
+    rank: int = Field(8, ge=1, description="columns of the two factors of an update")
     alpha: float = Field(16.0, gt=0, description="the update is scaled by alpha / rank")
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of an adapter's inputs left out")
 
 
 class Samples(Section):
@@ -214,13 +234,15 @@ class Samples(Section):
     prompts: list[str] = Field([], description="those of held-out rows when empty")
     held_out: int = Field(2, ge=0, description="of how many held-out rows; 0 with no prompts: none")
     every: int = Field(0, ge=0, description="steps; 0: with each measurement")
-    max_tokens: int = Field(48, ge=1)
+    max_tokens: int = Field(48, ge=1, description="of a reply")
 
 
 class Head(Section):
     """A linear head on the last token instead of a reply (Radford et al., 2018)."""
 
-    task: Literal["classification", "entailment", "similarity", "multiple-choice"]
+    task: Literal["classification", "entailment", "similarity", "multiple-choice"] = Field(
+        description="which fields a row has, and how they are read"
+    )
     labels: list[str] = Field([], description="the classes in order; those of the rows when empty")
     delimiter: str = Field("\n", min_length=1, description="text between the two sentences")
 
@@ -240,7 +262,7 @@ class FinetuneConfig(Section):
     output: Annotated[str, AfterValidator(_without_nul)] = Field(
         min_length=1, description="the run folder"
     )
-    seed: int = Field(0, ge=0, lt=2**32)
+    seed: int = Field(0, ge=0, lt=2**32, description="of the rows' order and of new weights")
     data: Data
     objective: ObjectiveSettings = ObjectiveSettings.model_validate({})
     train: Train = Train.model_validate({})
@@ -303,8 +325,14 @@ def _lay_over(data: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *sections, key = dotted.split(".")
+    place: Any = data
     for section in sections:
-        data = data.setdefault(section, {})
-        if not isinstance(data, dict):
+        if isinstance(place, list) and section.isdecimal() and int(section) < len(place):
+            place = place[int(section)]  # as in data.train.0.columns
+        else:
+            place = place.setdefault(section, {}) if isinstance(place, dict) else None
+        if not isinstance(place, dict | list):
             raise ConfigError(f"{override!r}: {section!r} is not a section")
-    data[key] = value
+    if not isinstance(place, dict):
+        raise ConfigError(f"{override!r}: {key!r} is not a key of a list")
+    place[key] = value

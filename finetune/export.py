@@ -1,4 +1,4 @@
-"""A trained model into its run folder, complete: weights, tokenizer, template.
+"""A trained model into its run folder or a checkpoint, complete: weights, tokenizer, template.
 
 Keep: everything is written aside first, and config.json (or the adapter's) is moved in last, so
 a folder that looks like a model is one.
@@ -32,11 +32,7 @@ def publish(material: Material, trainer: ObjectiveTrainer, output: Path) -> None
         # Neither is of use to a reader: a pickle, and peft's blank model card.
         for name in ("training_args.bin", "README.md"):
             (aside / name).unlink(missing_ok=True)
-        copy_companions(material.files, aside)
-        if material.template:
-            save_template(material.template, aside)
-        if (aside / ADAPTER_CONFIG).exists():
-            _name_base(aside / ADAPTER_CONFIG, material)
+        complete(material, aside)
         files = sorted(aside.iterdir(), key=lambda path: path.name in (CONFIG, ADAPTER_CONFIG))
         for file in files:
             flush(file)
@@ -46,10 +42,19 @@ def publish(material: Material, trainer: ObjectiveTrainer, output: Path) -> None
     trainer.accelerator.wait_for_everyone()
 
 
+def complete(material: Material, folder: Path) -> None:
+    """Put tokenizer and template beside the weights that were written into a folder."""
+    copy_companions(material.files, folder)
+    if material.template:
+        save_template(material.template, folder)
+    if (folder / ADAPTER_CONFIG).exists():
+        _name_base(folder / ADAPTER_CONFIG, material)
+
+
 def _name_base(path: Path, material: Material) -> None:
-    """Let the adapter name its base model as the user did, a folder by its absolute path."""
+    """Let the adapter name its base model as the user did, files by their absolute path."""
     name = material.config.model
-    if name != BUNDLED and Path(name).expanduser().is_dir():
+    if name != BUNDLED and Path(name).expanduser().exists():
         name = str(material.files.path.absolute())
     config = read_json_object(path, ModelError)
     config["base_model_name_or_path"] = name

@@ -2,7 +2,7 @@
 
 One JSON object a line, in the order of the steps:
 
-- step: optimizer steps taken; seconds: since this session of the run began.
+- step: optimizer steps taken; seconds: of all sessions of the run up to here.
 - of a training step: loss (of `pretrain`), or the objective's scalars (l3, l2, l1, accuracy)
   and its settings (aux_weight), means over the step's labels in nats a token; learning_rate,
   grad_norm before clipping, tokens_per_second of this session, memory_bytes at most so far.
@@ -38,6 +38,8 @@ class RunLog:
         if not self.path.exists():
             return []
         rows = [row for row in read_log(self.path) if row["step"] <= step]
+        if rows:
+            self._begun -= rows[-1]["seconds"]
         self.path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return rows
 
@@ -51,10 +53,14 @@ class RunLog:
         if row:
             self.write(step, row)
 
+    @property
+    def seconds(self) -> float:
+        """That the sessions of the run have taken so far."""
+        return round(time.monotonic() - self._begun, 2)
+
     def write(self, step: int, row: dict[str, Any]) -> None:
-        seconds = round(time.monotonic() - self._begun, 2)
         with self.path.open("a") as file:
-            file.write(json.dumps({"step": step, "seconds": seconds, **row}) + "\n")
+            file.write(json.dumps({"step": step, "seconds": self.seconds, **row}) + "\n")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

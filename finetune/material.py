@@ -15,11 +15,12 @@ from torch.nn import functional
 from transformers import set_seed
 
 import chatapp
+from chatapp.engine.device import device_for
 from chatapp.engine.folder import ModelFiles, find_model
 from chatapp.engine.generation import PieceTokenizer
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.transformers_model import context_of, load_causal
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.chat_template import Template
 from finetune.adapters import choose_trained, fuse_activations
 from finetune.config import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
@@ -37,7 +38,7 @@ class Material:
 
     files: of the model as named, an adapter's included. start: special tokens before each
     sequence. template: None for a head. record: plain data that tells this run from another,
-    see `finetune.record`.
+    see `finetune.record`. device: what it is trained on, "cpu" or a GPU.
     """
 
     config: FinetuneConfig
@@ -45,23 +46,33 @@ class Material:
     model: Any
     tokenizer: PieceTokenizer
     start: list[int]
-    template: DialogueTemplate | None
+    template: Template | None
     objective: Objective
     data: RowSets
     record: dict[str, Any]
+    device: str
+
+    @property
+    def precision(self) -> str:
+        """Of the products: "float32" or "bfloat16"."""
+        return str(self.record["precision"])
 
     @property
     def prompt_weight(self) -> float:
-        """How much a token of L1 counts beside one of L2: λ · N_response / N_prompt."""
-        weight = self.config.objective.aux_weight
-        return weight * self.data.response_labels / max(1, self.data.aux_labels)
+        """How much a token of L1 counts beside one of L2: λ · N_response / N_prompt, or 0."""
+        weight, tokens = self.config.objective.aux_weight, self.data.aux_labels
+        return weight * self.data.response_labels / tokens if tokens else 0.0
 
 
-def gather(config: FinetuneConfig) -> Material:
-    """Load the model and prepare the data. Raises ConfigError and ModelError."""
+def gather(config: FinetuneConfig, device: str = "auto") -> Material:
+    """Load the model and prepare the data. Raises ConfigError and ModelError.
+
+    device: as in `load_model`, but that "auto" takes a GPU for any model.
+    """
+    device = _device(device)
     files = find_model(config.model)
     tokenizer, start = chat_tokenizer(files)
-    template = None if config.head else choose_template(config.data, files.path)
+    template = None if config.head else choose_template(config.data, files.path, tokenizer.special)
     model = load_causal(files)
     _check_vocabulary(config.model, model, tokenizer)
     check_head(model)
@@ -81,24 +92,37 @@ def gather(config: FinetuneConfig) -> Material:
     objective.extend(model, config.seed)
     record = {
         "config": config.model_dump(mode="json"),
+        "folder": os.getcwd(),
         "template": template.to_dict() if template else None,
         "data": data.hashes,
         "weights": files.digest(),
-        "precision": precision(config),
+        "precision": _precision(config, device),
         "processes": processes(),
         "versions": _versions(),
     }
-    return Material(config, files, model, tokenizer, start, template, objective, data, record)
+    return Material(
+        config, files, model, tokenizer, start, template, objective, data, record, device
+    )
 
 
-def precision(config: FinetuneConfig) -> str:
-    """Of the products of a run: bfloat16 where the hardware multiplies in it."""
+def _device(asked: str) -> str:
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device_for(asked, "float32", 0).type
+
+
+def _precision(config: FinetuneConfig, device: str) -> str:
+    """Of the products of a run: bfloat16 where it is faster.
+
+    A CPU is faster in it with matrix units alone (AMX); with vector instructions (AVX-512) what
+    is gained in the products is lost again in casting weights, copies of which take memory.
+    """
     if config.train.precision != "auto":
         return config.train.precision
-    if torch.cuda.is_available():
+    if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    cpu = torch.cpu.get_capabilities()
-    return "bfloat16" if cpu.get("avx512_bf16") or cpu.get("amx_bf16") else "float32"
+    amx = device == "cpu" and torch.cpu.get_capabilities().get("amx_bf16")
+    return "bfloat16" if amx else "float32"
 
 
 def processes() -> int:

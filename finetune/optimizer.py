@@ -1,9 +1,11 @@
-"""The optimizers of a run: AdamW, or Muon for the matrices inside the blocks with AdamW beside it.
+"""The optimizers of a run: AdamW, or Muon for the matrices inside the blocks with AdamW beside it;
+and the course of their learning rate.
 
 Keep: every parameter that learns is in exactly one group, and a resumed run's next step is the
 one that the run broken off would have taken.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -101,3 +103,26 @@ def _groups(
         if chosen:
             groups.append({"params": chosen, "weight_decay": weight_decay if decay else 0.0})
     return groups
+
+
+_FALLING: dict[str, Callable[[float], float]] = {
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+    "linear": lambda done: 1 - done,
+    "constant": lambda done: 1.0,
+}
+
+
+def schedule(kind: str, warmup: int, steps: int) -> Callable[[int], float]:
+    """The factor of the learning rate before each step, counted from 0.
+
+    It rises over the first `warmup` steps, of which none is lost at a rate of 0, and falls to 0
+    after the last. kind: of `Train.schedule`.
+    """
+    falling = _FALLING[kind]
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        return falling(min(1.0, (step - warmup) / max(1, steps - warmup)))
+
+    return factor

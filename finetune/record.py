@@ -1,6 +1,7 @@
 """What tells a run from every other: run.json in its folder, an object with these keys:
 
-- config: the whole configuration, defaults included.
+- config: the whole configuration, defaults included. folder: the one that its relative paths
+  are read from.
 - template: the dialogue template as chatapp_template.json has it; null for a head.
 - data: name of a source -> digest (SHA-256) of the tokens and spans made of its rows.
 - weights: digest of the weights that training starts from.
@@ -10,7 +11,7 @@
   report alone.
 
 Beside it, once the run is finished, result.json: steps taken; best_step, whose weights are kept;
-eval_* of those as in log.jsonl (see `log`); seconds of the last session; peak_memory_bytes. That of
+eval_* of those as in log.jsonl (see `log`); seconds of all sessions; peak_memory_bytes. That of
 `pretrain` has steps, held_out_loss in nats a token and held_out_perplexity, null without held-out
 documents.
 
@@ -21,26 +22,62 @@ import json
 from pathlib import Path
 from typing import Any
 
+from chatapp.engine.folder import BUNDLED
+from chatapp.paths import RUN_RECORD
 from chatapp.userfiles import read_json_object, write_whole
-from finetune.config import ConfigError
+from finetune.config import ConfigError, FinetuneConfig, TrainSource, validated
 
-RECORD_FILE = "run.json"
 RESULT_FILE = "result.json"
 _KEYS = ("config", "template", "data", "weights", "precision", "processes")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """The record of a run. Raises ConfigError."""
-    path = folder / RECORD_FILE
+    path = folder / RUN_RECORD
     try:
         record = read_json_object(path, ConfigError)
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder}: there is no {RECORD_FILE}; expected the folder of a run"
+            f"{folder}: there is no {RUN_RECORD}; expected the folder of a run"
         ) from None
     if any(key not in record for key in _KEYS):
         raise ConfigError(f"{path}: expected a run's record with the keys {', '.join(_KEYS)}")
     return record
+
+
+def configuration_of(folder: Path, record: dict[str, Any]) -> FinetuneConfig:
+    """The configuration of a run, its relative paths as they were when it began.
+
+    Raises ConfigError.
+    """
+    config = validated(FinetuneConfig, record["config"], str(folder / RUN_RECORD))
+    begun_in = Path(record.get("folder", ""))
+
+    def there(path: str) -> str:
+        return str(begun_in / path) if path and (begun_in / path).exists() else path
+
+    def placed(sources: list[TrainSource]) -> list[TrainSource]:
+        return [
+            source.model_copy(
+                update={"path": there(source.path), "template": there(source.template)}
+            )
+            for source in sources
+        ]
+
+    data: dict[str, Any] = {"train": placed(config.data.train)}
+    if isinstance(config.data.held_out, list):
+        data["held_out"] = placed(config.data.held_out)
+    model = config.model if config.model == BUNDLED else there(config.model)
+    return config.model_copy(update={"model": model, "data": config.data.model_copy(update=data)})
+
+
+def without_places(config: FinetuneConfig) -> dict[str, Any]:
+    """A configuration as plain data but for where its model and files lie, which digests tell."""
+    plain = config.model_dump(mode="json", exclude={"model"})
+    sources = plain["data"]["train"], plain["data"]["held_out"]
+    for source in (each for listed in sources if isinstance(listed, list) for each in listed):
+        del source["path"], source["template"]
+    return plain
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
@@ -76,6 +113,8 @@ def check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) -
 
 def check_same_data(folder: Path, before: dict[str, str], now: dict[str, str]) -> None:
     """Raises ConfigError that names a source whose digest is another now."""
+    if list(before.values()) == list(now.values()):
+        return  # wherever the files lie now
     for name in before.keys() | now.keys():
         if before.get(name) != now.get(name):
             raise ConfigError(f"{folder}: the data changed since the run was begun: {name}")

@@ -11,8 +11,9 @@ import numpy as np
 
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import LanguageModel, Sampling, Tokenizer
-from chatapp.prompting.template import DialogueTemplate
-from finetune.data.encoding import Encoded, Span
+from chatapp.prompting.chat_template import Template
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def questions(
 
 
 def greedy_reply(
-    model: LanguageModel, template: DialogueTemplate, ids: Sequence[int], max_tokens: int
+    model: LanguageModel, template: Template, ids: Sequence[int], max_tokens: int
 ) -> Reply:
     """The most probable next token again and again, until the reply ends."""
     greedy = Sampling(temperature=0.0, max_tokens=max_tokens)

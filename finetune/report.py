@@ -12,8 +12,8 @@ from finetune.adapters import trained_parameters
 from finetune.data.preparation import HELD_OUT, dropped_lines
 from finetune.display import duration, memory
 from finetune.log import LOG_FILE, read_log
-from finetune.material import Material, precision, processes
-from finetune.steps import steps_per_epoch
+from finetune.material import Material, processes
+from finetune.steps import steps_of_run, steps_per_epoch, too_few
 
 REPORT_FILE = "report.md"
 PLOT_FILE = "loss.png"
@@ -47,8 +47,10 @@ def header(material: Material) -> list[str]:
     lines.append(
         f"about {per_step:.0f} examples a step: train.batch_size {settings.batch_size} rows, "
         f"train.accumulate {settings.accumulate}, processes {processes()}; products in "
-        f"{precision(config)}"
+        f"{material.precision} on {material.device}"
     )
+    if warning := too_few(steps_of_run(config, data)):
+        lines.append(warning)
     return lines
 
 
@@ -57,6 +59,8 @@ def _objective_line(material: Material) -> str:
     weight, data = material.config.objective.aux_weight, material.data
     if not weight:
         return f"L3 = L2, over {data.response_labels:,} response tokens; λ is 0"
+    if not data.aux_labels:
+        return f"L3 = L2, over {data.response_labels:,} response tokens; L1 has none"
     return (
         f"L3 = L2 + {weight:g} · L1; L1 over {data.aux_labels:,} tokens, L2 over "
         f"{data.response_labels:,}: a token of L1 counts {material.prompt_weight:.3g} times "

@@ -7,7 +7,6 @@ that loads is a finished run.
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,20 +14,23 @@ from types import FrameType
 
 from rich.console import Console
 
+from chatapp.engine.errors import ModelError
+from chatapp.paths import RUN_RECORD
 from finetune.callbacks import RunCallback
-from finetune.checkpoints import check_whole, last_checkpoint
-from finetune.config import ConfigError, FinetuneConfig, Interrupted, lay_over, validated
+from finetune.checkpoints import check_whole, drop_optimizer_states, last_checkpoint
+from finetune.config import ConfigError, FinetuneConfig, Interrupted, lay_over
 from finetune.display import duration, memory
 from finetune.export import publish
 from finetune.log import LOG_FILE, RunLog
 from finetune.material import Material, gather
 from finetune.memory import peak_memory
 from finetune.record import (
-    RECORD_FILE,
     RESULT_FILE,
     check_unchanged,
+    configuration_of,
     differences,
     read_record,
+    without_places,
     write_json,
 )
 from finetune.report import header, write_report
@@ -39,48 +41,67 @@ from finetune.trainer import NotFinite, ObjectiveTrainer
 BAD_BATCH_FILE = "bad_batch.jsonl"
 
 # What may be another in a resumed run: none of it changes a step already taken.
+# Where the model and the files lie may be another too: digests tell whether they are the same.
 FREE_KEYS = ("samples", "train.epochs", "train.save_every", "train.early_stop")
+# What a run that diverged may be gone on with more gently.
+GENTLER_KEYS = ("train.learning_rate", "train.max_grad_norm")
 
 
-def train(config: FinetuneConfig, console: Console) -> Path:
+def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Path:
     """Run a configuration in a new folder; returns the folder.
 
+    device: see `gather`.
     Raises ConfigError and ModelError for wrong input, Interrupted, SaveError, NotFinite.
     """
     output = Path(config.output)
     if is_first_process() and output.exists():
-        if (output / RECORD_FILE).exists():
+        if (output / RUN_RECORD).exists():
             raise ConfigError(
                 f"{output} holds a run already; `finetune resume {output}` goes on with it, "
                 "another output starts a new one"
             )
         if not output.is_dir() or any(output.iterdir()):
             raise ConfigError(f"{output}: holds other files; name a new or an empty folder")
-    return _run(gather(config), console)
+    return _run(gather(config, device), console)
 
 
-def resume(folder: Path, overrides: Sequence[str], console: Console) -> Path:
+def resume(folder: Path, overrides: Sequence[str], console: Console, device: str = "auto") -> Path:
     """Go on with a run from its last checkpoint; returns the folder.
 
-    overrides: key=value, of `FREE_KEYS` alone. Raises as `train` does, and ConfigError when
-    the data, the template, the objective or the model is not what the run began with.
+    overrides: key=value, of `FREE_KEYS`, of `GENTLER_KEYS` after a loss that was no number, or
+        where the model or a file lies now.
+    device: see `gather`; products stay in the precision that the run began with. Raises as
+    `train` does, and ConfigError when the data, the template, the objective or the model is not
+    what the run began with.
     """
     record = read_record(folder)
-    config = validated(FinetuneConfig, record["config"], str(folder / RECORD_FILE))
+    config = configuration_of(folder, record)
     wanted = lay_over(config, overrides)
-    before, after = (each.model_dump(mode="json") for each in (config, wanted))
-    for key, (old, new) in differences(before, after).items():
-        if not key.startswith(FREE_KEYS):
+    changes = differences(without_places(config), without_places(wanted))
+    free = FREE_KEYS + (GENTLER_KEYS if (folder / BAD_BATCH_FILE).exists() else ())
+    for key, (old, new) in changes.items():
+        if not key.startswith(free):
             raise ConfigError(
                 f"{folder} was begun with {key} = {old!r}, not {new!r}; start a new run for that"
             )
-    # The folder may have been moved.
-    wanted = wanted.model_copy(update={"output": str(folder)})
     if (folder / RESULT_FILE).exists() and wanted.train.epochs <= config.train.epochs:
         raise ConfigError(f"{folder}: the run is finished; set train.epochs higher to go on")
-    material = gather(wanted)
+    settings = wanted.train.model_copy(update={"precision": record["precision"]})
+    # The folder may have been moved.
+    wanted = wanted.model_copy(update={"output": str(folder), "train": settings})
+    material = _gather_again(folder, wanted, device)
     check_unchanged(folder, record, material.record)
     return _run(material, console)
+
+
+def _gather_again(folder: Path, config: FinetuneConfig, device: str) -> Material:
+    """The same, with a hint for files that are gone. Raises ConfigError."""
+    try:
+        return gather(config, device)
+    except ModelError as error:
+        raise ConfigError(
+            f"{error}; a model that was moved is named by `finetune resume {folder} model=FOLDER`"
+        ) from None
 
 
 def _run(material: Material, console: Console) -> Path:
@@ -91,7 +112,7 @@ def _run(material: Material, console: Console) -> Path:
     sample = None if trainer.is_fsdp_enabled else sampler(material)
     if is_first_process():
         (output / RESULT_FILE).unlink(missing_ok=True)
-        write_json(output / RECORD_FILE, material.record)
+        write_json(output / RUN_RECORD, material.record)
     checkpoint = last_checkpoint(output)
     if checkpoint:
         check_whole(checkpoint)
@@ -109,9 +130,8 @@ def _run(material: Material, console: Console) -> Path:
         material.config.samples.every,
     )
     trainer.add_callback(display)
-    begun = time.monotonic()
     _take_steps(trainer, material, checkpoint, display, console)
-    _finish(trainer, material, begun, console)
+    _finish(trainer, material, display.log, console)
     return output
 
 
@@ -131,7 +151,7 @@ def _take_steps(
         _write_bad_batch(output / BAD_BATCH_FILE, material, error)
         raise NotFinite(
             f"{error}; the rows of that batch are in {output / BAD_BATCH_FILE}; "
-            f"{_how_to_go_on(output)}",
+            f"{_how_to_go_on(output, ' train.learning_rate=RATE', ' at a lower rate')}",
             error.batches,
         ) from None
     except KeyboardInterrupt:
@@ -142,8 +162,8 @@ def _take_steps(
         raise Interrupted(f"stopped at step {trainer.state.global_step}; {_how_to_go_on(output)}")
 
 
-def _finish(trainer: ObjectiveTrainer, material: Material, begun: float, console: Console) -> None:
-    """Publish the best weights with what was measured of them. begun: monotonic seconds."""
+def _finish(trainer: ObjectiveTrainer, material: Material, log: RunLog, console: Console) -> None:
+    """Publish the best weights with what was measured of them."""
     output = Path(material.config.output)
     best = trainer.state.best_global_step
     if best and best != trainer.state.global_step:
@@ -157,11 +177,13 @@ def _finish(trainer: ObjectiveTrainer, material: Material, begun: float, console
         "steps": trainer.state.global_step,
         "best_step": best or trainer.state.global_step,
         **measured,
-        "seconds": round(time.monotonic() - begun, 1),
+        "seconds": log.seconds,
         "peak_memory_bytes": peak_memory(),
     }
     write_report(output, header(material), material.record, result)
     write_json(output / RESULT_FILE, result)
+    drop_optimizer_states(output)
+    (output / BAD_BATCH_FILE).unlink(missing_ok=True)
     console.print(
         f"done: step {result['best_step']} is kept of {result['steps']}, "
         f"{duration(result['seconds'])}, {memory(result['peak_memory_bytes'])}; "
@@ -199,11 +221,11 @@ def _write_bad_batch(path: Path, material: Material, error: NotFinite) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def _how_to_go_on(output: Path) -> str:
+def _how_to_go_on(output: Path, keys: str = "", how: str = "") -> str:
     checkpoint = last_checkpoint(output)
     if checkpoint is None:
         return "there is no checkpoint yet"
-    return f"{checkpoint.name} is whole: `finetune resume {output}` goes on from it"
+    return f"{checkpoint.name} is whole: `finetune resume {output}{keys}` goes on from it{how}"
 
 
 def is_first_process() -> bool:

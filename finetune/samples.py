@@ -7,7 +7,8 @@ that training would see.
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from chatapp.dialogue.prompt import Exchange, PromptWriter
+from chatapp.dialogue.prompt import Exchange
+from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.transformers_model import TransformersModel
 from finetune.config import ConfigError
 from finetune.data.packing import Rows
@@ -33,7 +34,7 @@ def sampler(material: Material) -> Callable[[], Samples] | None:
     prompts: list[tuple[str, Sequence[int]]] = []
     for text in settings.prompts:
         try:
-            written = PromptWriter(model, template).write(
+            written = writer_for(model, template).write(
                 None, [Exchange(text)], max_tokens=settings.max_tokens
             )
         except ValueError as error:

@@ -3,30 +3,49 @@
 Keep: what `finetune check` counts and times are the steps that `finetune train` takes.
 """
 
+import math
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
 from finetune.adapters import trained_parameters
 from finetune.config import FinetuneConfig
 from finetune.data.batches import BucketSampler, LongestFirst, RowOrder, micro_batches
-from finetune.material import Material, precision, processes
+from finetune.export import complete
+from finetune.material import Material, processes
 from finetune.memory import peak_memory
 from finetune.objectives.objective import RowSets
 from finetune.trainer import ObjectiveTrainer
 
 _PROBE_STEPS = 3
+FEW_STEPS = 20
+"""A run of fewer steps is warned of."""
 
 
 def steps_per_epoch(config: FinetuneConfig, data: RowSets) -> int:
     """Optimizer steps of one pass over the training rows."""
     batches = micro_batches(len(data.train), config.train.batch_size, processes())
     return -(-batches // config.train.accumulate)
+
+
+def steps_of_run(config: FinetuneConfig, data: RowSets) -> int:
+    """Optimizer steps of the whole run."""
+    return math.ceil(steps_per_epoch(config, data) * config.train.epochs)
+
+
+def too_few(steps: int) -> str:
+    """A warning when a run takes so few steps that it hardly learns; else nothing."""
+    if steps >= FEW_STEPS:
+        return ""
+    return (
+        f"{steps} steps are few to learn from; raise train.epochs, or lower train.batch_size or "
+        "train.accumulate"
+    )
 
 
 def timed_steps(material: Material) -> tuple[int, float, int]:
@@ -76,13 +95,14 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
         held_out=data.held_out if measures else {},
         collate=data.collate,
         model=material.model,
-        args=_arguments(config, data, output, probe, measures),
+        args=_arguments(material, output, probe, measures),
         callbacks=(
             [EarlyStoppingCallback(settings.early_stop)]
             if settings.early_stop and measures
             else None
         ),
     )
+    trainer.complete = partial(complete, material)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -93,10 +113,9 @@ def quiet_transformers() -> None:
     transformers_logging.set_verbosity_error()
 
 
-def _arguments(
-    config: FinetuneConfig, data: RowSets, output: Path, probe: bool, measures: bool
-) -> TrainingArguments:
-    settings, on_gpu = config.train, torch.cuda.is_available()
+def _arguments(material: Material, output: Path, probe: bool, measures: bool) -> TrainingArguments:
+    config, data = material.config, material.data
+    settings, on_gpu = config.train, material.device != "cpu"
     save_every = settings.save_every or max(1, steps_per_epoch(config, data) // 2)
     arguments = TrainingArguments(
         output_dir=str(output),
@@ -105,13 +124,11 @@ def _arguments(
         per_device_eval_batch_size=settings.batch_size,
         gradient_accumulation_steps=settings.accumulate,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type={"constant": "constant_with_warmup"}.get(
-            settings.schedule, settings.schedule
-        ),
+        lr_scheduler_type=settings.schedule,
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        bf16=precision(config) == "bfloat16",
+        bf16=material.precision == "bfloat16",
         activation_checkpointing=settings.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False},
         use_cpu=not on_gpu,
@@ -130,7 +147,7 @@ def _arguments(
         disable_tqdm=True,
         report_to="none" if probe or not _has_tensorboard() else "tensorboard",
         seed=config.seed,
-        dataloader_pin_memory=on_gpu,
+        dataloader_pin_memory=material.device == "cuda",
     )
     # Several GPUs in one process would be DataParallel, which cuts a batch behind our back.
     arguments._n_gpu = min(1, arguments.n_gpu)

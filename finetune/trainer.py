@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
 from finetune.checkpoints import CheckpointingTrainer
@@ -28,7 +29,7 @@ from finetune.data.batches import (
 )
 from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import Objective
-from finetune.optimizer import muon_beside_adamw
+from finetune.optimizer import muon_beside_adamw, schedule
 
 
 class NotFinite(FloatingPointError):
@@ -49,6 +50,7 @@ class FiniteTrainer(CheckpointingTrainer):
     """
 
     optimizer: torch.optim.Optimizer | None
+    lr_scheduler: LambdaLR | None
 
     def __init__(self, *, optimizer_name: OptimizerName = "adamw", **trainer: Any) -> None:
         super().__init__(**trainer)
@@ -123,6 +125,7 @@ class ObjectiveTrainer(FiniteTrainer):
     """
 
     loss_is_scaled_for_ga = True
+    lr_scheduler: LambdaLR | None
 
     def __init__(
         self,
@@ -149,6 +152,30 @@ class ObjectiveTrainer(FiniteTrainer):
     def done(self) -> float:
         """The share of the run's steps already taken."""
         return self.state.global_step / self.state.max_steps if self.state.max_steps else 0.0
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> LambdaLR:
+        """See `schedule`."""
+        if self.lr_scheduler is None:
+            optimizer = optimizer or self.optimizer
+            assert optimizer is not None
+            warmup = self.args.get_warmup_steps(num_training_steps)
+            kind = str(self.args.lr_scheduler_type.value)
+            self.lr_scheduler = LambdaLR(optimizer, schedule(kind, warmup, num_training_steps))
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Go on at the rate that is configured now, which after a divergence may be a lower one."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or self.lr_scheduler is None or self.optimizer is None:
+            return
+        rate = self.args.learning_rate
+        self.lr_scheduler.base_lrs = [rate] * len(self.optimizer.param_groups)
+        factor = self.lr_scheduler.lr_lambdas[0](self.lr_scheduler.last_epoch)
+        for group in self.optimizer.param_groups:
+            group["initial_lr"], group["lr"] = rate, rate * factor
 
     def get_train_dataloader(self) -> Loader:
         return self._loader(self.train_dataset, self.order, self.args.per_device_train_batch_size)

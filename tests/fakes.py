@@ -53,7 +53,7 @@ class WordTokenizer:
     def size(self) -> int:
         return len(self._pieces)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
         self.encoded += 1
         return [self.token(word) for word in _WORD.findall(_SURROGATE.sub("\ufffd", text))]
 

@@ -6,7 +6,7 @@ import pytest
 
 from chatapp import paths
 from chatapp.engine.model import Sampling
-from chatapp.settings import Settings, SettingsError, keep_theme, load_settings
+from chatapp.settings import Settings, SettingsError, keep_settings, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -133,20 +133,20 @@ def test_a_theme_is_kept_and_all_else_stays(before: str, after: str) -> None:
     path = write("")
     path.write_bytes(before.encode())
     path.chmod(0o640)
-    keep_theme("nord")
+    keep_settings({"theme": "nord"})
     assert path.read_bytes().decode() == after
     assert path.stat().st_mode & 0o777 == 0o640
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
 def test_a_theme_is_kept_where_there_was_no_file_and_behind_a_link(tmp_path: Path) -> None:
-    keep_theme('a "quoted" näme')
+    keep_settings({"theme": 'a "quoted" näme'})
     assert load_settings().theme == 'a "quoted" näme'
     path = paths.settings_path()
     real = tmp_path / "dotfiles.toml"
     path.rename(real)
     path.symlink_to(real)
-    keep_theme("nord")
+    keep_settings({"theme": "nord"})
     assert path.is_symlink()
     assert real.read_text() == 'theme = "nord"\n'
 
@@ -155,12 +155,12 @@ def test_a_theme_is_kept_where_there_was_no_file_and_behind_a_link(tmp_path: Pat
 def test_a_file_that_cannot_keep_a_theme_stays_as_it_is(text: str) -> None:
     path = write("")
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(SettingsError, match="the theme 'nord' cannot be kept"):
-        keep_theme("nord")
+    with pytest.raises(SettingsError, match="theme cannot be kept"):
+        keep_settings({"theme": "nord"})
     assert path.read_bytes() == text.encode("latin-1")
     path.unlink()
     path.mkdir()
     with pytest.raises(
         SettingsError, match=r"cannot be kept: .*settings\.toml: .*: Is a directory"
     ):
-        keep_theme("nord")
+        keep_settings({"theme": "nord"})

@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.userfiles import Location, UserError, line_of, parse_toml, suggestion
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import model_folder
+from chatapp.userfiles import (
+    Location,
+    UserError,
+    line_of,
+    missing_path,
+    parse_toml,
+    suggestion,
+)
 
 SOURCE = '''\
 # top_k = 1
@@ -72,3 +81,28 @@ def test_broken_toml_is_one_sentence(text: str, sentence: str) -> None:
     with pytest.raises(UserError) as error:
         parse_toml(text, Path("x.toml"))
     assert str(error.value) == sentence
+
+
+def test_a_path_that_leads_nowhere_is_told_from_a_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "instructions").mkdir(parents=True)
+    missing = "there is no such file or folder"
+    assert missing_path("runs/instrctions") == (
+        f"runs/instrctions: {missing}; did you mean 'instructions'?"
+    )
+    for path in ("./x", str(tmp_path / "no" / "x"), "~/../no/x"):
+        assert missing_path(path) == f"{path}: {missing}"
+    for name in ("gpt2", "owner/model", "runs/instructions", "run\0s/x"):
+        assert missing_path(name) == ""
+
+
+def test_no_hub_is_asked_for_a_misspelt_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    monkeypatch.setattr("chatapp.engine.folder.hub_folder", pytest.fail)
+    with pytest.raises(ModelError, match="no such file or folder; did you mean 'mine'"):
+        model_folder("runs/mien")

@@ -23,7 +23,7 @@ from chatapp.commands.options import (
     sampling_options,
     settings_of,
 )
-from chatapp.userfiles import UserError
+from chatapp.userfiles import UserError, encoding_hint
 
 if TYPE_CHECKING:
     from chatapp.engine.events import Event, Finished
@@ -119,7 +119,15 @@ def standard_input() -> str:
     data = sys.stdin.buffer.read(_MOST_INPUT + 1)
     if len(data) > _MOST_INPUT:
         raise UserError(f"standard input is longer than {_MOST_INPUT // 2**20} MiB")
-    return data.decode("utf-8", errors="replace")
+    if b"\0" in data:
+        raise UserError("standard input is no text: it holds NUL bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"standard input, line {line}: is not valid UTF-8 {encoding_hint(data)}"
+        ) from None
 
 
 def load(name: str, precision: str, device: str) -> "LanguageModel":

@@ -7,11 +7,13 @@ goes away ends the command quietly.
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from chatapp.foreign import printable
+from chatapp.userfiles import UserError, reason, write_whole
 
 _SIGPIPE_STATUS = 141  # what a shell reports of a program that was ended by a closed pipe
 
@@ -23,6 +25,9 @@ def write(text: str, *, verbatim: bool = False) -> None:
     """
     if not verbatim:
         text = printable(text)
+    if sys.stdout is None:
+        complain("standard output is closed")
+        raise typer.Exit(1)
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -33,6 +38,23 @@ def write(text: str, *, verbatim: bool = False) -> None:
             raise typer.Exit(_SIGPIPE_STATUS) from None
         complain(f"standard output cannot be written: {error.strerror}")
         raise typer.Exit(1) from None
+
+
+def write_output(path: Path, text: str, *, force: bool) -> None:
+    """Write a file that the user has named. Raises UserError, also when it is there already.
+
+    force: replace one that is there; a full disk then leaves it as it was.
+    """
+    try:
+        if force and path.is_file():
+            write_whole(path, text)
+        else:
+            with path.open("w" if force else "x", encoding="utf-8") as file:
+                file.write(text)
+    except FileExistsError:
+        raise UserError(f"{path}: this file exists; --force replaces it") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be written: {reason(error)}") from None
 
 
 def write_json(document: Any) -> None:

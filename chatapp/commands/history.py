@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp.commands import completion
-from chatapp.commands.console import complain, write, write_json
-from chatapp.commands.options import JsonOption
+from chatapp.commands.console import complain, write, write_json, write_output
+from chatapp.commands.options import ForceOption, JsonOption
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.foreign import printable
-from chatapp.userfiles import UserError, reason, write_whole
+from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,14 +69,15 @@ def list_chats(limit: Limit = 50, as_json: JsonOption = False) -> None:
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("updated", no_wrap=True)
         table.add_column("model", no_wrap=True, overflow="ellipsis", max_width=24)
-        table.add_column("title", no_wrap=True, overflow="ellipsis")
+        # For Rich, what may wrap gives way first; the text itself does not wrap.
+        table.add_column("title")
         for chat in chats:
             table.add_row(
                 str(chat.id),
                 str(chat.messages),
                 _date(chat.updated),
                 Text(_line(chat.model)),
-                Text(_line(chat.title) or "Untitled chat"),
+                Text(_line(chat.title) or "Untitled chat", no_wrap=True, overflow="ellipsis"),
             )
         _write_rich(table)
 
@@ -141,7 +142,7 @@ def export(
     thinking: Annotated[
         bool, typer.Option("--thinking", help="With what was thought before replies, in jsonl.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: ForceOption = False,
 ) -> None:
     """Export a chat, or all of them."""
     if (chat_id is None) != export_all and not (feedback and chat_id is None):
@@ -159,7 +160,7 @@ def export(
     elif not text:
         complain(f"there is no {'feedback' if feedback else 'complete exchange'} to export")
     if output:
-        _write_file(output, text, force=force)
+        write_output(output, text, force=force)
     else:
         # A pipe takes the text as it is; a terminal would obey what is in it.
         write(text, verbatim=not sys.stdout.isatty())
@@ -255,19 +256,6 @@ def _feedback(store: "Store", ids: list[int], format: FeedbackFormat) -> str:
 
 def _chats(count: int) -> str:
     return f"{count} chat" if count == 1 else f"{count} chats"
-
-
-def _write_file(path: Path, text: str, *, force: bool) -> None:
-    try:
-        if force and path.is_file():
-            write_whole(path, text)  # a full disk then leaves the file that is there
-        else:
-            with path.open("w" if force else "x", encoding="utf-8") as file:
-                file.write(text)
-    except FileExistsError:
-        raise UserError(f"{path}: this file exists; --force replaces it") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {reason(error)}") from None
 
 
 def _write_rich(*parts: "RenderableType") -> None:

@@ -11,11 +11,17 @@ from typing import Annotated
 import typer
 
 from chatapp.commands.ask import choices_for, load, standard_input
-from chatapp.commands.console import write, write_json
+from chatapp.commands.console import write, write_json, write_output
 from chatapp.commands.inspect_findings import SECTIONS, Findings, document
-from chatapp.commands.options import JsonOption, ModelOption, sampling_options, settings_of
+from chatapp.commands.options import (
+    ForceOption,
+    JsonOption,
+    ModelOption,
+    sampling_options,
+    settings_of,
+)
 from chatapp.commands.prompts import interruptible
-from chatapp.userfiles import UserError, reason
+from chatapp.userfiles import UserError
 
 
 @sampling_options("temperature", "top_k", "top_p", "min_p")
@@ -46,6 +52,7 @@ def inspect(
     output: Annotated[
         Path | None, typer.Option(help="Write a self-contained file: .html or .svg.")
     ] = None,
+    force: ForceOption = False,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,7 +65,7 @@ def inspect(
     if not given:
         raise UserError("there is no text to look at; give it in quotes or on standard input")
     if output is not None:
-        _check_output(output, as_json)
+        _check_output(output, as_json, force)
     wanted = dict(zip(SECTIONS, (tokens, next_token, attention, layers), strict=True))
     sections = [name for name in SECTIONS if wanted[name]] or list(SECTIONS)
     language_model = load(settings.model, "float32", settings.device)
@@ -68,17 +75,19 @@ def inspect(
         if as_json:
             write_json(document(findings, sections, whole=token is None))
         elif output is not None:
-            _export(findings, sections, output)
+            _export(findings, sections, output, force=force)
         else:
             _show(findings, sections)
 
 
-def _check_output(output: Path, as_json: bool) -> None:
+def _check_output(output: Path, as_json: bool, force: bool) -> None:
     """Raises UserError for a file that would not be written."""
     if output.suffix.lower() not in (".html", ".svg"):
         raise UserError(f"{output}: is no kind of file to write; expected .html or .svg")
     if as_json:
         raise UserError("--output and --json exclude each other")
+    if output.exists() and not force:  # said before the model is loaded
+        raise UserError(f"{output}: this file exists; --force replaces it")
 
 
 def _show(findings: Findings, sections: list[str]) -> None:
@@ -89,11 +98,8 @@ def _show(findings: Findings, sections: list[str]) -> None:
     write(printed(findings, sections, in_color=sys.stdout.isatty()), verbatim=True)
 
 
-def _export(findings: Findings, sections: list[str], output: Path) -> None:
+def _export(findings: Findings, sections: list[str], output: Path, *, force: bool) -> None:
     from chatapp.commands.inspect_render import html_page, svg_picture
 
     draw = html_page if output.suffix.lower() == ".html" else svg_picture
-    try:
-        output.write_text(draw(findings, sections), encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{output}: cannot be written: {reason(error)}") from None
+    write_output(output, draw(findings, sections), force=force)

@@ -1,4 +1,4 @@
-"""`chatapp models`: what models there are, what one consists of, and how one is brought.
+"""`chatapp models`: what models there are, what one consists of, how one is brought or exported.
 
 Keep: figures are read from the model's own files, or told by its server; nothing is loaded, and no
 server is asked for a list.
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands import completion, getting
+from chatapp.commands import completion, exporting, getting
 from chatapp.commands.console import complain, write, write_json
 from chatapp.commands.options import JsonOption
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.command()(getting.get)
 app.command()(getting.remove)
+app.command()(exporting.export)
 
 
 @app.command("list")

@@ -38,6 +38,7 @@ PrecisionOption = Annotated[
         autocompletion=completion.precisions,
     ),
 ]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 

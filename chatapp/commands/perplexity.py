@@ -3,6 +3,7 @@
 Keep: every figure is named with the unit it is per.
 """
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -51,7 +52,9 @@ def perplexity(
         write_json({"model": settings.model, **per_unit, **asdict(measured)})
         return
     for name, value in per_unit.items():
-        write(f"perplexity {name.replace('_', ' ')}: {value:,.4f}\n")
+        # Four digits of a small figure, and whole numbers of a large one.
+        decimals = max(0, 4 - len(str(int(value)))) if math.isfinite(value) else 0
+        write(f"perplexity {name.replace('_', ' ')}: {value:,.{decimals}f}\n")
     write(
         f"{measured.tokens:,} tokens, {measured.words:,} words, {measured.bytes:,} bytes, "
         f"stride {measured.stride}\n"

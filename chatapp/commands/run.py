@@ -222,7 +222,7 @@ def _many(prompt: "PromptFile", model: str | None, inputs: str, output: Path | N
     total = None if is_stream else _lines(Path(inputs))
     answerer, language_model = _answerer(prompt, model)
     identity = f"{prompt_identity(prompt)}-{model_identity(language_model)}"
-    bad = 0
+    answered = bad = 0
 
     def report(sentence: str) -> None:
         nonlocal bad
@@ -241,9 +241,13 @@ def _many(prompt: "PromptFile", model: str | None, inputs: str, output: Path | N
             report=report,
         )
         for rows in answers:
+            answered += len(rows)
             show(rows[-1]["line"], total)
             if journal is None:
                 write("".join(json.dumps(row) + "\n" for row in rows), verbatim=True)
+    if not answered and not bad:
+        is_done = output is not None and output.stat().st_size > 0
+        complain(f"{output}: all answers are there already" if is_done else f"{inputs}: is empty")
     if bad:
         complain(f"{bad} of the inputs could not be answered")
         raise typer.Exit(1)

@@ -57,7 +57,7 @@ def render(
     from chatapp.dialogue.template_choice import template_of
     from chatapp.engine.folder import find_model
     from chatapp.engine.tokenizer_files import read_tokenizer
-    from chatapp.fewshot.encoding import segment_ids
+    from chatapp.fewshot.encoding import ids_of
     from chatapp.prompting.segments import text_of
     from chatapp.settings import load_settings
 
@@ -73,7 +73,7 @@ def render(
     if not as_json:
         write(text_of(segments) + "\n")
         return
-    ids = [id for segment in segments for id in segment_ids(segment, tokenizer)]
+    ids = ids_of(segments, tokenizer)
     parts = [{"kind": segment.kind, "text": segment.text} for segment in segments]
     write_json({"text": text_of(segments), "segments": parts, "ids": ids})
 

@@ -14,7 +14,7 @@ from chatapp.dialogue.prompt import Exchange, Prompt, Writer
 from chatapp.engine.model import LanguageModel
 from chatapp.fewshot.encoding import without_start
 from chatapp.prompting.budget import fit
-from chatapp.prompting.chat_template import ChatTemplate
+from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Segment
 from chatapp.prompting.thinking import ends_in_thought
@@ -50,6 +50,9 @@ class ChatWriter(Writer):
         for dropped in range(budget.dropped, len(exchanges)):
             segments = self._segments(system, exchanges[dropped:])
             ids = self._tokens(segments)
+            if not ids:
+                origin = self._template.origin
+                raise ChatTemplateError(f"{origin}: the chat template writes nothing of this chat")
             if len(ids) < window:
                 marks = None if newest.reply else self._template.marks
                 is_thinking = marks is not None and ends_in_thought(segments, marks)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
-from chatapp.fewshot.encoding import segment_ids
+from chatapp.fewshot.encoding import in_order, segment_ids
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.budget import fit
 from chatapp.prompting.messages import Message
@@ -117,7 +117,7 @@ class Writer(ABC):
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
-        self._encoded: dict[str, list[int]] = {}
+        self._encoded: dict[tuple[str, bool], list[int]] = {}
         self._generated: dict[str, list[int]] = {}
 
     @abstractmethod
@@ -172,15 +172,15 @@ class Writer(ABC):
 
     def instruction_ids(self, system: str | None) -> list[int]:
         """The tokens of a prompt's opening."""
-        return [id for part in self.render_instruction(system) for id in self._encode(part)]
+        return in_order(self.render_instruction(system), self._encode)
 
     def _tokens(self, segments: Sequence[Segment]) -> tuple[int, ...]:
-        ids = tuple(id for part in segments for id in self._ids(part))
+        ids = tuple(in_order(segments, self._ids))
         if len(ids) < self._model.context:
             return ids
         # Drawn tokens can be more than their text needs. Counting the latter makes the
         # choice of turns depend on the chat alone, so the former have to give way.
-        return tuple(id for part in segments for id in self._encode(part))
+        return tuple(in_order(segments, self._encode))
 
     def _check_room(self, last: Sequence[Segment], room: int, *, begun: bool) -> None:
         """Refuse a newest exchange that leaves no room. begun: it has the beginning of a reply."""
@@ -195,20 +195,20 @@ class Writer(ABC):
         raise MessageTooLong(tokens, tokens + room - 1, window)
 
     def _count(self, segments: Iterable[Segment]) -> int:
-        return sum(len(self._encode(part)) for part in segments)
+        return len(in_order(segments, self._encode))
 
-    def _ids(self, segment: Segment) -> list[int]:
+    def _ids(self, segment: Segment, begins: bool = False) -> list[int]:
         if segment.kind == "assistant" and segment.text in self._generated:
             return self._generated[segment.text]
-        return self._encode(segment)
+        return self._encode(segment, begins)
 
-    def _encode(self, segment: Segment) -> list[int]:
-        return segment_ids(segment, self._model.tokenizer, self._encode_text)
+    def _encode(self, segment: Segment, begins: bool = False) -> list[int]:
+        return segment_ids(segment, self._model.tokenizer, self._encode_text, begins=begins)
 
-    def _encode_text(self, text: str) -> list[int]:
-        if text not in self._encoded:
-            self._encoded[text] = self._model.tokenizer.encode(text)
-        return self._encoded[text]
+    def _encode_text(self, text: str, *, begins: bool) -> list[int]:
+        if (text, begins) not in self._encoded:
+            self._encoded[text, begins] = self._model.tokenizer.encode(text, begins=begins)
+        return self._encoded[text, begins]
 
 
 class PromptWriter(Writer):

@@ -10,10 +10,25 @@ from pathlib import Path
 from chatapp.dialogue.chat_writer import ChatWriter
 from chatapp.dialogue.prompt import PromptWriter, Writer
 from chatapp.dialogue.served import SERVED, MessagesWriter
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.folder import ModelFiles, gguf_file
 from chatapp.engine.model import ChatModel, LanguageModel
-from chatapp.prompting.chat_template import ChatTemplate, Template, load_chat_template
-from chatapp.prompting.template import PLAIN, TEMPLATES, load_template, named
+from chatapp.paths import GGUF_TEMPLATE
+from chatapp.prompting.chat_template import (
+    ChatTemplate,
+    Template,
+    chat_template_of,
+    load_chat_template,
+)
+from chatapp.prompting.template import (
+    PLAIN,
+    TEMPLATES,
+    DialogueTemplate,
+    TemplateError,
+    load_template,
+    named,
+    saved_fingerprint,
+)
+from chatapp.userfiles import parse_json_object
 
 
 def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Template:
@@ -27,7 +42,7 @@ def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Te
     """
     if isinstance(model, ChatModel):
         return SERVED if requested in ("", SERVED.name) else named(requested)
-    own = _own_template(model.folder, model.tokenizer.special) if model.folder else None
+    own = own_template(model.folder, model.tokenizer.special) if model.folder else None
     if asked in TEMPLATES and own is None:
         return TEMPLATES[asked]
     return _choice(model.name, own, requested)
@@ -38,7 +53,7 @@ def template_of(files: ModelFiles, special: Collection[str], requested: str) -> 
 
     special: the names of its tokenizer's special tokens.
     """
-    return _choice(str(files.path), _own_template(files.path, special), requested)
+    return _choice(str(files.path), own_template(files.path, special), requested)
 
 
 def _choice(name: str, own: Template | None, requested: str) -> Template:
@@ -76,9 +91,45 @@ def writer_for(model: LanguageModel, template: Template) -> Writer:
     return (MessagesWriter if template == SERVED else PromptWriter)(model, template)
 
 
-def _own_template(folder: Path, special: Collection[str]) -> Template | None:
-    """The template saved with a model that was trained here, else its tokenizer's."""
+def own_template(folder: Path, special: Collection[str]) -> Template | None:
+    """The template saved with a model that was trained here, else its tokenizer's, or None.
+
+    special: the names of its tokenizer's special tokens.
+    Raises ValueError in one sentence when it is damaged, or is not the one that the model was
+    trained in.
+    """
+    if (file := gguf_file(folder)) is not None:
+        return _saved_in(file) or _brought_by(file, special)
     own = load_template(folder)
     if own is not None or not folder.is_dir():
         return own
-    return load_chat_template(ModelFiles.read(folder).tokenizer, special)
+    brought = _brought_by(ModelFiles.read(folder).tokenizer, special)
+    trained = saved_fingerprint(folder)
+    if trained and (brought is None or brought.fingerprint != trained):
+        found = f"{brought.origin} has {brought.fingerprint}" if brought else "there is none now"
+        raise TemplateError(
+            f"{folder}: the model was trained in its tokenizer's chat template {trained}, "
+            f"but {found}; put the template that it was trained in back"
+        )
+    return brought
+
+
+def _brought_by(tokenizer: Path, special: Collection[str]) -> ChatTemplate | None:
+    """The chat template that a tokenizer brings, in its folder or in a GGUF file."""
+    if (file := gguf_file(tokenizer)) is None:
+        return load_chat_template(tokenizer, special)
+    from chatapp.engine.gguf.file import GGUFFile
+    from chatapp.engine.gguf.tokenizer import tokenizer_config
+
+    return chat_template_of(tokenizer_config(GGUFFile(file)), str(file), special)
+
+
+def _saved_in(path: Path) -> DialogueTemplate | None:
+    """The template in a GGUF file that was written here of a model trained in it."""
+    from chatapp.engine.gguf.file import GGUFFile
+
+    saved = GGUFFile(path).metadata.get(GGUF_TEMPLATE)
+    if saved is None:
+        return None
+    place = f"{path}: {GGUF_TEMPLATE}"
+    return DialogueTemplate.from_dict(parse_json_object(str(saved), place, TemplateError), place)

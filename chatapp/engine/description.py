@@ -6,18 +6,21 @@ torch and transformers are loaded only for a family that this program has no dec
 
 import math
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from chatapp.engine.checkpoint.safetensors import TensorHeader, is_buffer, tensor_headers
+from chatapp.engine.checkpoint.safetensors import is_buffer, tensor_headers
 from chatapp.engine.decoder.architecture import Architecture
 from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.decoder.summary import parameter_formula, parts
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.folder import ModelFiles, architectures
-from chatapp.paths import CHAT_TEMPLATE, TOKENIZER_CONFIG
-from chatapp.userfiles import read_json_object
+from chatapp.engine.tensor_header import TensorHeader
+from chatapp.paths import CHAT_TEMPLATE, GGUF_TEMPLATE, TOKENIZER_CONFIG
+from chatapp.userfiles import parse_json_object, read_json_object
 
 OWN = "own"
 """What the chat template of a model's tokenizer is called where templates have names."""
@@ -33,7 +36,7 @@ class ModelInfo:
         blocks' norms.
     parts: what stands at each place of the decoder, by its name; empty where formula is.
     heads: 0 where there is no attention.
-    dtype: of the stored weights, "mixed" when they differ.
+    dtype: of the stored weights, "mixed" when they differ; of a GGUF file, what most of them are.
     cached_numbers: keys and values that the cache keeps of each token.
     template: the name of the one it was trained in, OWN for its tokenizer's.
     licence, template: empty when the folder names none.
@@ -73,20 +76,19 @@ def describe(files: ModelFiles) -> ModelInfo:
         parameters=base.parameters + _size(tensor_headers(files.path)),
         formula="",
         parameters_by_formula=None,
-        licence=_licence(files.path) or base.licence,
+        licence=_licence(files) or base.licence,
         template=_template(files),
         bytes=bytes_on_disk(files.path),
     )
 
 
 def _describe_whole(files: ModelFiles) -> ModelInfo:
-    headers = [header for header in tensor_headers(files.path) if not is_buffer(header.name)]
+    headers = [header for header in _headers(files) if not is_buffer(header.name)]
     architecture = _architecture(files)
     sizes = _sizes_of(architecture) if architecture else _sizes_by_transformers(files)
     if sizes.is_tied:
         headers = [header for header in headers if header.name != "lm_head.weight"]
     formula, by_formula = _formula(files, architecture) if architecture else ("", None)
-    dtypes = {header.dtype for header in headers}
     return ModelInfo(
         folder=files.path,
         architecture=(architectures(files.config) or [files.family or "unknown"])[0],
@@ -100,8 +102,8 @@ def _describe_whole(files: ModelFiles) -> ModelInfo:
         vocabulary=sizes.vocabulary,
         context=sizes.context,
         cached_numbers=sizes.cached,
-        dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
-        licence=_licence(files.path),
+        dtype=_dtype(headers, files),
+        licence=_licence(files),
         template=_template(files),
         bytes=bytes_on_disk(files.path),
     )
@@ -176,6 +178,23 @@ def gpt2_parameters(layers: int, hidden: int, vocabulary: int, context: int) -> 
     return 12 * layers * hidden**2 + (9 * layers + vocabulary + context) * hidden + 2 * hidden
 
 
+def _headers(files: ModelFiles) -> Sequence[TensorHeader]:
+    """Of a whole model's tensors."""
+    if files.is_gguf:
+        from chatapp.engine.checkpoint.tensors import stored_tensors
+
+        return [header for header, _ in stored_tensors(files, ())]
+    return tensor_headers(files.path)
+
+
+def _dtype(headers: Iterable[TensorHeader], files: ModelFiles) -> str:
+    sizes: Counter[str] = Counter()
+    for header in headers:
+        sizes[header.dtype] += math.prod(header.shape)
+    # Vectors are hardly ever stored as the matrices are.
+    return max(sizes, key=sizes.__getitem__) if files.is_gguf or len(sizes) == 1 else "mixed"
+
+
 def _size(headers: Iterable[TensorHeader]) -> int:
     return sum(math.prod(header.shape) for header in headers)
 
@@ -187,10 +206,12 @@ def bytes_on_disk(path: Path) -> int:
     return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
-def _licence(folder: Path) -> str:
-    """The licence that the front matter of the model card names."""
+def _licence(files: ModelFiles) -> str:
+    """The licence that the front matter of the model card names, or a GGUF file."""
+    if files.is_gguf:
+        return str(_metadata(files).get("general.license", ""))
     try:
-        card = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
+        card = (files.path / "README.md").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     front = re.match(r"---\r?\n(.*?)\r?\n---", card, re.DOTALL)
@@ -200,6 +221,11 @@ def _licence(folder: Path) -> str:
 
 def _template(files: ModelFiles) -> str:
     """The name of the dialogue template saved with the model, OWN where its tokenizer has one."""
+    if files.is_gguf:
+        metadata = _metadata(files)
+        if saved := metadata.get(GGUF_TEMPLATE):
+            return str(parse_json_object(saved, str(files.path), ModelError)["name"])
+        return OWN if metadata.get("tokenizer.chat_template") else ""
     if files.template is not None:
         return str(read_json_object(files.template, ModelError).get("name", ""))
     if (files.tokenizer / CHAT_TEMPLATE).is_file():
@@ -209,3 +235,10 @@ def _template(files: ModelFiles) -> str:
     except FileNotFoundError:
         return ""
     return OWN if config.get("chat_template") else ""
+
+
+def _metadata(files: ModelFiles) -> dict[str, Any]:
+    # The gguf package brings numpy, which most models can be described without.
+    from chatapp.engine.gguf.file import GGUFFile
+
+    return GGUFFile(files.path).metadata

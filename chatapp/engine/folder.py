@@ -22,8 +22,8 @@ from chatapp.engine.other_programs import (
 )
 from chatapp.engine.servers import is_address
 from chatapp.engine.used_folders import used_folders
-from chatapp.paths import CHAT_TEMPLATE, TEMPLATE_FILE, TOKENIZER_CONFIG, models_dir
-from chatapp.userfiles import did_you_mean, read_json_object
+from chatapp.paths import CHAT_TEMPLATE, RUN_RECORD, TEMPLATE_FILE, TOKENIZER_CONFIG, models_dir
+from chatapp.userfiles import did_you_mean, missing_path, read_json_object
 
 BUNDLED = "bundled"
 _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
@@ -58,9 +58,10 @@ DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma3_te
 class ModelFiles:
     """A whole model, or a PEFT adapter and the model it belongs to.
 
-    path: the folder. config: what its config.json, or adapter_config.json, says.
+    path: the folder, or the GGUF file. config: what its config.json, or adapter_config.json,
+        says; what the metadata of a GGUF file say, in the words of a config.json.
     base: the whole model that an adapter was trained on; None for a whole model.
-    tokenizer: the folder of its tokenizer, which may be the base's.
+    tokenizer: the folder of its tokenizer, which may be the base's, or the GGUF file.
     template: the file of the dialogue template it was trained in, which may be the base's;
         None when there is none.
     """
@@ -73,12 +74,16 @@ class ModelFiles:
 
     @classmethod
     def read(cls, path: Path, find_base: "Callable[[str], Path] | None" = None) -> "ModelFiles":
-        """The model in a folder. Raises ModelError, also when an adapter's base is missing.
+        """The model in a folder, or in a GGUF file.
 
         find_base: gives the folder of an adapter's base; `model_folder` by default.
+        Raises ModelError, also when an adapter's base is missing.
         """
+        if (file := gguf_file(path)) is not None:
+            return cls(file, _gguf_config(file), None, file, None)
         template = path / TEMPLATE_FILE if (path / TEMPLATE_FILE).is_file() else None
         if not _is_adapter(path):
+            _refuse_unfinished(path)
             return cls(path, _read_config(path / CONFIG), None, path, template)
         config = _read_config(path / ADAPTER_CONFIG)
         base = _base_of(path / ADAPTER_CONFIG, config, find_base or model_folder)
@@ -91,6 +96,11 @@ class ModelFiles:
         return self.base is not None
 
     @property
+    def is_gguf(self) -> bool:
+        """Whether all of it is in one GGUF file."""
+        return self.path.is_file()
+
+    @property
     def whole(self) -> "ModelFiles":
         """The model itself, or the one that an adapter was trained on."""
         return self.base or self
@@ -98,6 +108,8 @@ class ModelFiles:
     @property
     def config_file(self) -> Path:
         """Where `config` was read, for messages."""
+        if self.is_gguf:
+            return self.path
         return self.path / (ADAPTER_CONFIG if self.is_adapter else CONFIG)
 
     @property
@@ -110,16 +122,6 @@ class ModelFiles:
         """Whether this program's own decoder computes it, if its details allow."""
         return not self.is_adapter and self.family in DECODERS
 
-    @property
-    def end_ids(self) -> set[int]:
-        """The tokens that end a reply, if there are several: of a turn, say, and of a text."""
-        try:
-            ends = read_json_object(self.whole.path / GENERATION_CONFIG, ModelError)
-        except FileNotFoundError:
-            ends = self.whole.config
-        listed = ends.get("eos_token_id")
-        return {id for id in listed if isinstance(id, int)} if isinstance(listed, list) else set()
-
     def digest(self) -> str:
         """Twelve hex digits over all that an answer can depend on, an adapter's base included.
 
@@ -129,7 +131,8 @@ class ModelFiles:
         if self.base is not None:
             digest.update(self.base.digest().encode())
         patterns = (self.config_file.name, "*.safetensors", "*.safetensors.index.json", *COMPANIONS)
-        for file in sorted({file for pattern in patterns for file in self.path.glob(pattern)}):
+        found = {file for pattern in patterns for file in self.path.glob(pattern)}
+        for file in [self.path] if self.is_gguf else sorted(found):
             if file.is_file():
                 digest.update(file.name.encode("utf-8", "surrogateescape") + b"\0")
                 with file.open("rb") as content:
@@ -148,7 +151,10 @@ def find_local_model(name: str) -> ModelFiles:
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a model, downloaded if need be, without loading it. Raises ModelError."""
+    """The folder of a model, downloaded if need be, without loading it, or its GGUF file.
+
+    Raises ModelError.
+    """
     known = known_models().get(name)
     return local_folder(name) or downloaded_folder(known.hub if known else name)
 
@@ -172,9 +178,15 @@ def local_folder(name: str) -> Path | None:
     if os.path.isdir(path):
         return Path(path)
     if os.path.exists(path):
-        raise ModelError(f"{name}: this is a file; expected the folder of a model")
+        if path.endswith(GGUF_SUFFIX):
+            return Path(path)
+        raise ModelError(f"{name}: this is a file; expected the folder of a model, or a GGUF file")
+    if path.endswith(GGUF_SUFFIX):
+        raise ModelError(f"{name}: there is no such file")
     if name in _kept_models():
         return models_dir() / name
+    if problem := missing_path(name):
+        raise ModelError(problem)
     known = known_models().get(name)
     return cached_folder(name) or (cached_folder(known.hub) if known else None)
 
@@ -224,6 +236,44 @@ def architectures(config: dict[str, Any]) -> list[str]:
 
 def _is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
+
+
+def _refuse_unfinished(folder: Path) -> None:
+    """Raises ModelError for a run of finetune whose model is not written yet."""
+    if (folder / RUN_RECORD).is_file() and not (folder / CONFIG).is_file():
+        raise ModelError(
+            f"{folder}: this run is not finished; `finetune resume {folder}` goes on with it"
+        )
+
+
+def _holds_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file, whatever its name, or a folder with one and no other model."""
+    if path.is_file() or (path.suffix == GGUF_SUFFIX and not path.is_dir()):
+        return True
+    is_other = (path / CONFIG).is_file() or (path / ADAPTER_CONFIG).is_file()
+    return not is_other and any(path.glob(f"*{GGUF_SUFFIX}"))
+
+
+def gguf_file(path: Path) -> Path | None:
+    """The GGUF file that a model is in; None when it is in a folder of files.
+
+    Raises ModelError when a folder holds several.
+    """
+    if not _holds_gguf(path):
+        return None
+    files = sorted(path.glob(f"*{GGUF_SUFFIX}")) if path.is_dir() else [path]
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ModelError(f"{path}: there are {len(files)} GGUF files, {names}; name one of them")
+    return files[0]
+
+
+def _gguf_config(file: Path) -> dict[str, Any]:
+    # The gguf package brings numpy, which a listing of folders can do without.
+    from chatapp.engine.gguf.config import read_config
+    from chatapp.engine.gguf.file import GGUFFile
+
+    return read_config(GGUFFile(file))
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def read_generation_config(folder: Path | None) -> GenerationConfig:
 
     As in transformers, its config.json names the end tokens where there is no such file.
     """
-    if folder is None or not folder.is_dir():
+    if folder is None or not folder.exists():
         return GenerationConfig()
     try:
         files = ModelFiles.read(folder)
@@ -48,10 +48,10 @@ def read_generation_config(folder: Path | None) -> GenerationConfig:
         return GenerationConfig()
     own, base = (each.path / GENERATION_CONFIG for each in (files, files.whole))
     path = own if own.is_file() else base
+    if not path.is_file():
+        return GenerationConfig(_ends(files.whole.config, files.whole.config_file)[0])
     try:
         document = read_json_object(path, ModelError)
-    except FileNotFoundError:
-        return GenerationConfig(_ends(files.whole.config, files.whole.config_file)[0])
     except ModelError as error:
         return GenerationConfig(ignored=(f"{error}; it is left out",))
     ends, problems = _ends(document, path)

@@ -4,7 +4,7 @@ Keep: with a GPT-2's own tokenizer, nothing here or below imports transformers.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,8 +32,7 @@ CACHE_BYTES = 288 * 2**20
 class LocalModel(LocalGenerator):
     """A decoder as a `LanguageModel`.
 
-    start: see `LanguageModel.start`; they are counted nowhere. end_ids: tokens that end a reply
-    beside the tokenizer's own.
+    start: see `LanguageModel.start`; they are counted nowhere.
     """
 
     batch_tokens = 256
@@ -47,7 +46,6 @@ class LocalModel(LocalGenerator):
         name: str,
         folder: Path | None = None,
         start: Sequence[int] = (),
-        end_ids: Collection[int] = (),
     ) -> None:
         super().__init__(
             name=name,
@@ -57,7 +55,6 @@ class LocalModel(LocalGenerator):
             layers=decoder.architecture.layers,
             tokenizer=tokenizer,
         )
-        self.end_ids |= set(end_ids)
         self.start = list(start)
         self.decoder = decoder
         self._pool = CachePool(partial(decoder.new_cache, self.batch_tokens), CACHE_BYTES)
@@ -88,7 +85,6 @@ class LocalModel(LocalGenerator):
             name=name or str(files.path),
             folder=files.path,
             start=start,
-            end_ids=files.end_ids,
         )
 
     @property

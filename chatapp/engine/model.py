@@ -39,7 +39,14 @@ class Tokenizer(Protocol):
     special: Mapping[str, int]
     """The special tokens by their names; none where they are out of reach."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
+        """The tokens of a text.
+
+        begins: whether it begins a sequence or follows a special token. There SentencePiece
+            puts a space before it, and nowhere else.
+        """
+        ...
+
     def decode(self, ids: Sequence[int]) -> str: ...
     def stream(self) -> TextStream: ...
 

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import CONFIG
+from chatapp.engine.folder import CONFIG, gguf_file
 from chatapp.foreign import without_surrogates
 from chatapp.paths import TOKENIZER_CONFIG
 from chatapp.userfiles import read_json_object
@@ -86,7 +86,7 @@ class BPETokenizer:
         special = set(self.special.values())
         self.text_size: int = max((id for id in ids if id not in special), default=-1) + 1
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
         ids: list[int] = self._tokenizer.encode(
             without_surrogates(text), add_special_tokens=False
         ).ids
@@ -117,6 +117,15 @@ class BPETokenizer:
         if added is not None:
             return str(added.content)
         return self.token_bytes(id).decode("utf-8", "replace")
+
+
+def _from_gguf(path: Path) -> BPETokenizer:
+    # The gguf package takes as long to import as a small model to load.
+    from chatapp.engine.gguf.file import GGUFFile
+    from chatapp.engine.gguf.tokenizer import NAMED_TOKENS, tokenizer_of
+
+    file = GGUFFile(path)
+    return BPETokenizer(tokenizer_of(file), file.metadata[NAMED_TOKENS["eos_token"]])
 
 
 def _first_file(folder: Path, names: Sequence[str]) -> Path | None:
@@ -190,7 +199,8 @@ def load_plain_tokenizer(folder: Path) -> tuple[BPETokenizer, list[int]]:
     """
     path = folder / TOKENIZER_CONFIG
     config = read_json_object(path, ModelError) if path.is_file() else {}
-    if config.get("tokenizer_class") not in PLAIN_CLASSES or not (folder / TOKENIZER).is_file():
+    is_plain = config.get("tokenizer_class") in PLAIN_CLASSES and (folder / TOKENIZER).is_file()
+    if not is_plain and gguf_file(folder) is None:
         raise NotByteLevel(f"{folder}: the tokenizer is one that transformers has to read")
     loaded = load_tokenizer(folder)
     return loaded, loaded.start
@@ -203,11 +213,13 @@ def tokens_before(whole: Sequence[int], text: Sequence[int]) -> list[int]:
 
 
 def load_tokenizer(folder: Path) -> BPETokenizer:
-    """From tokenizer.json, or from a vocabulary and its merges.
+    """From tokenizer.json, from a vocabulary and its merges, or from a GGUF file.
 
     Raises ModelError when they are missing or broken, NotByteLevel when they are a tokenizer
     of another kind.
     """
+    if (file := gguf_file(folder)) is not None:
+        return _from_gguf(file)
     tokenizer = _read(folder)
     if not isinstance(tokenizer.decoder, decoders.ByteLevel):
         raise NotByteLevel(f"{folder}: the tokenizer is not a byte-level BPE")

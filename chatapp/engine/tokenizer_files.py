@@ -3,19 +3,9 @@
 Keep: no weights are read, and none need be there.
 """
 
-from pathlib import Path
-
-from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles, model_folder
 from chatapp.engine.generation import PieceTokenizer
-from chatapp.engine.gguf_file import SUFFIX, GGUFFile
-from chatapp.engine.tokenizer import (
-    BPETokenizer,
-    NotByteLevel,
-    load_plain_tokenizer,
-    load_tokenizer,
-)
-from chatapp.engine.vocabulary import gguf_tokenizer
+from chatapp.engine.tokenizer import NotByteLevel, load_plain_tokenizer, load_tokenizer
 
 
 def chat_tokenizer(files: ModelFiles) -> tuple[PieceTokenizer, list[int]]:
@@ -41,8 +31,6 @@ def read_tokenizer(name: str) -> PieceTokenizer:
     name: as `load_model` takes it, the folder of a tokenizer, or a GGUF file, which need hold no
         more than a vocabulary.
     """
-    if name.endswith(SUFFIX):
-        return _from_gguf(Path(name).expanduser())
     folder = model_folder(name)
     try:
         return load_tokenizer(folder)
@@ -50,21 +38,3 @@ def read_tokenizer(name: str) -> PieceTokenizer:
         from chatapp.engine.transformers_model import open_tokenizer
 
         return open_tokenizer(folder)[0]
-
-
-def _from_gguf(path: Path) -> PieceTokenizer:
-    metadata = GGUFFile(path).metadata
-    tokenizer = gguf_tokenizer(metadata, str(path))
-    end = metadata.get("tokenizer.ggml.eos_token_id")
-    if not isinstance(end, int) or not 0 <= end < tokenizer.get_vocab_size():
-        raise ModelError(f"{path}: tokenizer.ggml.eos_token_id is {end!r}; expected a token's id")
-    try:
-        return BPETokenizer(tokenizer, end)
-    except NotByteLevel:
-        from transformers import PreTrainedTokenizerFast
-
-        from chatapp.engine.transformers_model import TransformersTokenizer
-
-        name = tokenizer.id_to_token(end)
-        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=name)
-        return TransformersTokenizer(fast)

@@ -1,6 +1,6 @@
 """Any causal language model of transformers, and PEFT adapters, as a `LanguageModel`.
 
-Keep: weights are safetensors, a repository's own code is never run, and what cannot be read
+Keep: weights are safetensors or GGUF, a repository's own code is never run, and what cannot be read
 becomes a `ModelError` of one sentence. A model whose cache can be cut back reuses it like a
 GPT-2 of this program; every other model computes its whole sequence for each token.
 """
@@ -18,15 +18,21 @@ from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.cache import common_prefix
 from chatapp.engine.checkpoint.safetensors import tensor_headers
+from chatapp.engine.checkpoint.tensors import stored_tensors
 from chatapp.engine.device import device_for
 from chatapp.engine.errors import ModelError, first_line
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.folder import ModelFiles, gguf_file
 from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
+from chatapp.engine.gguf.config import is_mapped
+from chatapp.engine.gguf.file import GGUFFile
+from chatapp.engine.gguf.tokenizer import tokenizer_config, tokenizer_of
 from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, tokens_before
 from chatapp.foreign import without_surrogates
 
 # Tokens computed between two looks at the cancel event.
 CHUNK = 64
+# What no token of SentencePiece goes across, and its sign for a space.
+_LINE, _SPACE = "\n", "\u2581"
 # The window of a model that has no limit of its own.
 UNLIMITED_CONTEXT = 1024
 # Most logits of a batch for scoring, some 130 MB.
@@ -42,8 +48,9 @@ class _DecodingStream:
 
     def __init__(self, tokenizer: "TransformersTokenizer") -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._known = 0
+        # What comes goes on from some text, so a space it begins with is one.
+        self._ids: list[int] = list(tokenizer.before)
+        self._known = len(self._ids)
 
     def push(self, id: int) -> str:
         self._ids.append(id)
@@ -66,7 +73,11 @@ class _DecodingStream:
 
 
 class TransformersTokenizer:
-    """The `Tokenizer` protocol over a tokenizer of transformers."""
+    """The `Tokenizer` protocol over a tokenizer of transformers.
+
+    before: tokens of a line that make the text after it one that goes on; none where a text is
+        cut alike wherever it stands.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -81,12 +92,30 @@ class TransformersTokenizer:
         special = set(self.special.values())
         text = (id for id in tokenizer.get_vocab().values() if id not in special)
         self.text_size: int = max(text, default=-1) + 1
+        self.before = self._line_before()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
+        if begins or not self.before:
+            return self._encode(text)
+        return self._encode(_LINE + text)[len(self.before) :]
+
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(
             without_surrogates(text), add_special_tokens=False, split_special_tokens=True
         )
         return ids
+
+    def _line_before(self) -> list[int]:
+        """The tokens of a line before a text, by which the text is made one that goes on.
+
+        None where a text is cut alike wherever it stands, or a line is not tokens of its own.
+        """
+        line, text = self._encode(_LINE), self._encode("a")
+        if not str(self._tokenizer.convert_ids_to_tokens(text)[0]).startswith(_SPACE):
+            return []
+        both = self._encode(f"{_LINE}a")
+        rest = [str(token) for token in self._tokenizer.convert_ids_to_tokens(both[len(line) :])]
+        return line if both[: len(line)] == line and rest == ["a"] else []
 
     def decode(self, ids: Sequence[int]) -> str:
         # transformers' tokenizers fail at ids beyond their own.
@@ -102,7 +131,7 @@ class TransformersTokenizer:
     def piece(self, id: int) -> str:
         """A token's own text for display, with U+2581 of SentencePiece as a space."""
         token = self._tokenizer.convert_ids_to_tokens(id) if 0 <= id < self.size else None
-        return "" if token is None else str(token).replace("\u2581", " ")
+        return "" if token is None else str(token).replace(_SPACE, " ")
 
 
 class TransformersModel(LocalGenerator):
@@ -326,35 +355,77 @@ def read_config(files: ModelFiles) -> Any:
 
 def load_causal(files: ModelFiles) -> Any:
     """A model of transformers in float32; an adapter is merged into its base. Raises ModelError."""
-    model = _load_whole(files.whole.path)
+    model = _load_whole(files.whole)
     return _merge_adapter(model, files) if files.is_adapter else model
 
 
-def _load_whole(folder: Path) -> Any:
+def _load_whole(files: ModelFiles) -> Any:
     """The model, whole: transformers fills missing tensors with noise, which is refused."""
     import transformers
 
-    tensor_headers(folder)  # finds pickles and broken files, with better words
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    try:
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except Exception as error:  # transformers lets many kinds through
-        raise ModelError(
-            f"{folder}: not a causal language model that can be loaded: {first_line(error)}"
-        ) from None
+    auto = transformers.AutoModelForCausalLM
+    if files.is_gguf and is_mapped(files.config):
+        model, report = _load_gguf(files)
+    elif files.is_gguf:
+        model, report = _load(auto, files, files.path.parent, gguf_file=files.path.name)
+    else:
+        tensor_headers(files.path)  # finds pickles and broken files, with better words
+        model, report = _load(auto, files, files.path, use_safetensors=True)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             word = problem.removesuffix("_keys")
-            raise ModelError(f"{folder}: tensor {sorted(report[problem])[0]!r} is {word}")
+            raise ModelError(f"{files.path}: tensor {sorted(report[problem])[0]!r} is {word}")
     return model
+
+
+def _load(kind: Any, files: ModelFiles, folder: Path | None, **options: Any) -> tuple[Any, Any]:
+    """A model by a class of transformers, and what that reports of the tensors.
+
+    Raises ModelError.
+    """
+    try:
+        model, report = kind.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:  # transformers lets many kinds through
+        raise ModelError(
+            f"{files.path}: not a causal language model that can be loaded: {first_line(error)}"
+        ) from None
+    return model, report
+
+
+def _load_gguf(files: ModelFiles) -> tuple[Any, Any]:
+    """A model of transformers with the tensors of a GGUF file, and the report of these."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {key: value for key, value in files.config.items() if key != "model_type"}
+    try:
+        config = AutoConfig.for_model(files.family, **values)
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # transformers lets many kinds through
+        raise ModelError(f"{files.path}: no model can be made of it: {first_line(error)}") from None
+    shapes = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
+    weights = {}
+    for stored, read in stored_tensors(files, shapes):
+        if stored.name not in shapes:
+            raise ModelError(
+                f"{files.path}: tensor {stored.name!r} does not belong to a {files.family}"
+            )
+        if stored.shape != shapes[stored.name]:
+            raise ModelError(
+                f"{files.path}: tensor {stored.name!r} has the shape {list(stored.shape)}; "
+                f"expected {list(shapes[stored.name])}"
+            )
+        weights[stored.name] = read()
+    return _load(type(empty), files, None, config=config, state_dict=weights)
 
 
 def _merge_adapter(model: Any, files: ModelFiles) -> Any:
@@ -384,13 +455,16 @@ def open_tokenizer(folder: Path) -> tuple[PieceTokenizer, list[int]]:
 
     Raises ModelError.
     """
-    tokenizer = _load_tokenizer(folder)
-    return _as_protocol(tokenizer), _start_tokens(tokenizer)
+    tokenizer = transformers_tokenizer(folder)
+    return _as_protocol(tokenizer), start_tokens(tokenizer)
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def transformers_tokenizer(folder: Path) -> Any:
+    """The tokenizer of transformers in a folder, or in a GGUF file. Raises ModelError."""
     import transformers
 
+    if (file := gguf_file(folder)) is not None:
+        return _gguf_tokenizer(GGUFFile(file))
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
@@ -404,6 +478,23 @@ def _load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+def _gguf_tokenizer(file: GGUFFile) -> Any:
+    """The tokenizer of a GGUF file as one of transformers. Raises ModelError."""
+    from transformers import PreTrainedTokenizerFast
+
+    config = tokenizer_config(file)
+    del config["add_bos_token"]  # the tokenizer does it
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(file), **config)
+
+
+def save_tokenizer(file: Path, folder: Path) -> None:
+    """Write the tokenizer of a GGUF file, with its chat template, as transformers does.
+
+    Raises ModelError and OSError.
+    """
+    _gguf_tokenizer(GGUFFile(file)).save_pretrained(folder)
+
+
 def _as_protocol(tokenizer: Any) -> PieceTokenizer:
     """Byte-level tokenizers stream by bytes; the others by what they decode to."""
     if hasattr(tokenizer, "backend_tokenizer"):
@@ -414,6 +505,6 @@ def _as_protocol(tokenizer: Any) -> PieceTokenizer:
     return TransformersTokenizer(tokenizer)
 
 
-def _start_tokens(tokenizer: Any) -> list[int]:
+def start_tokens(tokenizer: Any) -> list[int]:
     """The special tokens that the tokenizer puts before a text."""
     return tokens_before(tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False))

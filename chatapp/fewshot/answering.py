@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import ChatModel, LanguageModel, Sampling
-from chatapp.fewshot.encoding import segment_ids, without_start
+from chatapp.fewshot.encoding import ids_of, segment_ids, without_start
 from chatapp.fewshot.scoring import CONTENT_FREE, Likelihoods, best, probabilities
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.examples import PromptError
@@ -160,29 +160,35 @@ class Answerer:
             return window - min(self._sampling.max_tokens, window // 4)
         # What `fit` does not know of: the token that ends a label, and other inputs.
         spare = max(len(ids) for ids in self._labels.values()) - max(
-            len(self._ids(self._layout.answer(label))) for label in self._labels
+            len(self._answer_ids(label)) for label in self._labels
         )
         if self._prompt.scoring == "calibrated":
-            own = len(self._encode(self._layout.asked(text)))
-            others = (len(self._encode(self._layout.asked(free))) for free in CONTENT_FREE)
+            own = len(self._encode(self._layout.asked(text), begins=False))
+            asked = (self._layout.asked(free) for free in CONTENT_FREE)
+            others = (len(self._encode(text, begins=False)) for text in asked)
             spare += max(0, *(other - own for other in others))
         return window - spare
 
     def _label_ids(self) -> dict[str, list[int]]:
-        ids = {label: self._ids(self._layout.answer(label)) for label in self._prompt.labels}
+        ids = {label: self._answer_ids(label) for label in self._prompt.labels}
         if any(
             one is not other and other[: len(one)] == one
             for one in ids.values()
             for other in ids.values()
         ):
-            end = self._ids([self._layout.after_answer()])[0]
+            end = self._ids([self._layout.after_answer()], begins=False)[0]
             return {label: [*own, end] for label, own in ids.items()}
         return ids
 
-    def _ids(self, segments: Sequence[Segment]) -> list[int]:
-        """The tokens of a prompt; the end-of-text token where there are none."""
-        tokenizer = self._model.tokenizer
-        ids = [id for part in segments for id in segment_ids(part, tokenizer, self._encode)]
+    def _answer_ids(self, label: str) -> list[int]:
+        return self._ids(self._layout.answer(label), begins=False)
+
+    def _ids(self, segments: Sequence[Segment], *, begins: bool = True) -> list[int]:
+        """The tokens of a prompt; the end-of-text token where there are none.
+
+        begins: whether they stand at the beginning; else they go on from a prompt.
+        """
+        ids = ids_of(segments, self._model.tokenizer, self._encode, begins=begins)
         return ids or [self._model.tokenizer.end_id]
 
     def _score(self, questions: Sequence[Question]) -> list[Likelihoods]:
@@ -193,7 +199,7 @@ class Answerer:
             if self._prompt.scoring == "channel":
                 for label in self._labels:
                     *context, scored = render_channel(self._prompt, kept, question.input, label)
-                    pairs.append((self._ids(context), self._ids([scored])))
+                    pairs.append((self._ids(context), self._ids([scored], begins=False)))
                 continue
             inputs = [question.input]
             if self._prompt.scoring == "calibrated":

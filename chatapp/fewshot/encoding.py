@@ -4,24 +4,72 @@ Keep: a special token comes of a marker of a template alone, and every other tex
 text, whatever stands in it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from chatapp.engine.model import LanguageModel, Tokenizer
+from chatapp.engine.model import Tokenizer
 from chatapp.prompting.segments import Segment
 
 
-def segment_ids(
-    segment: Segment, tokenizer: Tokenizer, encode: Callable[[str], list[int]] | None = None
+class Encode(Protocol):
+    """The `encode` of a tokenizer, or one that remembers."""
+
+    def __call__(self, text: str, *, begins: bool) -> list[int]: ...
+
+
+def ids_of(
+    segments: Iterable[Segment],
+    tokenizer: Tokenizer,
+    encode: Encode | None = None,
+    *,
+    begins: bool = True,
 ) -> list[int]:
-    """The tokens of a segment. encode: the tokenizer's own, or one that remembers."""
+    """The tokens of segments that stand one after the other.
+
+    begins: whether they begin a sequence; else they go on from text.
+    """
+
+    def of(segment: Segment, begins: bool) -> list[int]:
+        return segment_ids(segment, tokenizer, encode, begins=begins)
+
+    return in_order(segments, of, begins=begins)
+
+
+def in_order(
+    segments: Iterable[Segment], of: Callable[[Segment, bool], list[int]], *, begins: bool = True
+) -> list[int]:
+    """As `ids_of`. of: the tokens of a segment, and whether it begins a sequence or follows a
+    special token."""
+    ids: list[int] = []
+    for segment in segments:
+        ids += of(segment, begins)
+        begins = segment.kind in ("special", "end")
+    return ids
+
+
+def segment_ids(
+    segment: Segment,
+    tokenizer: Tokenizer,
+    encode: Encode | None = None,
+    *,
+    begins: bool = False,
+) -> list[int]:
+    """The tokens of a segment. begins: see `Tokenizer.encode`."""
     if segment.kind == "end":
         return [tokenizer.end_id]
     if segment.kind == "special":
         return [tokenizer.special[segment.text]]
-    return (encode or tokenizer.encode)(segment.text)
+    return (encode or tokenizer.encode)(segment.text, begins=begins)
 
 
-def without_start(segments: Sequence[Segment], model: LanguageModel) -> list[Segment]:
+class Started(Protocol):
+    """What is known of a model that puts tokens before each sequence; see `LanguageModel`."""
+
+    tokenizer: Tokenizer
+    start: Sequence[int]
+
+
+def without_start(segments: Sequence[Segment], model: Started) -> list[Segment]:
     """The segments without the tokens that the model puts before each sequence itself."""
     start = len(model.start)
     first = [segment_ids(segment, model.tokenizer) for segment in segments[:start]]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chatapp.paths import CHAT_TEMPLATE, TOKENIZER_CONFIG
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Kind, Segment
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.template import OWN, DialogueTemplate
 from chatapp.prompting.thinking import Marks, marks_in
 from chatapp.prompting.traced import TEMPLATE, Traced, joined, origins_of
 from chatapp.userfiles import UserError, read_json_object, read_required, shown
@@ -45,9 +45,6 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 # The origin of instructions that the template gives where a chat has none.
 _DEFAULT = -2
-
-OWN = "own"
-"""The name of a model's own chat template."""
 
 
 class Turn(NamedTuple):
@@ -96,8 +93,12 @@ class ChatTemplate:
     def fingerprint(self) -> str:
         """Twelve hex digits over all that decides the text: equal means renders alike, with the
         switch for thinking set alike."""
-        content = [self.source, sorted(self.special), sorted(self.variables.items())]
+        content = [self.source, sorted(self.variables.items())]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is saved next to a model's weights; the program itself is the tokenizer's."""
+        return {"name": self.name, "fingerprint": self.fingerprint}
 
     def render(self, messages: Sequence[Message], *, open_reply: bool = False) -> list[Segment]:
         """A chat as segments.
@@ -262,6 +263,8 @@ class ChatTemplate:
 
     def _segments(self, text: Traced, kinds: Sequence[Kind]) -> Iterator[Segment]:
         origins = origins_of(text)
+        if not text:
+            return
         borders = [0, *(i for i in range(1, len(text)) if origins[i] != origins[i - 1]), len(text)]
         for start, end in pairwise(borders):
             piece, origin = text.plain()[start:end], origins[start]
@@ -326,8 +329,8 @@ def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate |
     """The chat template that a tokenizer's folder carries, or None.
 
     special: the names of the tokenizer's special tokens.
-    Its own file wins over the key in the tokenizer's configuration, as in transformers; of
-    several named ones it is "default". Raises ChatTemplateError, naming the file.
+    Its own file wins over the key in the tokenizer's configuration, as in transformers.
+    Raises ChatTemplateError, naming the file.
     """
     config_file, file = folder / TOKENIZER_CONFIG, folder / CHAT_TEMPLATE
     try:
@@ -337,6 +340,18 @@ def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate |
     source, origin = config.get("chat_template"), config_file
     if file.is_file():
         source, origin = read_required(file, ChatTemplateError), file
+    return chat_template_of({**config, "chat_template": source}, str(origin), special)
+
+
+def chat_template_of(
+    config: Mapping[str, Any], origin: str, special: Collection[str]
+) -> ChatTemplate | None:
+    """The chat template in the keys of a tokenizer_config.json, or None.
+
+    origin: where they were found. special: the names of the tokenizer's special tokens.
+    Of several named templates it is "default". Raises ChatTemplateError.
+    """
+    source = config.get("chat_template")
     if isinstance(source, list):
         named = {
             each.get("name"): each.get("template") for each in source if isinstance(each, dict)
@@ -346,7 +361,7 @@ def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate |
         return None
     if not isinstance(source, str):
         raise ChatTemplateError(f"{origin}: chat_template is {shown(source)}, expected a string")
-    return ChatTemplate(source, str(origin), tuple(sorted(special)), _named_tokens(config))
+    return ChatTemplate(source, origin, tuple(sorted(special)), _named_tokens(config))
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """Where a chat template runs: transformers' sandbox, with origins kept and steps counted.
 
-Keep: a template reaches nothing but its arguments, ends after a bounded number of steps, and
-writes the very text that it writes in transformers' own environment.
+Keep: a template reaches nothing but its arguments, ends after a bounded number of steps and in
+bounded memory, and writes the very text that it writes in transformers' own environment.
 """
 
 import json
+import re
+import time
 from array import array
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import jinja2
@@ -16,15 +18,25 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from chatapp.prompting.traced import TEMPLATE, Traced, joined, origins_of, with_marks
+from chatapp.prompting.traced import TEMPLATE, Traced, joined, origins_of, through, with_marks
 
 _MOST_STEPS = 200_000
-_LONGEST_PRODUCT = 1_000_000
+_MOST_SECONDS = 5.0
+_LARGEST = 1_000_000
+"""Of the numbers that a text may be multiplied, filled up, cut or formatted with."""
+
+_LONGEST_TEXT = 20_000_000
+"""Characters: more than any window holds, and little enough for memory."""
+
+_LARGE_NUMBER = re.compile("[0-9]{7}")
 
 # Filters through which every character keeps its origin. Jinja's others, such as `indent`, put
 # parts of a text together as plain strings.
 _EXACT_FILTERS = frozenset(
-    ("join", "tojson", "trim", "string", "replace", "upper", "lower", "capitalize", "default", "d")
+    (
+        *("join", "tojson", "trim", "string", "replace", "format"),
+        *("upper", "lower", "capitalize", "default", "d"),
+    )
 )
 
 
@@ -58,13 +70,15 @@ class Program:
 
     def render(self, **variables: Any) -> str:
         """What the template writes. Raises jinja2.TemplateError, or whatever it provokes."""
-        steps = 0
+        steps, started = 0, time.thread_time()
 
         def count_step() -> str:
             nonlocal steps
             steps += 1
             if steps > _MOST_STEPS:
                 raise jinja2.TemplateError(f"it takes more than {_MOST_STEPS:,} steps")
+            if time.thread_time() - started > _MOST_SECONDS:
+                raise jinja2.TemplateError(f"it takes more than {_MOST_SECONDS:.0f} seconds")
             return ""
 
         return self._template.render(**variables, _count_step=count_step)
@@ -76,22 +90,31 @@ def compiled(source: str) -> Program:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     environment: SandboxedEnvironment = _compile_jinja_template("").environment.overlay()
-    own_call, filters = environment.call, {**environment.filters, "tojson": _to_json, "join": _join}
+    own_call = environment.call
+    own_filters = {"tojson": _to_json, "join": _join, "format": _format}
+    filters = {**environment.filters, **own_filters}
 
     def call(context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        # The sandbox wraps the methods that format a text.
+        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+        if isinstance(owner, str):
+            _check_numbers(args, kwargs)
+            if function.__name__.startswith("format"):
+                return _formatted(owner, partial(own_call, context, function), args, kwargs)
         result = own_call(context, function, *args, **kwargs)
         if isinstance(result, Traced):  # a method of such a text, or a macro
-            return result
-        return _attributed(result, (getattr(function, "__self__", None), args, kwargs))
+            return _checked(result)
+        return _checked(_attributed(result, (owner, args, kwargs)))
 
     environment.call = call  # type: ignore[method-assign]
-    environment.concat = joined  # type: ignore[method-assign]
+    environment.concat = _concatenated  # type: ignore[method-assign]
     environment.filters = {
         name: each if name in _EXACT_FILTERS else _attributing(each)
         for name, each in filters.items()
     }
-    environment.intercepted_binops = frozenset("*")
-    environment.binop_table = {**environment.binop_table, "*": _product}
+    operators = {"*": _product, "+": _sum, "%": _remainder, "**": _power}
+    environment.intercepted_binops = frozenset(operators)
+    environment.binop_table = {**environment.binop_table, **operators}
     program = environment.parse(source)
     variables = frozenset(find_undeclared_variables(program))
     return Program(environment.from_string(_Instrumented().visit(program)), variables)
@@ -100,7 +123,8 @@ def compiled(source: str) -> Program:
 def _attributing(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)  # with the marks by which jinja passes a context
     def filter(*args: Any, **kwargs: Any) -> Any:
-        return _attributed(function(*args, **kwargs), (args, kwargs))
+        _check_numbers(args, kwargs)
+        return _checked(_attributed(function(*args, **kwargs), (args, kwargs)))
 
     return filter
 
@@ -134,11 +158,72 @@ def _message_in(value: Any) -> int | None:
 
 
 def _product(left: Any, right: Any) -> Any:
-    size = max((len(side) for side in (left, right) if hasattr(side, "__len__")), default=1)
+    size = max((len(side) for side in (left, right) if hasattr(side, "__len__")), default=0)
     number = max((side for side in (left, right) if isinstance(side, int)), default=1)
-    if size * number > _LONGEST_PRODUCT and not isinstance(left, int | float):
+    if size * number > _LARGEST:
         raise jinja2.TemplateError("it multiplies a text to more than a million characters")
     return left * right
+
+
+def _sum(left: Any, right: Any) -> Any:
+    return _checked(left + right)
+
+
+def _remainder(left: Any, right: Any) -> Any:
+    if not isinstance(left, str):
+        return left % right
+    return _formatted(left, lambda *values: left % values[0], (right,), {})
+
+
+def _format(text: str, *args: Any, **kwargs: Any) -> Any:
+    """As jinja's filter."""
+    return _remainder(text, kwargs or args)
+
+
+def _formatted(
+    text: str, function: Callable[..., str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What a function makes of the format `text` and its arguments.
+
+    Raises jinja2.TemplateError for a format that would fill memory.
+    """
+    if _LARGE_NUMBER.search(text):
+        raise jinja2.TemplateError("it formats a text to more than a million characters")
+    exact = function(*args, **kwargs)
+    if _message_in(text) is None:
+        # A format that looks at what it is given, such as {:>9}, makes another text of the marks.
+        inserted = through(function, *args, **kwargs)
+        if inserted.plain() == str.__str__(exact):
+            return _checked(inserted)
+    return _checked(_attributed(exact, (text, args, kwargs)))
+
+
+def _power(left: Any, right: Any) -> Any:
+    if not (abs(left) <= _LARGEST and abs(right) <= 64):
+        raise jinja2.TemplateError("it raises a number to a power that is too large")
+    return left**right
+
+
+def _check_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises jinja2.TemplateError for a number by which a text would become too long."""
+    numbers = (value for value in (*args, *kwargs.values()) if isinstance(value, int))
+    if any(number > _LARGEST for number in numbers):
+        raise jinja2.TemplateError("it fills a text up to more than a million characters")
+
+
+def _checked(result: Any) -> Any:
+    """The result. Raises jinja2.TemplateError when it is a text or a list of no sane length."""
+    if isinstance(result, str | list | tuple) and len(result) > _LONGEST_TEXT:
+        raise jinja2.TemplateError(f"it makes a text of more than {_LONGEST_TEXT:,} characters")
+    return result
+
+
+def _concatenated(parts: Iterable[str]) -> Traced:
+    """What a template has written. Raises jinja2.TemplateError before it is too much."""
+    parts = list(parts)
+    if sum(map(len, parts)) > _LONGEST_TEXT:
+        raise jinja2.TemplateError(f"it makes a text of more than {_LONGEST_TEXT:,} characters")
+    return joined(parts)
 
 
 def _join(parts: Iterable[Any], separator: str = "", attribute: str | None = None) -> Traced:

@@ -11,16 +11,25 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from chatapp.paths import TEMPLATE_FILE
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment
 from chatapp.userfiles import UserError, read_json_object
 
+OWN = "own"
+"""The name of a model's own chat template, which its tokenizer brings (see `chat_template`)."""
+
 
 class TemplateError(UserError, ValueError):
     """A template that there is not, or that cannot be used."""
+
+
+class Saveable(Protocol):
+    """A template as plain data. Of one that the tokenizer brings: its name and fingerprint."""
+
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,20 +212,30 @@ def named(name: str) -> DialogueTemplate:
         raise TemplateError(f"there is no template {name!r}; there are {known}") from None
 
 
-def save_template(template: DialogueTemplate, folder: Path) -> None:
+def save_template(template: Saveable, folder: Path) -> None:
     """Write the template a model was trained in next to its weights."""
     text = json.dumps(template.to_dict(), indent=2, ensure_ascii=False)
     (folder / TEMPLATE_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def load_template(folder: Path) -> DialogueTemplate | None:
-    """The template saved with a model, or None when there is none.
+    """The template saved with a model; None when there is none, or it is the tokenizer's.
 
     Raises TemplateError, naming the file, when it cannot be used.
     """
     path = folder / TEMPLATE_FILE
-    try:
-        data = read_json_object(path, TemplateError)
-    except FileNotFoundError:
+    if not path.is_file():  # also in the place of a folder, as a GGUF file is
         return None
-    return DialogueTemplate.from_dict(data, str(path))
+    data = read_json_object(path, TemplateError)
+    return None if data.get("name") == OWN else DialogueTemplate.from_dict(data, str(path))
+
+
+def saved_fingerprint(folder: Path) -> str:
+    """The fingerprint of the template saved with a model; empty when there is none.
+
+    Raises TemplateError, naming the file.
+    """
+    try:
+        return str(read_json_object(folder / TEMPLATE_FILE, TemplateError).get("fingerprint", ""))
+    except FileNotFoundError:
+        return ""

@@ -10,7 +10,8 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar
+from time import monotonic
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from textual import on
 from textual.app import InvalidThemeError
@@ -21,13 +22,13 @@ from textual.theme import Theme
 from chatapp.dialogue.store import Store
 from chatapp.foreign import printable, without_surrogates
 from chatapp.paths import database_path
-from chatapp.settings import Settings, SettingsError, keep_theme
+from chatapp.settings import Settings, SettingsError, keep_settings
 from chatapp.tui import clipboard, events
 from chatapp.tui.chat import ChatScreen
 from chatapp.tui.keymap import read_keymap
 from chatapp.tui.message import MessageView
 from chatapp.tui.prompt import Prompt
-from chatapp.tui.textual_internals import FailingApp
+from chatapp.tui.textual_internals import FailingApp, know_alt_enter
 from chatapp.tui.theme import CALM, FEW_COLORS
 
 if TYPE_CHECKING:
@@ -37,6 +38,21 @@ if TYPE_CHECKING:
 
 _PATIENCE = 0.3
 """Seconds a running turn gets to store its reply when the user quits."""
+
+_SOON = 2.0
+"""Seconds in which a second Ctrl+C means the program, and no longer the reply."""
+
+
+@runtime_checkable
+class Directing(Protocol):
+    """A screen that looks at each key before it goes to what has the focus."""
+
+    def direct(self, event: Key) -> bool:
+        """Move the focus for a key, at once; True when that is all the key is for.
+
+        A widget moves it only when it gets to the key, and those typed meanwhile go astray.
+        """
+        ...
 
 
 def _actions() -> "type[Provider]":
@@ -60,6 +76,7 @@ class ChatApp(FailingApp[int]):
     BINDING_GROUP_TITLE = "Everywhere"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", tooltip="Leave the program", priority=True, id="quit"),
+        Binding("ctrl+c", "interrupt", "Stop the reply", show=False, system=True),
         Binding(
             "ctrl+p",
             "command_palette",
@@ -82,12 +99,14 @@ class ChatApp(FailingApp[int]):
         super().__init__(ansi_color=True if no_color else None)
         # A scroll that slides is late for the next key, and costs most over a slow line.
         self.animation_level = "none"
+        know_alt_enter()
         self.register_theme(CALM)
         self._settings = settings
         self.store = store or Store(database_path())
         self.chat = ChatScreen(settings, self.store, load or self._load_by_name, chat_id)
         self.set_keymap(read_keymap(settings.keys, (ChatApp, ChatScreen, Prompt, MessageView)))
         self._early: list[Event] | None = []
+        self._interrupted = -_SOON
         self._few_colors = no_color or self.console.color_system not in ("256", "truecolor")
 
     def _load_by_name(self) -> "LanguageModel":
@@ -121,8 +140,13 @@ class ChatApp(FailingApp[int]):
         # What is typed before the prompt is there to take it is not lost.
         if self._early is not None and isinstance(event, Key | Paste):
             self._early.append(event)
-        else:
+            return
+        if not (isinstance(event, Key) and self._direct(event)):
             await super().on_event(event)
+
+    def _direct(self, event: Key) -> bool:
+        """Have the screen look at a key first; True when it has done all the key is for."""
+        return isinstance(self.screen, Directing) and self.screen.direct(event)
 
     @on(events.Shown)
     async def _take_early(self) -> None:
@@ -135,7 +159,7 @@ class ChatApp(FailingApp[int]):
         if theme.name != self._kept_theme:
             self._kept_theme = theme.name
             try:
-                keep_theme(theme.name)
+                keep_settings({"theme": theme.name})
             except SettingsError as error:
                 self.notify(printable(str(error)), severity="warning", markup=False)
 
@@ -151,6 +175,14 @@ class ChatApp(FailingApp[int]):
         # Who uses it in a browser may sit at another machine, whose clipboard this one is not.
         if not self.is_web and (commands := clipboard.programs()):
             threading.Thread(target=clipboard.fill, args=(text, commands), daemon=True).start()
+
+    async def action_interrupt(self) -> None:
+        """Ctrl+C: stop the reply; soon after, or with nothing to stop, say how to leave."""
+        now = monotonic()
+        if now - self._interrupted > _SOON and await self.chat.turns.stop():
+            self._interrupted = now
+        else:
+            self.action_help_quit()
 
     def _leave(self) -> None:
         self.chat.conversation.close(0)

@@ -91,6 +91,7 @@ class BranchScreen(ModalScreen[int | None]):
         )
         places = [index for index, (message, _) in enumerate(rows) if message.id in shown]
         options.highlighted = places[-1] if places else None
+        options.call_after_refresh(options.scroll_to_highlight)  # now it knows how high it is
 
     def _row(self, message: "StoredMessage", forks: int, shown: bool) -> Content:
         version = f"‹ {message.sibling}/{message.siblings} › " if message.siblings > 1 else ""

@@ -12,7 +12,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
-from textual.events import Paste
+from textual.events import Key, Paste
 from textual.screen import Screen
 from textual.widgets import OptionList
 
@@ -185,6 +185,14 @@ class ChatScreen(Screen[None]):
     def _suggested(self, event: events.Suggested) -> None:
         self.widgets.completions.show(slash.described(event.text, event.completions))
 
+    def direct(self, event: Key) -> bool:
+        """Give the prompt the focus for a letter that is no command of the focused message."""
+        view, prompt = self.focused, self.widgets.prompt
+        is_text = event.is_printable and prompt.focusable
+        if is_text and isinstance(view, MessageView) and not view.has_command(event.key):
+            self.set_focus(prompt)
+        return False
+
     def on_paste(self, event: Paste) -> None:
         # What is pasted while a message has the focus is meant for the prompt as well, unless
         # the inspector covers it.
@@ -214,6 +222,7 @@ class ChatScreen(Screen[None]):
     async def _branch(self, event: Branch) -> None:
         id, begin = event.message_id, event.begin
         await self._inspecting.uncover()
+        self.widgets.prompt.focus()
         self.turns.begin(TurnRequest(lambda session, cancel: session.branch(id, begin, cancel)))
 
     # What else the focused message asks for

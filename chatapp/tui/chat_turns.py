@@ -73,7 +73,6 @@ class ChatTurns:
             self._widgets.inform("The model is not loaded yet.")
         elif not self.is_busy():
             self._widgets.show_problem("")
-            self._widgets.prompt.focus()
             self._begin(request)
 
     def begin_waiting(self) -> None:
@@ -160,12 +159,16 @@ class ChatTurns:
         above = new[0].parent_id
         kept = 0 if above is None else ids.index(above) + 1
         transcript.live = started.message.id
+        was_on_message = isinstance(transcript.screen.focused, MessageView)
         await transcript.show([*path[:kept], *new])
         self._reply = transcript.view(started.message.id)
+        if was_on_message and self._reply is not None:
+            self._reply.focus(scroll_visible=False)  # a second r makes another reply still
         self._prompt_tokens = status.used = started.prompt_tokens
         status.dropped = started.dropped
         if not path:
             self._widgets.keep_markdown()
+            self._widgets.keep_choices()
         self._widgets.show_title()
 
     def turn_progressed(self, turn: RunningTurn, text: str) -> None:

@@ -84,6 +84,11 @@ class ChatWidgets:
         with self.store_errors():
             self._conversation.keep_markdown(self.transcript.markdown)
 
+    def keep_choices(self) -> None:
+        """Have the replies drawn as they are now when the chat is reopened."""
+        with self.store_errors():
+            self._conversation.keep_choices()
+
     def inform(self, words: str) -> None:
         """Say in passing what has been done, or why it cannot be."""
         self.prompt.notify(printable(words), markup=False)

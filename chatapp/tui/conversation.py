@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from textual.message_pump import MessagePump
 
 from chatapp.dialogue.store import Basis, StoreError
+from chatapp.parameters import known_values
+from chatapp.settings import keep_settings
 from chatapp.tui import events
 from chatapp.tui.getting import Getting
 from chatapp.tui.loading import LoadRequest
@@ -96,13 +98,29 @@ class Conversation:
             choices = choices.changed_to(session.sampling)
         return choices.origins
 
-    def set_sampling(self, sampling: "Sampling") -> None:
-        """Draw replies otherwise, from the next turn on."""
+    def set_sampling(self, sampling: "Sampling", *, for_all: bool = False) -> None:
+        """Draw replies otherwise, from the next turn on.
+
+        for_all: in all chats, by the settings file. Raises StoreError, and SettingsError or
+        ValueError when the file cannot have it.
+        """
         # What is set for a prompt file ends with it, and what it asks for begins anew with it.
         if self.session is None or not self.session.prompt:
-            self._choices = self._choices.changed_to(sampling)
+            choices = self._choices.changed_to(sampling)
+            if for_all:
+                choices = choices.for_all_chats()
+                keep_settings(choices.by_origin["settings file"])
+            self._choices = choices
+            self.keep_choices()
+        elif for_all:
+            raise ValueError("this chat is held with a prompt file, whose values are for it alone")
         if self.session is not None:
             self.session.sampling = sampling
+
+    def keep_choices(self) -> None:
+        """Store the sampling that was chosen for the chat, if that is stored. Raises StoreError."""
+        if self.chat_id is not None:
+            self._store.set_chosen(self.chat_id, self._choices.by_origin.get("this chat", {}))
 
     def load(self) -> None:
         """Load the model; ends in a ModelLoaded or a LoadFailed of the request `loading`."""
@@ -221,6 +239,9 @@ class Conversation:
         self.stop()
         self.request = self.turn = None
         self._chat_id, self._basis = chat_id, Basis()
+        if chat_id is not None:  # a new chat goes on with what was chosen in the one before
+            chosen = known_values(self._store.chat(chat_id).chosen)
+            self._choices = self._choices.of("this chat", chosen)
         if self.model is not None and not self.loading:
             self._new_session(self.model, chat_id)
         return path, {generation.message_id: generation.reason or "" for generation in generations}

@@ -157,8 +157,9 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
 
     def _entry(self, chat: "ChatSummary", hit: "Hit | None", now: float) -> Content:
         title = printable(chat.title).replace("\n", " ") or "Without a title"
-        facts = f"{chat.messages} messages · {printable(chat.model)} · {ago(chat.updated, now)}"
-        facts += " · archived" if chat.archived else ""
+        count = "1 message" if chat.messages == 1 else f"{chat.messages} messages"
+        known = (count, printable(chat.model), ago(chat.updated, now), "archived" * chat.archived)
+        facts = " · ".join(fact for fact in known if fact)
         lines = [Content(title), Content.styled(facts, "dim")]
         if hit is not None:
             lines.insert(1, highlighted_words(hit.snippet))

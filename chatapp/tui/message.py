@@ -11,12 +11,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.events import Key
 from textual.widgets import Static
 
 from chatapp.engine.events import REPEATED
 from chatapp.foreign import printable
 from chatapp.tui import events
 from chatapp.tui.body import TextBody
+from chatapp.tui.textual_internals import bindings_for
 from chatapp.tui.thoughts import Thoughts
 
 if TYPE_CHECKING:
@@ -101,7 +103,7 @@ class MessageView(Vertical, can_focus=True):
             "enter",
             "thoughts",
             "Thoughts",
-            tooltip="Show what was thought before the reply, or fold it",
+            tooltip="Show the thoughts before a reply, or fold them",
             id="thoughts",
         ),
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),
@@ -128,7 +130,12 @@ class MessageView(Vertical, can_focus=True):
     ]
 
     def __init__(
-        self, message: "StoredMessage", note: str = "", verdict: str = "", *, markdown: bool = False
+        self,
+        message: "StoredMessage",
+        note: str = "",
+        feedback: "Feedback | None" = None,
+        *,
+        markdown: bool = False,
     ) -> None:
         super().__init__(classes=f"-{message.role}")
         self.message = message
@@ -141,18 +148,20 @@ class MessageView(Vertical, can_focus=True):
         self._thoughts = Thoughts()
         self._body = TextBody(message.text)
         self._note = Static(markup=False, classes="note")
-        self.show(message, note, verdict)
+        self._correction = Static(markup=False, classes="correction")
+        self.show(message, note, feedback)
 
     def compose(self) -> ComposeResult:
         yield self._header
         yield self._thoughts
         yield self._body
+        yield self._correction
         yield self._note
 
-    def show(self, message: "StoredMessage", note: str, verdict: str) -> None:
+    def show(self, message: "StoredMessage", note: str, feedback: "Feedback | None") -> None:
         """Show a newer state of the message, or another message of the same role.
 
-        said: the user's verdict in words.
+        note: the line below the text. feedback: what the user has said of it.
         """
         if message.text != self.message.text:
             self._body.replace(message.text)
@@ -162,9 +171,12 @@ class MessageView(Vertical, can_focus=True):
         if message.siblings > 1:
             place = f"  ‹ {message.sibling}/{message.siblings} ›"
             title += Content.styled(place, "not bold")
-        if verdict:
+        if verdict := verdict_words(feedback):
             title += Content.styled(f"  {verdict}", "not bold")
         self._header.update(title)
+        correction = feedback.correction if feedback is not None else None
+        self._correction.update(f"Should have been: {printable(correction or '')}")
+        self._correction.display = correction is not None
         self._show_note(note)
         self._show_body()
 
@@ -220,16 +232,30 @@ class MessageView(Vertical, can_focus=True):
         self._thoughts.append(text, tokens)
         self.refresh_bindings()
 
+    def has_command(self, key: str) -> bool:
+        """Whether a key is a command on messages."""
+        return bool(bindings_for(self, key))
+
+    def on_key(self, event: Key) -> None:
+        # Textual is silent about a command that cannot be had.
+        for binding in bindings_for(self, event.key):
+            if reason := self._reason_against(binding.action):
+                event.stop()
+                self.notify(reason, markup=False)
+
+    def _reason_against(self, action: str) -> str:
+        """In words, why a command cannot be had of this message; empty when it can."""
+        name = action.partition("(")[0]
+        if name in ("continue", "rate", "correct", "rank") and self.message.role != "assistant":
+            return "That is for replies: this message is your own."
+        if name in ("rank", "sibling") and self.message.siblings < 2:
+            return "There is only this one version; r on a reply makes another."
+        if name == "thoughts" and not self._thoughts.display:
+            return "Nothing was thought before this message."
+        return ""
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "sibling":
-            return self.message.siblings > 1
-        if action == "thoughts":
-            return self._thoughts.display
-        if action in ("continue", "rate", "correct"):
-            return self.message.role == "assistant"
-        if action == "rank":
-            return self.message.role == "assistant" and self.message.siblings > 1
-        return True
+        return not self._reason_against(action)
 
     def action_step(self, step: int) -> None:
         self.post_message(events.FocusStep(self.message, step))

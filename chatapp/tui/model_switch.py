@@ -27,14 +27,18 @@ class ModelSwitch:
         self._conversation = conversation
         self._widgets = widgets
         self._names: list[str] | None = None
+        self._followed = ""
 
     def load(self) -> None:
         """Load the model the chat is to be held with, or try it again."""
         self._widgets.status.state = "loading"
         self._conversation.load()
 
-    def load_other(self, name: str, precision: str = "") -> None:
-        """Go on with another model, when it is loaded; precision: another than now."""
+    def load_other(self, name: str, precision: str = "", *, follows: bool = False) -> None:
+        """Go on with another model, when it is loaded.
+
+        precision: another than now. follows: whether a chat was opened that was held with it.
+        """
         precision = precision or self._conversation.precision
         device, say = self._conversation.device, self._widgets.inform
 
@@ -45,7 +49,17 @@ class ModelSwitch:
 
         self._widgets.status.state = "loading"
         self._widgets.status.model = name
+        self._followed = name if follows else ""
         self._conversation.load_other(LoadRequest(load, precision))
+
+    def follow(self, name: str) -> None:
+        """Go on with the model that a chat was held with, where that is another one.
+
+        Not before there is a model: the first one is what the program was started for.
+        """
+        is_here = name in ("", self._widgets.status.model)
+        if not is_here and self._conversation.model is not None:
+            self.load_other(name, follows=True)
 
     def take(self, event: ModelLoaded | LoadFailed) -> str:
         """Go on with a model that was loaded, or else with the one there was before.
@@ -74,6 +88,8 @@ class ModelSwitch:
     def _recover(self, reason: str) -> str:
         """Go back to the model there was; returns what has happened, in words."""
         words = f"The model could not be loaded: {reason}"
+        if self._followed:
+            words = f"This chat was held with {self._followed}, which cannot be loaded: {reason}"
         self._widgets.status.state = "no model"
         if self._conversation.recover():
             self.show()
@@ -112,12 +128,16 @@ class ModelSwitch:
         origins = self._conversation.origins()
         return Parameters(sampling, template, self._conversation.precision, origins)
 
-    def use(self, now: Parameters, new: Parameters) -> None:
-        """Draw replies with other parameters than `now`. Raises ValueError in words."""
+    def use(self, now: Parameters, new: Parameters, for_all: bool) -> None:
+        """Draw replies with other parameters than `now`.
+
+        for_all: the sampling in all chats. Raises ValueError or SettingsError in words.
+        """
         if (new.template, new.precision) != (now.template, now.precision):
             self._use_other(now, new)
-        self._conversation.set_sampling(new.sampling)
-        self._widgets.inform("The next message uses the new parameters.")
+        self._conversation.set_sampling(new.sampling, for_all=for_all)
+        where = "All chats use" if for_all else "The next message uses"
+        self._widgets.inform(f"{where} the new parameters.")
 
     def _use_other(self, now: Parameters, new: Parameters) -> None:
         """Go over to another template or precision. Raises ValueError in words."""

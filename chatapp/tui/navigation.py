@@ -42,6 +42,7 @@ class Navigation:
         await self._turns.take_back_waiting()
         widgets = self._widgets
         with widgets.store_errors():
+            is_other = chat_id is not None and chat_id != self._conversation.chat_id
             path, reasons = self._conversation.open(chat_id)
             self._turns.leave()
             self._verdicts.show()
@@ -56,6 +57,8 @@ class Navigation:
             widgets.prompt.focus()
             widgets.show_title()
             self._inspecting.look_again()
+            if is_other and chat_id is not None:
+                self._models.follow(self._store.chat(chat_id).model)
 
     async def open_at(self, message_id: int) -> None:
         """Show the branch of a message, and the message."""
@@ -98,9 +101,10 @@ class Navigation:
             self._widgets.prompt.focus()
 
     def focus_last_message(self) -> None:
-        """Go from the prompt to the messages."""
-        if views := self._widgets.transcript.views:
-            views[-1].focus()
+        """Go from the prompt to the messages: to the marked one, or else to the last."""
+        transcript = self._widgets.transcript
+        if views := transcript.views:
+            (transcript.marked or views[-1]).focus()
 
     def scroll_page(self, step: int) -> None:
         """Scroll the messages a page up or down."""

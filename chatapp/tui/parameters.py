@@ -12,7 +12,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.events import DescendantFocus
+from textual.events import DescendantFocus, Key
 from textual.screen import ModalScreen
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
@@ -22,6 +22,7 @@ from chatapp.foreign import printable
 from chatapp.parameters import PARAMETERS, Origin, Sampling
 from chatapp.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
 from chatapp.tui.field import Field
+from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,13 +48,14 @@ class Parameters:
 class ParametersScreen(ModalScreen[None]):
     """Shows `now`, and gives what the user has made of it to `use`.
 
-    use: raises ValueError in words, and does nothing, when that cannot be used. presets: the
-    file of the presets.
+    use: is also given whether the sampling is for all chats; raises ValueError or SettingsError in
+    words, and does nothing, when that cannot be. presets: the file of the presets.
     """
 
     BINDING_GROUP_TITLE = "Parameters"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "apply", "Use these values"),
+        Binding("ctrl+t", "apply_to_all", "Use these values, in all chats from now on"),
         Binding("ctrl+s", "save", "Keep these values as the preset of this name"),
         Binding("ctrl+l", "load", "Load the preset of this name"),
         Binding("ctrl+r", "remove", "Remove the preset of this name"),
@@ -65,7 +67,7 @@ class ParametersScreen(ModalScreen[None]):
     def __init__(
         self,
         now: Parameters,
-        use: "Callable[[Parameters], None]",
+        use: "Callable[[Parameters, bool], None]",
         templates: list[str],
         presets: "Path",
     ) -> None:
@@ -86,7 +88,7 @@ class ParametersScreen(ModalScreen[None]):
                 yield from self._row("preset", "")
             yield Static(id="field-hint", markup=False)
             yield Static(id="field-problem", markup=False)
-            yield Static("Enter uses these values from now on · Esc leaves", classes="hint")
+            yield Static("Enter: for this chat · ^t: for all chats · Esc leaves", classes="hint")
 
     def _row(self, name: str, value: str, known: Iterable[str] = ()) -> ComposeResult:
         with Horizontal(classes="field"):
@@ -103,12 +105,25 @@ class ParametersScreen(ModalScreen[None]):
     def on_mount(self) -> None:
         self._show_presets()
 
+    def direct(self, event: Key) -> bool:
+        """Go to the field above or below, as the bindings say, but at once."""
+        move = {"up": self.focus_previous, "down": self.focus_next}.get(event.key)
+        if move is not None:
+            move()
+        return move is not None
+
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         name = event.widget.id
         self.query_one("#field-hint", Static).update(self._words(name) if name in HINTS else "")
 
     @on(Input.Submitted)
     def action_apply(self) -> None:
+        self._apply(for_all=False)
+
+    def action_apply_to_all(self) -> None:
+        self._apply(for_all=True)
+
+    def _apply(self, *, for_all: bool) -> None:
         try:
             sampling = self._sampling()
             template, precision = self._text("template"), self._text("precision")
@@ -116,8 +131,8 @@ class ParametersScreen(ModalScreen[None]):
                 self._field("precision").focus()
                 known = ", ".join(PRECISIONS)
                 raise ValueError(f"precision is {precision!r}; expected one of {known}")
-            self._use(Parameters(sampling, template, precision))
-        except ValueError as problem:
+            self._use(Parameters(sampling, template, precision), for_all)
+        except (ValueError, UserError) as problem:
             self._tell(str(problem))
         else:
             self.dismiss()

@@ -25,7 +25,7 @@ Complete = Callable[[str], list[str]]
 
 _TASKS = {
     "user": "Writing anew · Enter sends it, Esc leaves it as it was",
-    "assistant": "What the reply should have been · Enter keeps it, Esc leaves",
+    "assistant": "What it should have been · Enter keeps, empty withdraws it",
 }
 
 
@@ -144,13 +144,18 @@ class Prompt(LongTextArea):
 
     def action_submit(self) -> None:
         text, editing = self.text, self.editing
-        if text.strip():
-            if self._earlier is not None:
+        if text.strip() or self._takes_nothing:
+            if self._earlier is not None and text.strip():
                 self._earlier.append(text)
             self._start_over("")
             self.post_message(Submitted(text, editing))
         else:
             self.post_message(SubmittedNothing())
+
+    @property
+    def _takes_nothing(self) -> bool:
+        """Whether an empty text means something: a correction that is withdrawn."""
+        return self.editing is not None and self.editing.role == "assistant"
 
     def on_text_area_changed(self) -> None:
         self._suggest()

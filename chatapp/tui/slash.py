@@ -14,7 +14,7 @@ from chatapp.tui import slash_actions as actions
 from chatapp.tui.completions import Completion
 from chatapp.tui.slash_actions import ChatControls, SlashError
 
-_COMMAND = re.compile(r"/([a-z]+)(?:\s+|$)")
+_COMMAND = re.compile(r"/([A-Za-z]+)(?:\s+|$)")
 
 Action = Callable[[ChatControls, str], Awaitable[None]]
 Values = Callable[[ChatControls], Iterable[str]]
@@ -134,6 +134,7 @@ def completions(text: str, values: Callable[[Command], Iterable[str]]) -> list[s
     if "\n" in text or not text.startswith("/"):
         return []
     name, space, argument = text[1:].partition(" ")
+    name = name.lower()
     if not space:
         return [
             f"/{command.name}{' ' if command.argument else ''}"
@@ -155,12 +156,12 @@ def described(text: str, completions: Sequence[str]) -> list[Completion]:
 
     completions: of the text; when there are none, the command that stands there is described.
     """
-    is_named = text.startswith("/") and text[1:].split(" ", 1)[0] in _BY_NAME
+    is_named = text.startswith("/") and text[1:].split(" ", 1)[0].lower() in _BY_NAME
     return [_described(completion) for completion in completions or [text] * is_named]
 
 
 def _described(completion: str) -> Completion:
-    command = _BY_NAME.get(completion.strip()[1:])
+    command = _BY_NAME.get(completion.strip()[1:].lower())
     if command is None:
         return Completion(completion)
     return Completion(completion, command.argument, command.words)
@@ -172,7 +173,7 @@ async def run(text: str, chat: ChatControls) -> None:
     Raises SlashError or StoreError, and then nothing was done.
     """
     match = _COMMAND.match(text)
-    name = match[1] if match else ""
+    name = match[1].lower() if match else ""
     command = _BY_NAME.get(name)
     if command is None:
         near = difflib.get_close_matches(name, _BY_NAME, n=1)

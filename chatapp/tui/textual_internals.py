@@ -5,8 +5,10 @@ Keep: no other module of the screens uses a name of Textual's that begins with a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, cast
 
+from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.app import App, ReturnType
 from textual.binding import Binding
 from textual.document._wrapped_document import WrappedDocument
@@ -34,6 +36,17 @@ def bindings_for(widget: Widget, key: str) -> Sequence[Binding]:
 def key_of(character: str) -> str:
     """What Textual calls the key that writes a character."""
     return _character_to_key(character)
+
+
+class _MoreKeys(Enum):
+    """Keys that Textual's own list has not."""
+
+    ALT_ENTER = "alt+enter"
+
+
+def know_alt_enter() -> None:
+    """Have Textual tell Alt+Enter, which most terminals send as ESC CR, from Enter."""
+    cast(dict[str, Any], ANSI_SEQUENCES_KEYS)["\x1b\r"] = (_MoreKeys.ALT_ENTER,)
 
 
 class FailingApp(App[ReturnType]):

@@ -13,7 +13,7 @@ from textual.containers import VerticalScroll
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
-from chatapp.tui.message import MessageView, Waiting, status_words, verdict_words
+from chatapp.tui.message import MessageView, Waiting, status_words
 
 if TYPE_CHECKING:
     from textual.geometry import Size
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 AT_FIRST = 25
 STEP = 15
 AT_MOST = 60
+
+_MARKED = "-marked"
 
 
 class Transcript(VerticalScroll, can_focus=False):
@@ -62,6 +64,8 @@ class Transcript(VerticalScroll, can_focus=False):
         reasons: why replies finished, by message id; those known before are kept.
         """
         self._reasons.update(reasons or {})
+        if self.marked is not None:
+            self.marked.remove_class(_MARKED)
         same = 0
         for old, new in zip(self.path, path, strict=False):
             if old.id != new.id:
@@ -98,7 +102,7 @@ class Transcript(VerticalScroll, can_focus=False):
             if old.id == message.id:
                 self.path[index] = message
         if (view := self.view(message.id)) is not None:
-            view.show(message, self._note(message), verdict_words(self._feedback.get(message.id)))
+            view.show(message, self._note(message), self._feedback.get(message.id))
 
     def show_feedback(self, feedback: "Mapping[int, Feedback]") -> None:
         """Take over what the user has said of the chat's replies, by message id."""
@@ -138,7 +142,11 @@ class Transcript(VerticalScroll, can_focus=False):
         return True
 
     async def reveal(self, message_id: int) -> None:
-        """Mount a message of the path with those around it, and focus it."""
+        """Mount a message of the path with those around it, scroll to it and mark it.
+
+        The mark stays until something else is shown. The focus stays where it is: what is typed
+        next is a message, no command.
+        """
         ids = [shown.id for shown in self.path]
         if message_id not in ids:
             return
@@ -151,7 +159,13 @@ class Transcript(VerticalScroll, can_focus=False):
                     self._first = self._last = max(0, index - AT_FIRST // 2)
                     await self._mount_later(min(len(ids), self._first + AT_FIRST))
         if (view := self.view(message_id)) is not None:
-            view.focus()
+            view.add_class(_MARKED)
+            self.call_after_refresh(self.scroll_to_widget, view, animate=False)
+
+    @property
+    def marked(self) -> MessageView | None:
+        """The message that `reveal` has shown, while it is marked."""
+        return next((view for view in self.views if view.has_class(_MARKED)), None)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
@@ -219,8 +233,8 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.remove_children(views)
 
     def _make(self, message: "StoredMessage") -> MessageView:
-        verdict = verdict_words(self._feedback.get(message.id))
-        return MessageView(message, self._note(message), verdict, markdown=self.markdown)
+        feedback = self._feedback.get(message.id)
+        return MessageView(message, self._note(message), feedback, markdown=self.markdown)
 
     def _note(self, message: "StoredMessage") -> str:
         if message.id == self.live:

@@ -48,10 +48,11 @@ class Verdicts:
             self._widgets.prompt.focus()
 
     def keep_correction(self, reply: "StoredMessage", text: str) -> None:
-        """Store what a reply should have been; its own words take a correction back."""
+        """Store what a reply should have been; its own words, or none, take a correction back."""
         try:
             stored = self._store.message(reply.id)
-            self._store.set_correction(stored.id, None if text == stored.text else text)
+            is_withdrawn = text.strip() in ("", stored.text.strip())
+            self._store.set_correction(stored.id, None if is_withdrawn else text)
         except StoreError as error:
             self._widgets.prompt.give_back(text, reply)
             self._widgets.show_problem(str(error))

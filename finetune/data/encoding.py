@@ -9,31 +9,18 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatapp.engine.model import Tokenizer
+from chatapp.prompting.chat_template import ChatTemplateError, Template
 from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import END_OF_TEXT, Segment
-from chatapp.prompting.template import DialogueTemplate
 from finetune.config import ConfigError, TooLong
+from finetune.data.chats import ChatEncoder, Piece, Span, count
 from finetune.data.formats import TrainingExample
 from finetune.data.split import content_key
-
-
-class Span(IntEnum):
-    """Where a token comes from."""
-
-    TEMPLATE = 0
-    """Instruction, markers and delimiters of the template."""
-    PROMPT = 1
-    """Text of system and user messages."""
-    RESPONSE = 2
-    """Text of the assistant, and the end-of-text token after it. A plain text is all response;
-    of a few-shot prompt the answers are."""
+from finetune.data.tables import BadRow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,11 +28,13 @@ class Encoded:
     """An example as tokens.
 
     ids: int32, spans: uint8 (see `Span`), equally long. key: that of the row it comes from.
+    is_window: whether it is a part of a plain text, which another tokenizer would cut elsewhere.
     """
 
     ids: NDArray[np.int32]
     spans: NDArray[np.uint8]
     key: str
+    is_window: bool = False
 
 
 class ExampleTooLong(ConfigError):
@@ -55,71 +44,61 @@ class ExampleTooLong(ConfigError):
 # A prompt cut to less than this tells nothing of what was asked.
 _SHORTEST_PROMPT = 8
 
-Piece = tuple[Span, list[int]]
-
 
 class ExampleEncoder:
     """Encodes examples one by one, and counts what it had to shorten.
 
     length: the most tokens an example may have.
-    truncated: examples made to fit, by how: "prompt", "history", "windows" (of a plain text).
+    start: see `ChatEncoder`.
+    truncated: rows made to fit, by how: "prompt", "history", "windows" (of a plain text).
     turns_left_out: messages that "history" took away.
     """
 
     def __init__(
         self,
-        template: DialogueTemplate,
+        template: Template,
         tokenizer: Tokenizer,
         length: int,
         too_long: TooLong = "raise",
+        start: Sequence[int] = (),
     ) -> None:
-        self.template = template
+        self.chats = ChatEncoder(template, tokenizer, start)
         self.tokenizer = tokenizer
         self.length = length
         self.too_long = too_long
         self.truncated: Counter[str] = Counter()
         self.turns_left_out = 0
-        # Markers are the same few texts in every example.
-        self._encode_known = lru_cache(maxsize=64)(tokenizer.encode)
 
     def encode(self, example: TrainingExample) -> list[Encoded]:
-        """One example for a chat or few-shot prompt; for a plain text as many windows as it fills.
+        """A row as examples: a plain text as many windows as it fills, else see `ChatEncoder`.
 
-        Raises ExampleTooLong.
+        Those of one chat have one key, so that they are trained on or measured together.
+        Raises ExampleTooLong, and BadRow when the template refuses the chat.
         """
         if example.text:
             return self._windows(example)
-        pieces = self._parts(example) if example.parts else self.pieces(example.messages)
-        if _count(pieces) > self.length:
-            pieces = self._shorten(example, pieces)
-        ids = np.fromiter((id for _, ids in pieces for id in ids), np.int32)
-        spans = np.array([span for span, _ in pieces], np.uint8)
-        return [Encoded(ids, spans.repeat([len(ids) for _, ids in pieces]), example.key)]
+        examples = [self._parts(example)] if example.parts else self._chat(example)
+        if max(map(count, examples)) > self.length:
+            examples = self._shorten(example, examples)
+        return [_encoded(pieces, example.key) for pieces in examples]
 
-    def pieces(self, messages: Sequence[Message]) -> list[Piece]:
-        """A chat segment by segment, the last reply closed by the end-of-text token."""
-        segments = self.template.render(messages)
-        # Even where replies run on to the next marker, the last one of a chat must end.
-        if segments[-1].kind != "end":
-            segments.append(END_OF_TEXT)
-        own_instruction = messages[0].role != "system"
-        return [(_span(segment, own_instruction), self._encode(segment)) for segment in segments]
+    def _chat(self, example: TrainingExample) -> list[list[Piece]]:
+        try:
+            return self.chats.encode(example.messages)
+        except ChatTemplateError as error:
+            raise BadRow("refused by the chat template", f"{example.location}: {error}") from None
 
     def _parts(self, example: TrainingExample) -> list[Piece]:
         """A few-shot prompt as it stands, without the template; the last answer is closed."""
-        spans = (Span.PROMPT, Span.RESPONSE)
         pieces = [
-            (spans[number % 2], self.tokenizer.encode(part))
+            Piece(Span.RESPONSE, self.tokenizer.encode(part, begins=False))
+            if number % 2
+            else Piece(
+                Span.PROMPT, self.tokenizer.encode(part, begins=number == 0), may_be_cut=True
+            )
             for number, part in enumerate(example.parts)
         ]
-        return [*pieces, (Span.RESPONSE, [self.tokenizer.end_id])]
-
-    def _encode(self, segment: Segment) -> list[int]:
-        if segment.kind == "end":
-            return [self.tokenizer.end_id]
-        if segment.kind in ("user", "assistant"):
-            return self.tokenizer.encode(segment.text)
-        return self._encode_known(segment.text)
+        return [*pieces, Piece(Span.RESPONSE, [self.tokenizer.end_id])]
 
     def _windows(self, example: TrainingExample) -> list[Encoded]:
         """A plain text in equal windows, so that none is a single token without a label."""
@@ -129,77 +108,70 @@ class ExampleEncoder:
             self.truncated["windows"] += 1
         keys = [example.key, *(content_key([example.key, n]) for n in range(1, len(windows)))]
         return [
-            Encoded(window, np.full(len(window), Span.RESPONSE, np.uint8), key)
+            Encoded(window, np.full(len(window), Span.RESPONSE, np.uint8), key, len(windows) > 1)
             for window, key in zip(windows, keys, strict=True)
         ]
 
-    def _shorten(self, example: TrainingExample, pieces: list[Piece]) -> list[Piece]:
-        """The example made to fit by the policy. Raises ExampleTooLong."""
-        shorter: list[Piece] | None = None
+    def _shorten(self, example: TrainingExample, examples: list[list[Piece]]) -> list[list[Piece]]:
+        """The examples made to fit by the policy. Raises ExampleTooLong."""
+        shorter: list[list[Piece]] | None = None
         if self.too_long == "truncate-prompt":
-            # A chat begins with its instruction or a marker, which stay whole.
-            shorter = _cut_prompts(pieces, self.length, first=1 if example.messages else 0)
+            cut = [_cut_prompts(pieces, self.length) for pieces in examples]
+            shorter = [pieces for pieces in cut if pieces is not None]
+            shorter = shorter if len(shorter) == len(examples) else None
             how = "prompt"
         elif self.too_long == "truncate-history" and example.messages:
             shorter = self._cut_history(example.messages)
             how = "history"
         if shorter is None:
-            response = [piece for piece in pieces if piece[0] == Span.RESPONSE]
+            longest = max(examples, key=count)
+            response = [piece for piece in longest if piece.span == Span.RESPONSE]
             raise ExampleTooLong(
-                f"{example.location}: {_count(pieces):,} tokens with {_count(response):,} of "
+                f"{example.location}: {count(longest):,} tokens with {count(response):,} of "
                 f"response; a row may have {self.length:,}"
             )
         self.truncated[how] += 1
         return shorter
 
-    def _cut_history(self, messages: Sequence[Message]) -> list[Piece] | None:
+    def _cut_history(self, messages: Sequence[Message]) -> list[list[Piece]] | None:
         """As many of the newest turns as fit, after the system message; at least one pair."""
         first = 1 if messages[0].role == "system" else 0
         system, turns = messages[:first], messages[first:]
 
-        def left(dropped: int) -> list[Piece]:
-            return self.pieces([*system, *turns[dropped:]])
+        def left(dropped: int) -> list[list[Piece]]:
+            return self.chats.encode([*system, *turns[dropped:]])
 
         starts = range(2, len(turns), 2)
-        fitting = bisect_left(starts, -self.length, key=lambda dropped: -_count(left(dropped)))
+        fitting = bisect_left(
+            starts, -self.length, key=lambda dropped: -max(map(count, left(dropped)))
+        )
         if fitting == len(starts):
             return None
         self.turns_left_out += starts[fitting]
         return left(starts[fitting])
 
 
-def _span(segment: Segment, own_instruction: bool) -> Span:
-    match segment.kind:
-        case "assistant" | "end":
-            return Span.RESPONSE
-        case "user":
-            return Span.PROMPT
-        case "instruction" if not own_instruction:
-            return Span.PROMPT
-    return Span.TEMPLATE
+def _encoded(pieces: Sequence[Piece], key: str) -> Encoded:
+    ids = np.fromiter((id for piece in pieces for id in piece.ids), np.int32)
+    spans = np.array([piece.span for piece in pieces], np.uint8)
+    return Encoded(ids, spans.repeat([len(piece.ids) for piece in pieces]), key)
 
 
-def _count(pieces: Sequence[Piece]) -> int:
-    """Tokens of an example."""
-    return sum(len(ids) for _, ids in pieces)
-
-
-def _cut_prompts(pieces: Sequence[Piece], length: int, first: int) -> list[Piece] | None:
+def _cut_prompts(pieces: list[Piece], length: int) -> list[Piece] | None:
     """The longest prompts cut to one length, in the middle: a request often stands at the
     beginning of a long text or at its end. None when hardly anything would be left of them.
-
-    first: the piece before which nothing is cut.
     """
-    prompts = [i for i, (span, _) in enumerate(pieces) if span == Span.PROMPT and i >= first]
-    lengths = [len(pieces[index][1]) for index in prompts]
-    budget = length - _count(pieces) + sum(lengths)
+    lengths = [len(piece.ids) for piece in pieces if piece.may_be_cut]
+    budget = length - count(pieces) + sum(lengths)
     caps = range(max(lengths) + 1)
     cap = bisect_right(caps, budget, key=lambda cap: sum(min(each, cap) for each in lengths)) - 1
-    if cap < _SHORTEST_PROMPT:
+    if cap < min(_SHORTEST_PROMPT, max(lengths)):
         return None
-    shorter = list(pieces)
-    for index in prompts:
-        span, ids = pieces[index]
-        if len(ids) > cap:
-            shorter[index] = (span, ids[: cap - cap // 2] + ids[len(ids) - cap // 2 :])
-    return shorter
+
+    def shortened(piece: Piece) -> Piece:
+        ids = piece.ids
+        if not piece.may_be_cut or len(ids) <= cap:
+            return piece
+        return piece._replace(ids=ids[: cap - cap // 2] + ids[len(ids) - cap // 2 :])
+
+    return [shortened(piece) for piece in pieces]

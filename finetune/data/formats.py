@@ -86,13 +86,37 @@ def _pair_layout(name: str, request: str, given: str, reply: str) -> Layout:
         user = text_field(row, request)
         if given and (extra := _optional_text(row, given).strip()):
             user = f"{user.strip()}\n\n{extra}"
-        messages = [Message("user", user), Message("assistant", text_field(row, reply))]
-        if system := _optional_text(row, "system"):
-            messages.insert(0, Message("system", system))
-        return chat_example(row.location, messages)
+        last = [Message("user", user), Message("assistant", text_field(row, reply))]
+        return chat_example(row.location, [*_system(row), *_history(row), *last])
 
-    fields = (request, given, reply, "system") if given else (request, reply, "system")
-    return Layout(name, fields, read)
+    fields = (request, given, reply) if given else (request, reply)
+    return Layout(name, (*fields, *_BESIDE), read)
+
+
+# What may stand beside a request and its reply: instructions, and the turns before.
+_BESIDE = ("system", "history")
+
+
+def _system(row: Row) -> list[Message]:
+    text = _optional_text(row, "system")
+    return [Message("system", text)] if text else []
+
+
+def _history(row: Row) -> list[Message]:
+    """Earlier turns, written as pairs: [[request, reply], …]."""
+    pairs = row.fields.get("history") or []
+    messages = []
+    for pair in pairs if isinstance(pairs, list) else [pairs]:
+        match pair:
+            case [str(request), str(reply)] if request.strip() and reply.strip():
+                messages += [Message("user", request), Message("assistant", reply)]
+            case _:
+                raise BadRow(
+                    "bad history",
+                    f"{row.location}: 'history' has {shown(pair)}, expected pairs of texts, a "
+                    "request and its reply",
+                )
+    return messages
 
 
 # --- lists of turns ----------------------------------------------------------------------
@@ -142,10 +166,18 @@ def _chat_layout(field: str, kind: _Turns) -> Layout:
             _message(turn, kind, f"{location}, turn {number}")
             for number, turn in enumerate(turns, 1)
         ]
+        if system := _system(row):
+            if messages[0].role == "system":
+                raise BadRow(
+                    "two system messages",
+                    f"{row.location}: 'system' stands beside {field}, turn 1, which is from "
+                    "'system' too; expected one of them",
+                )
+            messages = [*system, *messages]
         _check_order(messages, location)
         return chat_example(row.location, messages)
 
-    return Layout(kind.name, (field,), read)
+    return Layout(kind.name, (field, "system"), read)
 
 
 def _message(turn: Any, kind: _Turns, location: str) -> Message:
@@ -222,7 +254,7 @@ FIELDS = tuple(
         (
             *_CHAT_FIELDS,
             *(f for _, *pair in _PAIRS for f in pair if f),
-            "system",
+            *_BESIDE,
             *(f for layout in _SINGLE_FIELDS for f in layout.fields),
         )
     )

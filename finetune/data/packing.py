@@ -16,7 +16,8 @@ from torch.utils.data import Dataset
 
 from finetune.config import AuxSpan
 from finetune.data.batches import Tensors
-from finetune.data.encoding import Encoded, Span
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded
 
 ROW_KEYS = ("input_ids", "position_ids", "example_ids", "response_mask", "aux_mask")
 

@@ -6,13 +6,15 @@ for, and no row that is measured is ever trained on.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
+from chatapp.dialogue.template_choice import own_template
 from chatapp.engine.model import Tokenizer
-from chatapp.prompting.template import TEMPLATES, DialogueTemplate, load_template
+from chatapp.prompting.chat_template import Template
+from chatapp.prompting.template import OWN, TEMPLATES
 from chatapp.userfiles import did_you_mean, quoted
 from finetune.config import BadRows, ConfigError, Data, TrainSource
 from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
@@ -116,37 +118,43 @@ class Prepared:
     report: Report
 
 
-def choose_template(data: Data, folder: Path) -> DialogueTemplate:
-    """The dialogue template of a run: the one named, else the model's own.
+def choose_template(data: Data, folder: Path, special: Collection[str]) -> Template:
+    """The template of a run: the one named, else the model's own.
 
-    folder: of the model. Raises ConfigError when the name is unknown, or none is named and
-    the model brings none.
+    folder: of the model. special: the names of its tokenizer's special tokens.
+    Raises ConfigError when the name is unknown, or none is named and the model brings none.
     """
-    if data.template:
-        if data.template not in TEMPLATES:
-            raise ConfigError(
-                f"data.template is {data.template!r}; there are {', '.join(TEMPLATES)}"
-                f"{did_you_mean(data.template, TEMPLATES)}"
-            )
+    if data.template in TEMPLATES:
         return TEMPLATES[data.template]
+    known = ", ".join(TEMPLATES)
+    if data.template not in ("", OWN):
+        raise ConfigError(
+            f"data.template is {data.template!r}; there are {known}"
+            f"{did_you_mean(data.template, TEMPLATES)}"
+        )
     try:
-        own = load_template(folder)
+        own = own_template(folder, special)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if own is None:
         raise ConfigError(
-            f"{folder}: this model brings no dialogue template; set data.template to one of "
-            f"{', '.join(TEMPLATES)}"
+            f"{folder}: this model brings no dialogue template; set data.template to one of {known}"
         )
     return own
 
 
 def prepare(
-    data: Data, template: DialogueTemplate, tokenizer: Tokenizer, window: int, seed: int
+    data: Data,
+    template: Template,
+    tokenizer: Tokenizer,
+    window: int,
+    seed: int,
+    start: Sequence[int] = (),
 ) -> Prepared:
     """Read and encode everything that `data` names.
 
     window: the model's context in tokens. seed: for phrasings and for fractions of weights.
+    start: special tokens that the model puts before each example; the examples are without.
     Raises ConfigError, at the first bad row unless they are skipped.
     """
     length = min(window, LONGEST) if data.max_length is None else data.max_length
@@ -154,7 +162,7 @@ def prepare(
         raise ConfigError(
             f"data.max_length is {length:,}; the model's window has {window:,} tokens"
         )
-    encoder = ExampleEncoder(template, tokenizer, length, data.too_long)
+    encoder = ExampleEncoder(template, tokenizer, length, data.too_long, start)
     report = Report()
     reader = _Reader(encoder, report, data.bad_rows, seed)
     files, share = ([], data.held_out) if isinstance(data.held_out, float) else (data.held_out, 0.0)
@@ -204,8 +212,10 @@ def _checked_clusters(data: Data, report: Report) -> list[str]:
 
 
 def _why(report: Report) -> str:
-    dropped = [f"{count:,} dropped for {reason!r}" for reason, count in report.dropped.items()]
-    return f": {report.kept:,} held out" + "".join(f", {each}" for each in dropped)
+    whys = [f"{report.kept:,} held out"]
+    whys += [f"{count:,} dropped for {reason!r}" for reason, count in report.dropped.items()]
+    whys += [f"{table.name} holds no row" for table in report.tables if not table.rows]
+    return ": " + ", ".join(whys)
 
 
 @dataclass(frozen=True, slots=True)

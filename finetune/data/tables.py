@@ -20,7 +20,7 @@ from chatapp.prompting.examples import (
     not_utf8,
     unique_keys,
 )
-from chatapp.userfiles import did_you_mean, quoted, shown
+from chatapp.userfiles import did_you_mean, missing_path, quoted, shown
 from finetune.config import ConfigError, TrainSource
 
 
@@ -73,6 +73,8 @@ def tables(source: TrainSource) -> list[Table]:
         return [_table(file) for file in files]
     if path.exists() or _suffix(path) in SUFFIXES:
         return [_table(path)]
+    if problem := missing_path(source.path):
+        raise ConfigError(problem)
     if _HUB_ID.fullmatch(source.path):
         return [_hub_table(source)]
     raise ConfigError(f"{source.path}: there is no such file or folder")

@@ -8,10 +8,11 @@ from functools import partial
 import numpy as np
 
 from chatapp.engine.generation import PieceTokenizer
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.chat_template import Template
 from finetune.config import FinetuneConfig
 from finetune.data.batches import collate
-from finetune.data.encoding import Encoded, Span
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows, aux_labels, response_labels
 from finetune.data.preparation import prepare
 from finetune.objectives.objective import RowSets
@@ -23,7 +24,7 @@ PACKED_LENGTH = 512
 
 def prepare_chats(
     config: FinetuneConfig,
-    template: DialogueTemplate,
+    template: Template,
     tokenizer: PieceTokenizer,
     window: int,
     start: list[int],
@@ -32,7 +33,7 @@ def prepare_chats(
 
     window: tokens of the longest example. start: special tokens before every sequence.
     """
-    prepared = prepare(config.data, template, tokenizer, window, config.seed)
+    prepared = prepare(config.data, template, tokenizer, window, config.seed, start)
     span = config.objective.aux_span
     examples = with_start(prepared.train, start)
     if config.data.packing:

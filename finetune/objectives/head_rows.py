@@ -190,9 +190,13 @@ def _label(row: Labelled, spec: HeadSpec) -> int:
 
 
 def classes(rows: Iterable[Labelled]) -> tuple[str, ...]:
-    """The labels that occur, sorted; numbers by value."""
+    """The labels that occur, sorted; whole numbers by value, before words."""
     labels = {str(row.fields["label"]) for row in rows}
-    return tuple(sorted(labels, key=lambda text: (not text.isdigit(), text.zfill(9), text)))
+
+    def order(label: str) -> tuple[bool, int, str]:
+        return not label.isdecimal(), int(label) if label.isdecimal() else 0, label
+
+    return tuple(sorted(labels, key=order))
 
 
 def prepare_labelled(

@@ -1,7 +1,10 @@
 """Tokens per second and peak memory of fine-tuning, beside TRL's SFTTrainer.
 
 The same random GPT-2 weights, the same 1,100 instructions as the same tokens with the same
-labels, the same rows a step, float32, no gradient checkpointing. Each measurement is a process
+labels, the same rows a step, float32, no gradient checkpointing; and LoRA on a random Llama in
+ChatML, whose chats TRL renders and masks by itself: there the first loss is compared too. A real
+model is measured so with `python tests/benchmarks/test_finetune_trl.py (trl|ours)-chat FOLDER`.
+Each measurement is a process
 of its own on one core, by the core's time, which other work on the machine does not change.
 Needs trl, and the folder of the shared data in
 CHATAPP_TEST_DATA. Run with `pytest -m benchmark -s tests/benchmarks/test_finetune_trl.py`.
@@ -11,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,30 @@ DATA = Path(os.environ.get("CHATAPP_TEST_DATA", "nowhere"))
 WARM, STEPS, ROWS, LENGTH = 1, 5, 8, 512
 SMALL = {"n_layer": 6, "n_embd": 384, "n_head": 6}
 GPT2 = {"n_layer": 12, "n_embd": 768, "n_head": 12}
+LLAMA = {
+    "num_hidden_layers": 6,
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
+LORA = {"rank": 8, "alpha": 16.0}
+CHATS = 200
+
+# ChatML as most tokenizers have it, and a turn with TRL's mark around what it learns.
+TURN = "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+MARKED = (
+    "{{'<|im_start|>' + message['role'] + '\n'}}{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{message['content'] + '<|im_end|>' + '\n'}}{% endgeneration %}"
+    "{% else %}{{message['content'] + '<|im_end|>' + '\n'}}{% endif %}"
+)
+CHATML = (
+    "{% for message in messages %}"
+    "{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+    f"{TURN}{{% endfor %}}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 def make_model(folder: Path, shape: dict[str, int]) -> None:
@@ -36,6 +64,24 @@ def make_model(folder: Path, shape: dict[str, int]) -> None:
     save_template(ALPACA, folder)
     for source, name in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
         (folder / name).write_bytes((DATA / "gpt2_bpe" / source).read_bytes())
+
+
+def make_chat_model(folder: Path) -> None:
+    """A random Llama with GPT-2's vocabulary and a chat template."""
+    import torch
+    from transformers import GPT2TokenizerFast, LlamaConfig, LlamaForCausalLM
+
+    for source, name in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
+        (folder / name).write_bytes((DATA / "gpt2_bpe" / source).read_bytes())
+    tokenizer = GPT2TokenizerFast.from_pretrained(folder)
+    ends = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    tokenizer.add_special_tokens({**ends, "additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    end = tokenizer.eos_token_id
+    config = LlamaConfig(**LLAMA, vocab_size=len(tokenizer), eos_token_id=end, bos_token_id=None)
+    LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def configuration(folder: Path, packing: bool, aux_weight: float) -> Any:
@@ -63,6 +109,7 @@ def clock(tokens: Any, steps: int) -> Any:
 
     class Clock(TrainerCallback):
         marks: list[tuple[float, int]] = []  # noqa: RUF012
+        first_loss: float | None = None
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.marks.append((time.process_time(), tokens()))
@@ -115,34 +162,131 @@ def run_trl(folder: Path, packing: bool, steps: int) -> Any:
         train_dataset=dataset,
         processing_class=tokenizer,
     )  # fmt: skip
+    return counted(trainer, steps)
+
+
+def counted(trainer: Any, steps: int) -> Any:
+    """Some steps of TRL's trainer, with the tokens it takes that are no padding."""
     seen = 0
     original = trainer.training_step
 
-    def counted(model: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
+    def step(model: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
         nonlocal seen
         mask = inputs.get("attention_mask")
         seen += int(inputs["input_ids"].numel() if mask is None else mask.sum())
         return original(model, inputs, *rest, **more)
 
-    trainer.training_step = counted
+    trainer.training_step = step
     told = clock(lambda: seen, steps)
     trainer.add_callback(told)
     trainer.train()
     return told
 
 
-def measure(who: str, folder: str, packing: str, aux_weight: str, steps: str) -> None:
-    """In a process of its own: prints tokens per second and peak memory."""
+def chat_material(folder: Path) -> Any:
+    """The first rows as chats in the model's own template, to be learnt by LoRA."""
+    from finetune.config import FinetuneConfig
+    from finetune.material import gather
+
+    rows = json.loads((DATA / "instruct" / "raschka_1100.json").read_text())[:CHATS]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(rows, file)
+        file.flush()
+        config = FinetuneConfig.model_validate(
+            {
+                "model": str(folder),
+                "output": "unused",
+                "data": {
+                    "train": file.name, "held_out": 0.0, "max_length": LENGTH, "packing": False,
+                },
+                "objective": {"aux_weight": 0.0},
+                "adapter": LORA,
+                "train": {
+                    "method": "lora", "batch_size": ROWS, "precision": "float32", "epochs": 1,
+                },
+            }
+        )  # fmt: skip
+        return gather(config)
+
+
+def run_ours_chat(folder: Path, steps: int) -> Any:
+    from finetune.steps import build_trainer
+
+    with tempfile.TemporaryDirectory() as output:
+        trainer = build_trainer(chat_material(folder), Path(output))
+        trainer.args.save_strategy = "no"
+        told = clock(lambda: trainer.tokens_seen, steps)
+        trainer.add_callback(told)
+        trainer.train()
+    told.first_loss = trainer.state.log_history[0]["l2"]
+    return told
+
+
+def run_trl_chat(folder: Path, steps: int) -> Any:
+    import datasets
+    import peft
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    from finetune.data.batches import BucketSampler
+
+    # Our order; what a row's tokens and labels are is for TRL to say.
+    order = BucketSampler(chat_material(folder).data.train.lengths, ROWS, 0)
+    rows = json.loads((DATA / "instruct" / "raschka_1100.json").read_text())[:CHATS]
+    chats = []
+    for row in (rows[index] for index in order):
+        asked = "\n\n".join(filter(None, (row["instruction"].strip(), row["input"].strip())))
+        turns = [
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": row["output"]},
+        ]
+        chats.append({"messages": turns})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert TURN in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(TURN, MARKED)
+    with tempfile.TemporaryDirectory() as output:
+        trainer = SFTTrainer(
+            model=AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
+            args=SFTConfig(
+                output_dir=output, use_cpu=True, bf16=False, per_device_train_batch_size=ROWS,
+                max_length=LENGTH, assistant_only_loss=True, num_train_epochs=1,
+                gradient_checkpointing=False, train_sampling_strategy="sequential",
+                learning_rate=5e-5, report_to="none", save_strategy="no", logging_steps=1,
+                disable_tqdm=True,
+            ),
+            train_dataset=datasets.Dataset.from_list(chats),
+            processing_class=tokenizer,
+            peft_config=peft.LoraConfig(
+                task_type="CAUSAL_LM", r=LORA["rank"], lora_alpha=LORA["alpha"], lora_dropout=0.0,
+                target_modules="all-linear",
+            ),
+        )  # fmt: skip
+        told = counted(trainer, steps)
+    told.first_loss = trainer.state.log_history[0]["loss"]
+    return told
+
+
+def measure(
+    who: str,
+    folder: str,
+    packing: str = "padding",
+    aux_weight: str = "0",
+    steps: str = str(WARM + STEPS),
+) -> None:
+    """In a process of its own: prints tokens per second, peak memory and the first loss."""
     from finetune.memory import peak_memory
 
     wide = packing == "packing"
-    if who == "trl":
-        told = run_trl(Path(folder), wide, int(steps))
-    else:
-        told = run_ours(Path(folder), wide, float(aux_weight), int(steps))
+    runs = {
+        "trl": lambda: run_trl(Path(folder), wide, int(steps)),
+        "ours": lambda: run_ours(Path(folder), wide, float(aux_weight), int(steps)),
+        "trl-chat": lambda: run_trl_chat(Path(folder), int(steps)),
+        "ours-chat": lambda: run_ours_chat(Path(folder), int(steps)),
+    }
+    told = runs[who]()
     (begun, before), (ended, after) = told.marks[WARM - 1], told.marks[-1]
     found = {"tokens_per_second": (after - before) / (ended - begun), "peak": peak_memory()}
-    print(json.dumps(found))
+    print(json.dumps(found | {"first_loss": told.first_loss}))
 
 
 def measured(
@@ -156,7 +300,7 @@ def measured(
     found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     print(
         f"\n{who} {mode} λ={aux_weight:g}: {found['tokens_per_second']:,.0f} tokens/s, "
-        f"peak {found['peak'] / 2**30:.2f} GiB",
+        f"peak {found['peak'] / 2**30:.2f} GiB, first loss {found['first_loss']}",
         end="",
     )
     return found
@@ -188,6 +332,22 @@ def test_as_fast_as_trl_padded_and_half_as_fast_again_packed(tmp_path: Path) -> 
           f"TRL's padding {across:.2f}")  # fmt: skip
     assert padded >= 1.0
     assert packed >= 1.5
+
+
+@pytest.mark.benchmark
+def test_lora_on_chats_begins_at_trls_loss_and_is_as_fast(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    make_chat_model(tmp_path)
+    found: dict[str, list[dict[str, float]]] = {}
+    for _ in range(2):
+        for who in ("trl-chat", "ours-chat"):
+            found.setdefault(who, []).append(measured(who, tmp_path, False))
+    trl, ours = found["trl-chat"], found["ours-chat"]
+    assert ours[0]["first_loss"] == pytest.approx(trl[0]["first_loss"], abs=1e-3)
+    rates = [max(each["tokens_per_second"] for each in runs) for runs in (trl, ours)]
+    print(f"\nagainst TRL: {rates[1] / rates[0]:.2f}")
+    assert rates[1] >= rates[0]
+    assert min(each["peak"] for each in ours) < min(each["peak"] for each in trl)
 
 
 @pytest.mark.benchmark

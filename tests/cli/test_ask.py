@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import typer
 from fakes import ScriptedModel
 from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
+from chatapp.commands import console
 from chatapp.engine import load
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Sampling
@@ -164,11 +166,39 @@ def test_a_terminal_obeys_nothing_of_the_answer(run, use_model: UseModel) -> Non
 
 
 @pytest.mark.parametrize("command", ["ask", "complete"])
-def test_text_that_is_no_utf8_is_no_trouble(run, use_model: UseModel, command: str) -> None:
+def test_an_argument_that_is_no_utf8_is_no_trouble(run, use_model: UseModel, command: str) -> None:
     model = use_model(ScriptedModel([" Ok."]))
-    assert run(command, "what \udcff is", stdin=b"this \xff?").status == 0
+    assert run(command, "what \udcff is").status == 0
     assert "what \ufffd is" in model.prompts[0]
-    assert "this \ufffd?" in model.prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("stdin", "words"),
+    [
+        (b"caf\xe9\n", "line 1: is not valid UTF-8 (perhaps Latin-1"),
+        (b"one\ntwo \xff", "line 2: is not valid UTF-8"),
+        (b"\x7fELF\x00\x01", "is no text: it holds NUL bytes"),
+    ],
+)
+@pytest.mark.parametrize("command", ["ask", "complete"])
+def test_standard_input_that_is_no_utf8_is_refused(
+    run, use_model: UseModel, command: str, stdin: bytes, words: str
+) -> None:
+    model = use_model(ScriptedModel([" Ok."]))
+    status, out, err = run(command, "what is", stdin=stdin)
+    assert (status, out) == (2, "")
+    assert words in err
+    assert not model.prompts
+
+
+def test_a_closed_standard_output_is_told(
+    run, use_model: UseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_model(ScriptedModel([" Ok."]))
+    monkeypatch.setattr("chatapp.commands.console.sys.stdout", None)  # as after `>&-`
+    with pytest.raises(typer.Exit) as ended:
+        console.write("Ok.")
+    assert ended.value.exit_code == 1
 
 
 def test_a_question_longer_than_the_window_is_refused(run, use_model: UseModel) -> None:
@@ -374,3 +404,32 @@ def test_the_switch_for_thinking(run, use_model: UseModel, tmp_path: Path) -> No
     status, out, err = run("ask", "Hi", "--think")
     assert (status, out) == (2, "")
     assert err == "chatapp: the model scripted has no switch for thinking in its template\n"
+
+
+# Templates that cannot be used
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('no\x1b[2Jsuch chat') }}", "refuses this chat: no␛[2Jsuch chat"),
+        ("{% for %}", "line 1: "),
+        (
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+            "it takes more than ",
+        ),
+        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__'"),
+        ("x" * 10_000_000, "has 10,000,000 characters; expected at most 500,000"),
+        ("{{ nothing }}", "writes nothing of this chat"),
+        ("{{ 'a'.ljust(10 ** 11) }}", "it fills a text up to more than a million characters"),
+    ],
+)
+def test_a_bad_template_is_one_sentence(
+    run, use_model: UseModel, tmp_path: Path, template: str, words: str
+) -> None:
+    model = use_model(thinking_model(tmp_path / "model", ["x"], template=template))
+    status, out, err = run("ask", "Hi")
+    assert (status, out) == (2, "")
+    assert words in err
+    assert (err.count("\n"), "\x1b" in err) == (1, False)
+    assert model.prompts == []

@@ -54,6 +54,19 @@ def test_the_list_shows_each_chat_on_one_line(run, ids: list[int], terminal: boo
     assert "\x07" not in out
 
 
+def test_a_long_title_gives_way_and_the_id_does_not(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(database_path())
+    for _ in range(12):
+        chat_id = store.create_chat(model="a-model-of-quite-some-name", template="plain")
+        store.add_message(chat_id, None, "user", "word " * 60)
+    store.close()
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run("history", "list", terminal=True)
+    rows = out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [str(id) for id in range(12, 0, -1)]
+    assert all(len(row) <= 80 and row.endswith("…") for row in rows)
+
+
 def test_the_list_as_json(run, ids: list[int]) -> None:
     documents = json.loads(run("history", "list", "--json").out)
     assert [list(document) for document in documents] == (

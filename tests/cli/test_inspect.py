@@ -175,6 +175,20 @@ def test_a_page_of_its_own(run: Run, folder: str, tmp_path: Path) -> None:
     assert not re.search(r"https?:|url\(|@import", text)
 
 
+def test_an_existing_file_is_replaced_only_when_asked(
+    run: Run, folder: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "page.html"
+    target.write_text("mine")
+    command = ("inspect", "x", "--model", folder, "--output", str(target))
+    result = run(*command)
+    assert (result.status, result.out) == (2, "")
+    assert "this file exists; --force replaces it" in result.err
+    assert target.read_text() == "mine"
+    assert run(*command, "--force").status == 0
+    assert "<html" in target.read_text(encoding="utf-8")
+
+
 def test_a_picture_of_its_own(run: Run, folder: str, tmp_path: Path) -> None:
     target = tmp_path / "picture.svg"
     assert run("inspect", FOREIGN, "--model", folder, "--output", str(target)).status == 0

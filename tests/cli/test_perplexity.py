@@ -30,9 +30,28 @@ def test_each_figure_is_named(run: Run, model: ScriptedModel, tmp_path: Path) ->
     assert made["per_byte"] == pytest.approx(math.exp(tokens / 20))
     shown = run("perplexity", str(file), "--stride", "3")
     assert shown.status == 0
-    assert "perplexity per token: 2.7183\n" in shown.out
+    assert "perplexity per token: 2.718\n" in shown.out
     assert "stride 3\n" in shown.out
     assert shown.err == ""
+
+
+@pytest.mark.parametrize(
+    ("nats", "shown"), [(2.0, "7.389"), (4.0, "54.60"), (6.0, "403.4"), (13.58, "790,167")]
+)
+def test_figures_have_the_digits_that_mean_something(
+    run: Run,
+    model: ScriptedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nats: float,
+    shown: str,
+) -> None:
+    monkeypatch.setattr(
+        model, "score", lambda pairs: [[-nats] * len(continuation) for _, continuation in pairs]
+    )
+    file = tmp_path / "text.txt"
+    file.write_text("four words and one")
+    assert f"perplexity per token: {shown}\n" in run("perplexity", str(file)).out
 
 
 @pytest.mark.parametrize(

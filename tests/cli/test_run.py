@@ -337,6 +337,16 @@ def test_a_file_of_inputs(run: Run, spam: str, model: ScriptedModel, tmp_path: P
     assert set(rows(output)[0]) >= {"label_probabilities", "examples", "dropped", "prompt", "run"}
 
 
+def test_nothing_to_do_is_said(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:
+    inputs, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    inputs.write_text("")
+    command = ("run", spam, "--inputs", str(inputs), "--output", str(output))
+    assert run(*command) == (0, "", f"chatapp: {inputs}: is empty\n")
+    inputs.write_text("one\n")
+    assert run(*command) == (0, "", "")
+    assert run(*command) == (0, "", f"chatapp: {output}: all answers are there already\n")
+
+
 def test_inputs_from_standard_input_and_answers_on_standard_output(
     run: Run, spam: str, model: ScriptedModel
 ) -> None:

@@ -11,7 +11,7 @@ from chatapp.dialogue import oneshot
 from chatapp.dialogue.prompt import Exchange, MessageTooLong, PromptWriter, seeded, trimmed
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import ContextOverflow, Sampling
-from chatapp.prompting.template import ALPACA, CHAT, PLAIN
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate
 
 PIECES = st.lists(st.text(st.sampled_from(" \n\tab")), max_size=12)
 
@@ -23,6 +23,31 @@ def events_of(pieces: list[str]) -> list[Event]:
 
 def text_of(events: list[Event]) -> str:
     return "".join(event.text for event in events)
+
+
+class SpaceBefore(ScriptedModel):
+    """A model whose tokenizer puts a token before a text that begins, as SentencePiece does."""
+
+    SPACE = 1_000_000
+
+    def __init__(self) -> None:
+        super().__init__("")
+        encode = self.tokenizer.encode
+
+        def with_space(text: str, *, begins: bool = True) -> list[int]:
+            return [self.SPACE] * begins + encode(text)
+
+        self.tokenizer.encode = with_space  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("template", [PLAIN, ALPACA, CHAT], ids=lambda each: each.name)
+def test_only_the_first_segment_and_those_after_an_end_begin(template: DialogueTemplate) -> None:
+    writer = PromptWriter(SpaceBefore(), template)
+    history = [Exchange("a", "b"), Exchange("c", "d"), Exchange("e")]
+    prompt = writer.write("Be brief.", history, max_tokens=4)
+    spaces = [place for place, id in enumerate(prompt.ids) if id == SpaceBefore.SPACE]
+    ends = [place for place, id in enumerate(prompt.ids) if id == 0]
+    assert spaces == [0, *(end + 1 for end in ends)]
 
 
 # Trimming

@@ -11,7 +11,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.exporting import write_gguf
+from chatapp.engine.folder import ModelFiles, find_model
 from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
 from chatapp.engine.transformers_model import load_causal
@@ -19,10 +20,11 @@ from chatapp.prompting.template import CHAT, load_template
 from finetune.adapters import (
     choose_trained,
     fuse_activations,
-    merge,
     trained_parameters,
 )
 from finetune.config import Adapter, ConfigError, Train
+from finetune.evaluate import evaluate
+from finetune.merging import merge
 from finetune.run import train
 
 QUIET = Console(stderr=True, quiet=True)
@@ -105,6 +107,28 @@ def test_a_trained_adapter_is_chatted_with_and_merged(tmp_path: Path, method: st
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_gguf_file_is_trained_like_a_folder(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.base(tmp_path / "base")
+    tiny.pairs(tmp_path / "rows.json")
+    write_gguf(find_model(str(folder)), tmp_path / "base.gguf", "f32", {}, lambda *at: None)
+    monkeypatch.chdir(tmp_path)
+    settings = {"method": method, "epochs": 0.3}
+    sections = {"data": {"template": "chat"}, "train": settings}
+    run = train(tiny.config(tmp_path, model="base.gguf", **sections), QUIET)
+    again = train(tiny.config(tmp_path, output=str(tmp_path / "again"), **sections), QUIET)
+    if method == "lora":
+        saved = json.loads((run / "adapter_config.json").read_text())
+        assert saved["base_model_name_or_path"] == str(tmp_path / "base.gguf")
+    one, other = load_model(str(run)), load_model(str(again))
+    ids = other.tokenizer.encode("User: What comes after 7?\nAssistant:")
+    assert one.tokenizer.encode("User: What comes after 7?\nAssistant:") == ids
+    assert one.tokenizer.end_id == other.tokenizer.end_id
+    assert one.score([(ids, ids)])[0] == pytest.approx(other.score([(ids, ids)])[0], abs=1e-3)
+
+
 def test_an_adapter_is_trained_on_as_a_whole_model_only(tmp_path: Path) -> None:
     first = train(tiny.config(tmp_path, train={"method": "lora", "epochs": 0.3}), QUIET)
     with pytest.raises(ConfigError, match="is an adapter already: merge it first"):
@@ -130,6 +154,38 @@ def test_merge_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     (tmp_path / "out" / "mine.txt").write_text("x")
     with pytest.raises(ConfigError, match="exists already"):
         merge(str(run), tmp_path / "out")
+
+
+def test_a_merged_run_keeps_its_head(tmp_path: Path) -> None:
+    rows = tmp_path / "labelled.jsonl"
+    lines = [{"text": f"text {n}", "label": ("yes", "no")[n % 2]} for n in range(20)]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = tiny.config(
+        tmp_path,
+        head={"task": "classification"},
+        data={"train": str(rows)},
+        train={"method": "lora", "epochs": 0.5},
+    )
+    run = train(config, QUIET)
+    merge(str(run), tmp_path / "merged")
+
+    def measured(model: Path) -> dict[str, float]:
+        found = evaluate(str(model), str(run), str(rows), 0, 8, lambda *_: None)
+        return found.sets["labelled.jsonl"].figures
+
+    assert measured(tmp_path / "merged") == pytest.approx(measured(run), rel=1e-5)
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_merged_run_is_stored_as_its_base(tmp_path: Path, stored: torch.dtype) -> None:
+    config = tiny.config(tmp_path, train={"method": "lora", "epochs": 0.3})
+    AutoModelForCausalLM.from_pretrained(tmp_path / "base").to(stored).save_pretrained(
+        tmp_path / "base"
+    )
+    merge(str(train(config, QUIET)), tmp_path / "merged")
+    weights = load_file(tmp_path / "merged" / "model.safetensors").values()
+    assert {weight.dtype for weight in weights} == {stored}
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged").dtype == stored
 
 
 def test_frozen_weights_stay_as_they_were(tmp_path: Path) -> None:

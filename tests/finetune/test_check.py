@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 from finetune.check import examine, masked, show
 from finetune.cli import app
 from finetune.config import FinetuneConfig
-from finetune.data.encoding import Encoded, Span
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded
+from finetune.report import header
 
 RUNNER = CliRunner()
 
@@ -104,6 +106,15 @@ def test_clusters_and_windows_are_shown(model: Path, tmp_path: Path) -> None:
     assert "rows of the cluster [red]talk: 30" in text
     assert "plain texts split into windows: 1" in text
     assert "plain text (text)" in text
+
+
+def test_no_weight_is_told_of_a_loss_without_labels(model: Path, tmp_path: Path) -> None:
+    story = tmp_path / "story.txt"
+    story.write_text("word " * 3000)
+    found = examine(config(model, tmp_path, {"train": str(story)}))
+    assert found.document()["effective_prompt_weight"] == 0
+    assert "a token of L1" not in printed(found)
+    assert "L1 has none" in "\n".join(header(found.material))
 
 
 def test_a_head_is_checked_too(model: Path, tmp_path: Path) -> None:

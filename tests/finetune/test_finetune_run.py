@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from typer.testing import CliRunner
 
 from chatapp.dialogue.oneshot import ask
+from chatapp.engine.errors import ModelError
 from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
 from chatapp.engine.used_folders import used_folders
@@ -28,6 +29,9 @@ from chatapp.prompting.template import ALPACA, CHAT, load_template
 from finetune.checkpoints import SaveError, last_checkpoint
 from finetune.cli import app
 from finetune.config import ConfigError, Interrupted
+from finetune.evaluate import compare
+from finetune.material import gather
+from finetune.merging import merge
 from finetune.record import check_unchanged
 from finetune.run import resume, train
 from finetune.trainer import NotFinite, ObjectiveTrainer
@@ -275,9 +279,84 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
         patch.setattr(ObjectiveTrainer, "_save_rng_state", full)
         with pytest.raises(SaveError, match=r"step 6 .* No space left .* checkpoint-3 is whole"):
             train(tiny.config(tmp_path), QUIET)
+    assert not (tmp_path / "run" / "unfinished").exists()
     whole = train(tiny.config(tmp_path, output=str(tmp_path / "whole")), QUIET)
     resume(tmp_path / "run", [], QUIET)
     assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)
+
+
+def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(ObjectiveTrainer, "_save_rng_state", full)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(100, 100, 0))
+    with pytest.raises(SaveError, match=r"could not be written: the disk is full; there is none"):
+        train(tiny.config(tmp_path), QUIET)
+
+
+def test_a_run_that_is_not_finished_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_step(monkeypatch, 4, raise_(Killed()))
+    with pytest.raises(Killed):
+        train(tiny.config(tmp_path), QUIET)
+    run = str(tmp_path / "run")
+    for use in (
+        lambda: load_model(run),
+        lambda: compare([run], "", 0, 8, lambda *_: None),
+        lambda: merge(run, tmp_path / "merged"),
+    ):
+        with pytest.raises(ModelError, match=rf"not finished; `finetune resume {run}`"):
+            use()
+
+
+def test_a_finished_run_keeps_one_optimizer_state_and_the_time_of_all_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        at_step(patch, 8, raise_(Killed()))
+        with pytest.raises(Killed):
+            train(tiny.config(tmp_path), QUIET)
+    run = tmp_path / "run"
+    assert len(list(run.glob("checkpoint-*/optimizer.pt"))) == 2
+    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["seconds"] += 1000.0
+    (run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    resume(run, [], QUIET)
+    (kept,) = run.glob("checkpoint-*/optimizer.pt")
+    assert kept.parent == last_checkpoint(run)
+    assert json.loads((run / "result.json").read_text())["seconds"] > 1000
+    seconds = [json.loads(text)["seconds"] for text in (run / "log.jsonl").read_text().splitlines()]
+    assert seconds == sorted(seconds)
+
+
+def test_a_run_that_diverged_is_gone_on_with_at_a_lower_rate(tmp_path: Path) -> None:
+    config = tiny.config(
+        tmp_path, train={"learning_rate": 1e30, "save_every": 1, "warmup": 0.9, "epochs": 3}
+    )
+    run = tmp_path / "run"
+    settings = config.train.model_copy(update={"learning_rate": 1e-3})
+    train(config.model_copy(update={"output": str(tmp_path / "gentle"), "train": settings}), QUIET)
+    (tmp_path / "gentle").rename(run)
+    for name in ("result.json", "model.safetensors", "config.json"):
+        (run / name).unlink()
+    record = json.loads((run / "run.json").read_text())
+    record["config"]["train"]["learning_rate"] = 1e30
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=r"learning_rate = 1e\+30, not 0\.001"):
+        resume(run, ["train.learning_rate=0.001", "train.epochs=4"], QUIET)
+    with pytest.raises(NotFinite, match=r"resume .*run train\.learning_rate=RATE` .* lower rate"):
+        resume(run, ["train.epochs=4"], QUIET)
+    resume(run, ["train.learning_rate=0.001", "train.epochs=4"], QUIET)
+    rates = [
+        json.loads(text)["learning_rate"]
+        for text in (run / "log.jsonl").read_text().splitlines()
+        if "learning_rate" in text
+    ]
+    assert 0 < rates[-1] <= 0.001
+    assert not (run / "bad_batch.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -422,6 +501,71 @@ def test_the_commands_and_their_exit_status(
     assert "bad_batch.jsonl" in done.stderr
     assert "Traceback" not in done.stderr
     with monkeypatch.context() as patch:
-        patch.setattr("finetune.run.gather", lambda config: raise_(KeyboardInterrupt())())
+        patch.setattr("finetune.run.gather", lambda *_: raise_(KeyboardInterrupt())())
         done = runner.invoke(app, ["train", str(path), f"output={tmp_path / 'b'}"])
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_run_is_gone_on_with_from_another_folder_on_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths, a base that moved, another choice of precision: none changes a number."""
+    for name in ("here", "whole", "elsewhere"):
+        (tmp_path / name).mkdir()
+    places = {"model": "base", "output": "run"}
+    settings = {"data": {"train": "rows.json"}, "train": {"precision": "auto"}}
+    for name in ("here", "whole"):
+        monkeypatch.chdir(tmp_path / name)
+        config = tiny.config(tmp_path / name, **places, **settings)
+        if name == "whole":
+            train(config, QUIET)
+            continue
+        with monkeypatch.context() as broken:
+            at_step(broken, 4, raise_(Killed()))
+            with pytest.raises(Killed):
+                train(config, QUIET)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run = tmp_path / "here" / "run"
+    (tmp_path / "here" / "base").rename(tmp_path / "elsewhere" / "moved")
+    monkeypatch.setattr("finetune.material._precision", lambda config, _: config.train.precision)
+    with pytest.raises(ConfigError, match=r"base.*; a model that was moved is named by .* model="):
+        resume(run, [], QUIET)
+    resume(run, ["model=moved"], QUIET)
+    assert tiny.trace(run) == tiny.trace(tmp_path / "whole" / "run")
+    assert json.loads((run / "run.json").read_text())["precision"] == "float32"
+
+    (tmp_path / "here" / "rows.json").rename(tmp_path / "elsewhere" / "others.json")
+    moved = ["model=moved", "data.train.0.path=others.json", "train.epochs=3"]
+    with pytest.raises(ConfigError, match=r"data\.train .*weight"):
+        resume(run, [*moved, "data.train.0.weight=2.0"], QUIET)
+    resume(run, moved, QUIET)
+    assert json.loads((run / "result.json").read_text())["steps"] == 12
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [({"avx512_bf16": True}, "float32"), ({"amx_bf16": True}, "bfloat16"), ({}, "float32")],
+)
+def test_auto_takes_bfloat16_on_a_cpu_where_it_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], expected: str
+) -> None:
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
+    material = gather(tiny.config(tmp_path, train={"precision": "auto"}), "cpu")
+    assert (material.precision, material.device) == (expected, "cpu")
+
+
+def test_the_device_of_the_settings_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
+    path = tiny.written(tiny.config(tmp_path, train={"epochs": 0.3}), tmp_path / "c.toml")
+    monkeypatch.setenv("CHATAPP_DEVICE", "mps")
+    for command in (["train", str(path)], ["check", str(path)]):
+        refused = CliRunner().invoke(app, command)
+        assert refused.exit_code == 2
+        assert "device is 'mps', which torch cannot use here" in refused.stderr
+    monkeypatch.setenv("CHATAPP_DEVICE", "cpu")
+    monkeypatch.setattr("finetune.material._precision", lambda _, device: device)
+    monkeypatch.setattr("finetune.run._run", lambda material, _: Path(material.precision))
+    monkeypatch.setattr("finetune.material.torch.cuda.is_available", lambda: True)
+    assert CliRunner().invoke(app, ["train", str(path)]).stdout == "cpu\n"

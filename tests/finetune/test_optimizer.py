@@ -13,7 +13,7 @@ from chatapp.engine.folder import ModelFiles
 from finetune.adapters import choose_trained
 from finetune.config import Adapter, ConfigError, Train
 from finetune.data.packing import Rows
-from finetune.optimizer import MuonBesideAdamW, hidden_matrices, muon_beside_adamw
+from finetune.optimizer import MuonBesideAdamW, hidden_matrices, muon_beside_adamw, schedule
 
 SETTINGS: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
 
@@ -101,3 +101,15 @@ def test_sharded_matrices_are_refused(tmp_path: Path) -> None:
     trainer.is_fsdp_enabled = True
     with pytest.raises(ConfigError, match="muon needs whole matrices"):
         trainer.create_optimizer()
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
+def test_every_step_has_a_learning_rate(kind: str) -> None:
+    factor = schedule(kind, 3, 10)
+    rising, falling = [[factor(step) for step in part] for part in (range(3), range(3, 10))]
+    assert rising == pytest.approx([0.25, 0.5, 0.75])
+    assert falling[0] == 1.0
+    assert falling == sorted(falling, reverse=True)
+    assert all(each > 0 for each in falling)
+    assert factor(10) == (1.0 if kind == "constant" else pytest.approx(0.0, abs=1e-12))
+    assert [schedule(kind, 0, 2)(0), schedule(kind, 1, 1)(0)] == [1.0, 0.5]

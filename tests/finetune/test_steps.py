@@ -1,12 +1,20 @@
 """What a run's steps cost, measured on real ones that leave nothing behind."""
 
+import json
 from pathlib import Path
 
+import pytest
 import tiny_finetune as tiny
+from rich.console import Console
 from transformers import AutoModelForCausalLM
 
+from finetune.check import examine, show
+from finetune.config import FinetuneConfig
 from finetune.material import gather
-from finetune.steps import timed_steps
+from finetune.optimizer import schedule
+from finetune.report import header
+from finetune.run import train
+from finetune.steps import FEW_STEPS, steps_of_run, timed_steps, too_few
 
 
 def test_timed_steps(tmp_path: Path) -> None:
@@ -18,3 +26,36 @@ def test_timed_steps(tmp_path: Path) -> None:
     assert seconds > 0
     assert memory > 10**7
     assert not (tmp_path / "run").exists()
+
+
+def test_the_defaults_train_a_small_set_in_many_steps(tmp_path: Path) -> None:
+    tiny.base(tmp_path / "base")
+    config = FinetuneConfig.model_validate(
+        {
+            "model": str(tmp_path / "base"),
+            "output": str(tmp_path / "run"),
+            "data": {"train": str(tiny.pairs(tmp_path / "rows.json", 200))},
+        }
+    )
+    material = gather(config)
+    examples = material.data.examples
+    assert steps_of_run(config, material.data) == 2 * -(-examples // 8) >= FEW_STEPS
+    assert too_few(steps_of_run(config, material.data)) == ""
+    assert "about 8 examples a step" in "\n".join(header(material))
+
+
+def test_a_run_of_few_steps_is_warned_of(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path, train={"batch_size": 32})
+    told = "\n".join(header(gather(config)))
+    assert "2 steps are few to learn from; raise train.epochs, or lower train.batch_size" in told
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    show(examine(config), console)
+    assert "2 steps are few to learn from" in console.export_text()
+
+
+def test_the_first_step_learns(tmp_path: Path) -> None:
+    run = train(tiny.config(tmp_path, train={"warmup": 0.4}), Console(quiet=True))
+    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    rates = [row["learning_rate"] for row in rows if "l3" in row]
+    factor = schedule("cosine", 4, len(rates))
+    assert rates == pytest.approx([0.01 * factor(step) for step in range(len(rates))])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -23,8 +24,9 @@ from chatapp.prompting.segments import END_OF_TEXT, Segment
 from chatapp.prompting.template import CHAT, DialogueTemplate, save_template
 from finetune.config import FinetuneConfig, OptimizerName
 from finetune.data.batches import BucketSampler, collate
+from finetune.data.chats import Span
 from finetune.data.corpus import train_tokenizer
-from finetune.data.encoding import Encoded, Span
+from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows
 from finetune.objectives.l3 import L3
 from finetune.trainer import ObjectiveTrainer
@@ -153,6 +155,33 @@ def base(folder: Path, seed: int = 0, template: DialogueTemplate | None = CHAT) 
     gpt2(seed, vocab_size=size, n_positions=192, initializer_range=0.1).save_pretrained(folder)
     if template:
         save_template(template, folder)
+    return folder
+
+
+CHATML = """\
+{%- if messages[0].role != 'system' %}{{ '<|im_start|>system\\nBe good.<|im_end|>\\n' }}{% endif %}
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def chatml_base(folder: Path) -> Path:
+    """The folder of a tiny Llama whose tokenizer brings a chat template."""
+    base(folder, template=None)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "chat_template": CHATML,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    shape = {"max_position_embeddings": 256, "initializer_range": 0.1}
+    end = tokenizer.token_to_id("<|im_end|>")
+    model = llama(vocab_size=tokenizer.get_vocab_size(), eos_token_id=end, **shape)
+    model.save_pretrained(folder)
     return folder
 
 

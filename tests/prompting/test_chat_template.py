@@ -186,6 +186,36 @@ def test_what_ends_a_reply() -> None:
             "takes more than 200,000 steps",
         ),
         ("{{ 'a' * 100000000000 }}", "multiplies a text to more than a million"),
+        ("{{ 10 ** 10 ** 10 }}", "raises a number to a power"),
+        ("{{ 'a'.ljust(100000000000) }}", "fills a text up to more than a million"),
+        ("{{ 'a' | center(100000000000) }}", "fills a text up to more than a million"),
+        ("{{ messages[0].content.zfill(100000000000) }}", "fills a text up"),
+        ("{{ '%99999999999d' % 1 }}", "formats a text to more than a million"),
+        ("{{ '{:>99999999999}'.format('a') }}", "formats a text to more than a million"),
+        ("{{ '%99999999999d' | format(1) }}", "formats a text to more than a million"),
+        (
+            "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}"
+            "{% endfor %}{{ n.x }}",
+            "makes a text of more than 20,000,000 characters",
+        ),
+        (
+            "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}"
+            "{% endfor %}",
+            "makes a text of more than 20,000,000 characters",
+        ),
+        (
+            "{% set x = 'a' * 900000 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+            "makes a text of more than 20,000,000 characters",
+        ),
+        (
+            "{% set x = 'a' * 900000 %}{% for i in range(99999) %}{% set y = x | upper | lower %}"
+            "{% endfor %}",
+            "takes more than 5 seconds",
+        ),
+        ("{{ '{0.__class__.__mro__}'.format(messages) }}", "refuses this chat: access to attr"),
+        ("{{ (messages | attr('__class__')).mro() }}", "refuses this chat|fails"),
+        ("{{ cycler.__init__.__globals__ }}", "refuses this chat"),
+        ("{{ self._TemplateReference__context.environment }}", "refuses this chat: access to"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: RecursionError"),
         ("{{ ''.__class__.__mro__ }}", "refuses this chat: access to attribute '__class__'"),
         ("{{ messages.append(1) }}", "refuses this chat"),

@@ -70,6 +70,11 @@ class Driver:
         return [view.note for view in self.transcript.views]
 
     @property
+    def notices(self) -> list[str]:
+        """What was said in passing and is still to be seen."""
+        return [notification.message for notification in self.app._notifications]
+
+    @property
     def problem(self) -> str:
         """The line above the prompt."""
         line = self.chat.query_one("#problem")
@@ -106,6 +111,7 @@ class Driver:
 
     async def say(self, text: str) -> None:
         """Write a message, send it, and wait for the end of its reply."""
+        self.chat.set_focus(self.prompt)
         self.prompt.text = text
         await self.press("enter")
         await self.idle()

@@ -1,5 +1,6 @@
 """All branches of a chat are shown in order, and any of them can be gone to."""
 
+import pytest
 from conftest import Driver, OpenApp, fill
 from fakes import ScriptedModel
 from textual.widgets import OptionList
@@ -63,8 +64,9 @@ async def test_ctrl_b_goes_to_any_branch(open_app: OpenApp, store: Store) -> Non
         assert driver.app.screen.query_one(OptionList).highlighted == 4
         await driver.press("up", "up", "up", "enter")
         await driver.until(lambda: driver.texts == ["Hello", "First."])
-        assert driver.app.focused is driver.transcript.views[-1]
-        await driver.press("escape", *"/branches", "enter")
+        assert driver.transcript.marked is driver.transcript.views[-1]
+        assert driver.prompt.has_focus  # what is typed next is a message, no command
+        await driver.press(*"/branches", "enter")
         await rows(driver)
         await driver.press("end", "enter")
         await driver.until(lambda: len(driver.texts) == 4)
@@ -78,3 +80,20 @@ async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -
         await driver.until(lambda: "cannot be used" in driver.screen_text)
         await driver.press("escape")
         assert driver.app.screen is driver.chat
+
+
+@pytest.mark.parametrize("size", [(60, 20), (100, 30)])
+async def test_a_tree_taller_than_the_window_scrolls_inside_its_box(
+    open_app: OpenApp, store: Store, size: tuple[int, int]
+) -> None:
+    chat_id = fill(store, [f"item{number}" for number in range(80)])
+    async with open_app(chat_id=chat_id, size=size) as driver:
+        await driver.press("ctrl+b")
+        await rows(driver)
+        await driver.settle()
+        assert "item79" in driver.screen_text, "the highlighted row"
+        assert "Enter goes there" in driver.screen_text
+        screen = driver.app.screen
+        box, options = screen.query_one(".dialog"), screen.query_one(OptionList)
+        assert box.content_region.contains_region(options.region)
+        assert box.content_region.contains_region(screen.query_one(".hint").region)

@@ -42,10 +42,11 @@ async def test_w_writes_what_it_should_have_been(open_app: OpenApp, store: Store
         await driver.say("Hello")
         await driver.press("ctrl+up", "w")
         assert driver.prompt.text == FOREIGN
-        assert "What the reply should have been" in driver.screen_text
+        assert "What it should have been" in driver.screen_text
         await driver.press("end", *" y", "enter")
         assert store.feedback(1)[2].correction == FOREIGN + " y"
         assert header(driver) == "Assistant  corrected"
+        assert "Should have been: [b]x[/b] ␛[2J" in driver.screen_text
         assert driver.texts == ["Hello", FOREIGN]
         assert (driver.prompt.text, driver.prompt.editing) == ("", None)
         await driver.press("ctrl+up", "w")
@@ -54,6 +55,7 @@ async def test_w_writes_what_it_should_have_been(open_app: OpenApp, store: Store
         assert driver.prompt.text == ""
         await driver.press("ctrl+up", "w", "end", "backspace", "backspace", "enter")
         assert store.feedback(1) == {}  # its own words again
+        assert "Should have been" not in driver.screen_text
         await driver.say("Go on")
         assert driver.texts == ["Hello", FOREIGN, "Go on", "More."]
 
@@ -63,10 +65,11 @@ async def test_k_ranks_the_versions(open_app: OpenApp, store: Store) -> None:
         await driver.say("Hello")
         await driver.press("ctrl+up", "k")
         assert driver.app.screen is driver.chat  # there is nothing to rank
+        assert "only this one version" in driver.notices[-1]
         for _ in range(2):
-            await driver.press("ctrl+up", "r")
+            await driver.press("r")  # the focus stays on the reply
             await driver.idle()
-        await driver.press("ctrl+up", "k")
+        await driver.press("k")
         await driver.until(lambda: isinstance(driver.app.screen, RankScreen))
         options = driver.app.screen.query_one(OptionList)
         assert [str(option.prompt)[:4] for option in options.options] == ["1  F", "2  [", "3  T"]
@@ -86,6 +89,17 @@ async def test_k_ranks_the_versions(open_app: OpenApp, store: Store) -> None:
         assert store.feedback(1)[4] == Feedback(4, "Third.", 0, 1, None)
 
 
+async def test_an_emptied_correction_is_withdrawn(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel(["No."])) as driver:
+        await driver.say("Hello")
+        await driver.press("ctrl+up", "w", *"pe", "enter")
+        assert store.feedback(1)[2].correction == "No.pe"
+        await driver.press("ctrl+up", "w", *["backspace"] * 5, "enter")
+        assert store.feedback(1) == {}
+        assert (driver.prompt.text, driver.prompt.editing) == ("", None)
+        assert "corrected" not in header(driver)
+
+
 @pytest.mark.parametrize("keys", [["plus"], ["w"], ["k"]])
 async def test_a_store_that_goes_away_is_told_in_words(
     open_app: OpenApp, store: Store, keys: list[str]
@@ -95,7 +109,7 @@ async def test_a_store_that_goes_away_is_told_in_words(
         await driver.press("ctrl+up", "r")
         await driver.idle()
         store.close()
-        await driver.press("ctrl+up", *keys)
+        await driver.press(*keys)
         await driver.until(lambda: "cannot be used" in driver.problem)
 
 

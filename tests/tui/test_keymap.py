@@ -49,10 +49,11 @@ async def test_the_keys_of_the_settings_are_in_force(open_app: OpenApp) -> None:
         await driver.idle()
         assert driver.texts == ["a\nb", "One."]
         await driver.press("ctrl+up", "r")
-        await driver.press("g")
+        assert driver.prompt.text == "r", "no command any more"
+        await driver.press("backspace", "ctrl+up", "g")
         await driver.idle()
         assert driver.texts == ["a\nb", "Two."]
-        await driver.press("ctrl+up", "G")
+        await driver.press("G")
         await driver.idle()
         assert driver.texts == ["a\nb", "Three."]
         await driver.press("f9")

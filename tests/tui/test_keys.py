@@ -239,6 +239,21 @@ async def test_ctrl_c_neither_quits_nor_loses_text(open_app: OpenApp) -> None:
         assert driver.app.clipboard == "Hello"
 
 
+async def test_ctrl_c_stops_a_reply_and_a_second_one_says_how_to_leave(
+    open_app: OpenApp, store: Store
+) -> None:
+    async with open_app(ScriptedModel(["word " * 500], delay=0.005)) as driver:
+        await driver.press(*"Go", "enter")
+        await driver.until(lambda: "word word" in driver.screen_text)
+        await driver.press("ctrl+c")
+        assert not driver.notices
+        await driver.idle()
+        assert store.path(1)[-1].status == "stopped"
+        await driver.press("ctrl+c")
+        assert "quit" in driver.notices[-1]
+        assert not driver.app._exit
+
+
 async def test_up_and_down_recall_earlier_inputs(open_app: OpenApp, store: Store) -> None:
     fill(store, ["older", "reply", "newer\nof two lines", "reply"])
     async with open_app() as driver:
@@ -300,12 +315,14 @@ async def test_messages_are_reached_by_keyboard(open_app: OpenApp) -> None:
 async def test_r_regenerates_and_arrows_move_between_versions(open_app: OpenApp) -> None:
     async with open_app(ScriptedModel(["First.", "Second.", "Third."])) as driver:
         await driver.say("Hello")
+        await driver.press("ctrl+up")
         for _ in range(2):
-            await driver.press("ctrl+up", "r")
+            await driver.press("r")
             await driver.idle()
         assert driver.texts == ["Hello", "Third."]
+        assert driver.prompt.text == ""
         assert "‹ 3/3 ›" in driver.screen_text
-        await driver.press("ctrl+up", "left")
+        await driver.press("left")
         await driver.until(lambda: driver.texts == ["Hello", "Second."])
         assert "‹ 2/3 ›" in driver.screen_text
         await driver.press("left")
@@ -324,7 +341,7 @@ async def test_arrows_in_an_empty_prompt_move_between_versions(open_app: OpenApp
         assert driver.texts == ["Hello", "First."]
         await driver.press("ctrl+up", "r")
         await driver.idle()
-        await driver.press("left")
+        await driver.press("escape", "left")
         await driver.until(lambda: driver.texts == ["Hello", "First."])
         await driver.press("right")
         await driver.until(lambda: driver.texts == ["Hello", "Second."])
@@ -596,15 +613,37 @@ async def test_a_found_chat_opens_at_what_was_found(open_app: OpenApp, store: St
         await driver.press("ctrl+o", *"item7x")
         await listed(driver)
         await driver.press("enter")
-        await driver.until(lambda: isinstance(driver.app.focused, MessageView))
-        assert driver.app.focused.message.text == "item7x"
+        await driver.until(lambda: driver.transcript.marked)
+        assert driver.transcript.marked.message.text == "item7x"
         assert "item7x" in driver.screen_text
         assert len(driver.texts) < 200
         await driver.press("ctrl+o", *"albatross")
         await listed(driver)
         await driver.press("enter")
         await driver.until(lambda: driver.texts == ["Start", "An albatross."])
-        assert driver.app.focused.message.id == other.id
+        assert driver.transcript.marked.message.id == other.id
+        await driver.press(*"write a poem")
+        assert driver.prompt.text == "write a poem"
+        await driver.press(*["backspace"] * 12, "ctrl+up")
+        assert driver.app.focused.message.id == other.id, "from the prompt to what was found"
+
+
+async def test_letters_that_are_no_command_of_a_message_go_to_the_prompt(
+    open_app: OpenApp,
+) -> None:
+    async with open_app() as driver:
+        await driver.say("Hello")
+        await driver.press("ctrl+up", *"hello, world")
+        assert driver.prompt.text == "hello, world"
+
+
+@pytest.mark.parametrize("key", ["plus", "minus", "w", "c", "k"])
+async def test_a_command_that_a_message_has_not_says_why(open_app: OpenApp, key: str) -> None:
+    async with open_app() as driver:
+        await driver.say("Hello")
+        await driver.press("ctrl+up", "up", key)
+        assert driver.notices == ["That is for replies: this message is your own."]
+        assert driver.prompt.text == ""
 
 
 @pytest.mark.parametrize("key", ["n", "a", "d", "u"])

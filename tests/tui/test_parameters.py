@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import Driver, OpenApp
 from fakes import ScriptedModel
+from textual.events import Key
 from textual.widgets import Static
 
 from chatapp.dialogue.store import Basis
@@ -34,6 +35,20 @@ async def open_parameters(driver: Driver, **values: str) -> None:
     await driver.until(lambda: isinstance(driver.app.screen, ParametersScreen))
     for name, value in values.items():
         field(driver, name).value = value
+
+
+async def test_keys_typed_fast_go_to_the_field_that_has_the_focus_by_then(
+    open_app: OpenApp,
+) -> None:
+    async with open_app() as driver:
+        await open_parameters(driver)
+        names = [field.id for field in driver.app.screen.query(Field)]
+        field(driver, names[1]).value = ""
+        for key in ("home", "down", "5", "up", "7"):  # all before any of them is handled
+            driver.app.post_message(Key(key, key if key.isdigit() else None))
+        await driver.settle()
+        assert field(driver, names[1]).value == "5"
+        assert field(driver, names[0]).value.startswith("7")
 
 
 async def test_presets_are_kept_loaded_and_removed(open_app: OpenApp) -> None:

@@ -27,7 +27,7 @@ def notices(driver: Driver) -> list[str]:
     return [notification.message for notification in driver.app._notifications]
 
 
-@pytest.mark.parametrize("text", ["/usr/bin", "/ new", " /new", "/", "new", "//", "/New", "/a1"])
+@pytest.mark.parametrize("text", ["/usr/bin", "/ new", " /new", "/", "new", "//", "/a1"])
 def test_what_is_a_message(text: str) -> None:
     assert not is_command(text)
 
@@ -298,3 +298,10 @@ async def test_title_and_export(open_app: OpenApp, store: Store, tmp_path: Path)
         await order(driver, f"/export {tmp_path / 'chat.txt'}")
         await driver.until(lambda: "has to end in .md, .json or .jsonl" in driver.problem)
         assert not (tmp_path / "chat.txt").exists()
+
+
+async def test_capitals_make_no_message_of_a_command(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press(*"/HELP", "enter")
+        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        assert driver.texts == []

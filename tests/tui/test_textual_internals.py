@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 from textual import keys
+from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.document._document import Document
 from textual.document._wrapped_document import WrappedDocument
+from textual.events import Key
 from textual.widget import Widget
 from textual.widgets import TextArea, _markdown
 from textual_serve.server import Server
 
 import chatapp.tui
+from chatapp.tui.textual_internals import know_alt_enter
 
 INTERNALS = "chatapp.tui.textual_internals"
 BROWSER = "chatapp.tui.browser"
@@ -108,3 +111,9 @@ def test_other_modules_use_none(module: str) -> None:
     for node, kind in own_classes(module):
         clashes = of_itself(node) & private_names_of_textual(kind)
         assert not clashes, f"{kind.__name__} uses {clashes}, which are names of Textual's own"
+
+
+def test_alt_enter_is_told_from_enter() -> None:
+    know_alt_enter()
+    keys = [event.key for event in XTermParser().feed("a\x1b\rb\r") if isinstance(event, Key)]
+    assert keys == ["a", "alt+enter", "b", "enter"]

@@ -6,6 +6,7 @@ whole messages, and an index and counts that agree with them.
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from chatapp.dialogue.store.database import Database, StoreError
@@ -69,7 +70,7 @@ class ChatStore(Database):
         """A chat by its id."""
         row = self._row(
             "SELECT id, title, system, template, model, created, updated, leaf_id, archived,"
-            " deleted, prompt, asked_template, markdown FROM chats WHERE id = ?",
+            " deleted, prompt, asked_template, markdown, chosen FROM chats WHERE id = ?",
             (chat_id,),
             f"there is no chat {chat_id}",
         )
@@ -131,6 +132,10 @@ class ChatStore(Database):
     def set_markdown(self, chat_id: int, markdown: bool) -> None:
         """Show the chat's replies as Markdown, or as they are written."""
         self._change_chat(chat_id, "markdown", int(markdown))
+
+    def set_chosen(self, chat_id: int, chosen: Mapping[str, object]) -> None:
+        """Draw the chat's replies with these sampling parameters, by name."""
+        self._change_chat(chat_id, "chosen", json.dumps(dict(chosen)))
 
     def bin_chat(self, chat_id: int) -> None:
         """Delete a chat in such a way that `restore_chat` brings it back within a day."""
@@ -288,7 +293,8 @@ class ChatStore(Database):
     ) -> int:
         """Record what the reply `message_id` is generated from; returns the generation's id."""
         with self.transaction():
-            self.message(message_id)
+            chat_id = self.message(message_id).chat_id
+            self._change_chat(chat_id, "model", model)
             return self._insert(
                 "INSERT INTO turns (message_id, model, template, prompt, sampling, seed, created)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",

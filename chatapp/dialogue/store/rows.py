@@ -6,7 +6,7 @@ name its columns in any order, and a column that is added later is in nobody's w
 
 import json
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from chatapp.prompting.messages import Role
@@ -34,7 +34,8 @@ class Chat:
     """A chat without its messages. Times are unix seconds; `leaf_id` ends its current path.
 
     deleted: when it was put into the bin; None while it was not. For system, prompt and
-    asked_template see `Basis`. markdown: its replies are shown as Markdown.
+    asked_template see `Basis`. markdown: its replies are shown as Markdown. model: what its last
+    reply came from. chosen: the sampling parameters set for it, by name.
     """
 
     id: int
@@ -50,12 +51,13 @@ class Chat:
     prompt: str = ""
     asked_template: str = ""
     markdown: bool = False
+    chosen: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> "Chat":
-        """A row of `chats`."""
+        """A row of `chats`, whose chosen parameters are JSON."""
         flags = {name: bool(row[name]) for name in ("archived", "markdown")}
-        return cls(**{**row, **flags})
+        return cls(**{**row, **flags, "chosen": json.loads(row["chosen"])})
 
     @property
     def basis(self) -> Basis:

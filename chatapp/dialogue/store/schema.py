@@ -110,5 +110,12 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
             thoughts = substr(thoughts, 1, instr(thoughts, '</think>') - 1)
             WHERE instr(thoughts, '</think>') > 0""",
     ),
+    "a chat's own model and sampling": (
+        "ALTER TABLE chats ADD COLUMN chosen TEXT NOT NULL DEFAULT '{}'",
+        # It was the model that the chat began with.
+        """UPDATE chats SET model = coalesce(
+            (SELECT turns.model FROM turns JOIN messages ON messages.id = turns.message_id
+                WHERE messages.chat_id = chats.id ORDER BY turns.id DESC LIMIT 1), model)""",
+    ),
 }
 """By name, in the order in which they are run: the statements of each."""

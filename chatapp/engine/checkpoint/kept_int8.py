@@ -12,7 +12,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from chatapp.engine.checkpoint.safetensors import open_weights, weight_files
+from chatapp.engine.checkpoint.safetensors import open_weights
+from chatapp.engine.checkpoint.tensors import weight_sources
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles
 from chatapp.paths import cache_dir
@@ -51,7 +52,7 @@ def kept_int8(files: ModelFiles, quantise: Callable[[], Weights]) -> Weights:
 
 def _state(files: ModelFiles) -> list[tuple[str, int, int]]:
     """Name, size and time of what the weights are read from."""
-    sources = [files.config_file, *weight_files(files.path)]
+    sources = dict.fromkeys([files.config_file, *weight_sources(files)])
     return [(s.name, stat.st_size, stat.st_mtime_ns) for s in sources for stat in [s.stat()]]
 
 

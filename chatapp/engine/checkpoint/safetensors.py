@@ -7,12 +7,12 @@ of torch, so that a folder can be described before torch is loaded.
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatapp.engine.errors import ModelError
+from chatapp.engine.tensor_header import TensorHeader
 from chatapp.userfiles import read_json_object
 
 if TYPE_CHECKING:
@@ -28,19 +28,6 @@ _BUFFER = re.compile(
     r"|(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias)"
     r"|(\w+\.)*layers\.\d+\.(attention|self_attn)\.rotary_emb\.inv_freq"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
-    """What a file of weights says of a tensor before it is read.
-
-    dtype: in the names of safetensors: "F32", "F16", "BF16" …
-    """
-
-    file: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 def weight_files(folder: Path) -> list[Path]:

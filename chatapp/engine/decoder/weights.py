@@ -10,17 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chatapp.engine.checkpoint.safetensors import (
-    TensorHeader,
-    is_buffer,
-    read_tensors,
-    weight_files,
-)
+from chatapp.engine.checkpoint.safetensors import is_buffer
+from chatapp.engine.checkpoint.tensors import stored_tensors, weight_sources
 from chatapp.engine.decoder.architecture import Architecture, Part
 from chatapp.engine.decoder.families import family_of
 from chatapp.engine.decoder.families.family import Family
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles
+from chatapp.engine.tensor_header import TensorHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ def read_weights(files: ModelFiles, architecture: Architecture) -> Iterator[tupl
     known = awaited | _pieces_of(family, architecture, architecture.output)
     unfinished: dict[str, dict[int, Tensor]] = {}
     ends: dict[str, Tensor] = {}
-    for header, read in read_tensors(files.path):
+    for header, read in stored_tensors(files, known):
         if is_buffer(header.name):
             continue
         name = header.name if header.name in known else family.prefix + header.name
@@ -69,7 +66,7 @@ def read_weights(files: ModelFiles, architecture: Architecture) -> Iterator[tupl
         else:
             yield piece.part.name, tensor
     for name in awaited:
-        sources = weight_files(files.path)
+        sources = weight_sources(files)
         where = sources[0] if len(sources) == 1 else files.path
         raise ModelError(f"{where}: tensor {name!r} is missing")
     own = ends.get("head.weight")

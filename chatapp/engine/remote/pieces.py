@@ -30,7 +30,7 @@ class TextPieces:
         self._lock = threading.Lock()
         self.size = 1
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
         return [self.token(piece) for piece in self._PIECE.findall(text)]
 
     def token(self, piece: str) -> int:

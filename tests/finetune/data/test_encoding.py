@@ -11,13 +11,9 @@ from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Segment, text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, TEMPLATES, DialogueTemplate
 from finetune.config import TooLong
+from finetune.data.chats import Span
 from finetune.data.corpus import train_tokenizer
-from finetune.data.encoding import (
-    Encoded,
-    ExampleEncoder,
-    ExampleTooLong,
-    Span,
-)
+from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
 from finetune.data.formats import TrainingExample, chat_example
 
 BPE = BPETokenizer(
@@ -121,9 +117,9 @@ def test_pieces_are_the_ids_and_the_prompt_is_a_prefix(example: TrainingExample,
     template = TEMPLATES[name]
     encoder = ExampleEncoder(template, BPE, 10_000)
     (encoded,) = encoder.encode(example)
-    pieces = encoder.pieces(example.messages)
-    assert [id for _, ids in pieces for id in ids] == encoded.ids.tolist()
-    assert [int(span) for span, ids in pieces for _ in ids] == encoded.spans.tolist()
+    (pieces,) = encoder.chats.encode(example.messages)
+    assert [id for piece in pieces for id in piece.ids] == encoded.ids.tolist()
+    assert [int(piece.span) for piece in pieces for _ in piece.ids] == encoded.spans.tolist()
     # The text is that of the rendered chat, up to the end of its last reply.
     rendered = text_of(s for s in template.render(example.messages) if s.kind != "end")
     assert rendered.startswith(BPE.decode(encoded.ids.tolist()))

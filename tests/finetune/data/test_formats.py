@@ -63,6 +63,22 @@ LAYOUTS: list[tuple[str, dict[str, Any], tuple[Message, ...]]] = [
         {"conversations": SHARED},
         (Message("system", "Be brief."), user("hi"), assistant("hello")),
     ),
+    (
+        "ShareGPT",
+        {"conversations": SHARED[1:], "system": "Be kind."},
+        (Message("system", "Be kind."), user("hi"), assistant("hello")),
+    ),
+    ("OpenAI messages", {"messages": TURNS, "system": ""}, (user("hi"), assistant("hello"))),
+    (
+        "Alpaca",
+        {"instruction": "c", "output": "d", "system": "s", "history": [["a", "b"]]},
+        (Message("system", "s"), user("a"), assistant("b"), user("c"), assistant("d")),
+    ),
+    (
+        "prompt/response",
+        {"prompt": "c", "response": "d", "history": []},
+        (user("c"), assistant("d")),
+    ),
     ("ShareGPT", {"messages": SHARED[1:]}, (user("hi"), assistant("hello"))),
     ("prompt/completion", {"prompt": "a", "completion": "b"}, (user("a"), assistant("b"))),
     ("prompt/response", {"prompt": "a", "response": "b"}, (user("a"), assistant("b"))),
@@ -104,6 +120,13 @@ def test_labels_stay_strings() -> None:
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"instruction": "a", "input": "b"}, "unknown layout", "there are 'instruction', 'input'"),
     ({}, "unknown layout", "there are none"),
+    ({"messages": SHARED, "system": "s"}, "two system messages", "which is from 'system' too"),
+    ({"prompt": "a", "completion": "b", "history": "x"}, "bad history", "expected pairs of texts"),
+    (
+        {"prompt": "a", "completion": "b", "history": [["a", "b"], ["c"]]},
+        "bad history",
+        "expected pairs of texts",
+    ),
     ({"a": "b"}, "unknown layout", "question and answer, input and output, messages, convers"),
     ({"text": "a", "label": "yes"}, "no instruction", "data of a classification task"),
     ({"instruction": "a", "output": ""}, "empty output", "'output' is empty"),

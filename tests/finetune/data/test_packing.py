@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from finetune.config import AuxSpan
 from finetune.data.batches import BucketSampler, collate
-from finetune.data.encoding import Encoded, Span
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows, aux_labels, pack, response_labels
 
 T, P, R = Span.TEMPLATE, Span.PROMPT, Span.RESPONSE

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from chatapp.prompting.template import ALPACA, CHAT, save_template
 from finetune.config import ConfigError, Data
-from finetune.data.encoding import Encoded, Span
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded
 from finetune.data.preparation import HELD_OUT, Prepared, choose_template, prepare
 
 Rows = list[dict[str, Any]]
@@ -258,11 +259,16 @@ def test_nothing_measured_is_learned_and_every_row_is_counted(
 
 def test_the_template_of_a_run(tmp_path: Path) -> None:
     def chosen(name: str) -> str:
-        return choose_template(Data.model_validate({"train": "x", "template": name}), tmp_path).name
+        data = Data.model_validate({"train": "x", "template": name})
+        return choose_template(data, tmp_path, ["<|im_end|>"]).name
 
+    (tmp_path / "config.json").write_text("{}")
     assert chosen("alpaca") == "alpaca"
     with pytest.raises(ConfigError, match="this model brings no dialogue template"):
         chosen("")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>")
+    assert chosen("") == chosen("own") == "own"
+    assert chosen("alpaca") == "alpaca"
     save_template(ALPACA, tmp_path)
     assert chosen("") == "alpaca"
     with pytest.raises(ConfigError, match="there are plain, alpaca, chat; did you mean 'alpaca'"):
@@ -270,3 +276,12 @@ def test_the_template_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "chatapp_template.json").write_text("{")
     with pytest.raises(ConfigError, match="is not valid JSON"):
         chosen("")
+
+
+def test_an_empty_file_and_a_misspelt_path_are_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text("")
+    with pytest.raises(ConfigError, match=r"no row is left .*rows\.json holds no row"):
+        made(train=str(tmp_path / "rows.json"))
+    (tmp_path / "instructions").mkdir()
+    with pytest.raises(ConfigError, match=r"no such file or folder; did you mean 'instructions'"):
+        made(train=str(tmp_path / "instrctions"))

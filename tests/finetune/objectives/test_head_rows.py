@@ -99,3 +99,5 @@ def test_an_unknown_label_names_its_row(tokenizer: Any, task: str, label: str) -
 def test_labels_are_sorted_and_numbers_by_value() -> None:
     rows = [row(label=label) for label in ("10", "9", "2", "b", "a", "2")]
     assert classes(rows) == ("2", "9", "10", "a", "b")
+    words = ("World", "Sports", "Tech", "Business")
+    assert classes([row(label=word) for word in words]) == tuple(sorted(words))

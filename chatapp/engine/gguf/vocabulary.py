@@ -51,10 +51,11 @@ _GPT4O = (
 _CJK = "[一-龥ࠀ-一가-\ud7ff]+"
 _SENTENCES = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
-# Each pattern cuts further what those before it left.
+_LLAMA3_NAMES = tuple("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2".split())
+
 _DIGIT_THEN_GPT2 = (r"\p{N}", _GPT2)
 _QWEN2 = (_LLAMA3.replace("{1,3}", ""),)
-_PATTERNS: Mapping[str, tuple[str, ...]] = {
+PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     **dict.fromkeys(
         (
@@ -66,8 +67,8 @@ _PATTERNS: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(
         (
-            *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
-            *("lfm2", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"),
+            *_LLAMA3_NAMES,
+            *("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"),
         ),
         (_LLAMA3,),
     ),
@@ -94,9 +95,13 @@ _PATTERNS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), (_SENTENCES,)),
     "viking": (_SENTENCES, r"\p{N}"),
 }
+"""The patterns of each way of cutting by its name: each cuts further what those before it left."""
 
 # Their vocabularies hold whole words that no merge leads to.
-_WHOLE_WORDS_FIRST = frozenset(("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o", "llama4"))
+_WHOLE_WORDS_FIRST = frozenset((*_LLAMA3_NAMES, "tekken", "gpt-4o", "llama4"))
+
+# Their texts begin with the beginning-of-text token.
+_BEGIN = frozenset((*_LLAMA3_NAMES, "tekken"))
 
 _SPACE = "▁"
 
@@ -112,6 +117,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> tokenizers.Token
     if not tokens:
         raise ModelError(f"{origin}: there is no vocabulary; expected tokenizer.ggml.tokens")
     types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
+    # Those at the end only make the model's matrix larger.
+    used = max((id for id, type in enumerate(types) if type != TokenType.UNUSED), default=-1) + 1
+    tokens, types = tokens[:used], types[:used]
     if kind == "gpt2":
         tokenizer = _byte_level(metadata, tokens, origin)
     elif kind == "llama":
@@ -138,14 +146,28 @@ def gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> tokenizers.Token
     return tokenizer
 
 
+def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
+    """What cuts texts in one of the ways of `PRE_TOKENIZERS`."""
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name]]
+    return pre_tokenizers.Sequence(
+        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+
+
+def begins_texts(metadata: Mapping[str, Any]) -> bool:
+    """Whether texts begin with the beginning-of-text token where the file does not say so."""
+    is_sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
+    return is_sentencepiece or metadata.get("tokenizer.ggml.pre") in _BEGIN
+
+
 def _byte_level(
     metadata: Mapping[str, Any], tokens: Sequence[str], origin: str
 ) -> tokenizers.Tokenizer:
     name = metadata.get("tokenizer.ggml.pre", "default")
-    if name not in _PATTERNS:
+    if name not in PRE_TOKENIZERS:
         raise ModelError(
             f"{origin}: tokenizer.ggml.pre is {name!r}, a way of cutting texts that is not "
-            f"known here{did_you_mean(str(name), _PATTERNS)}"
+            f"known here{did_you_mean(str(name), PRE_TOKENIZERS)}"
         )
     vocabulary = {token: id for id, token in enumerate(tokens)}
     merges = []
@@ -158,10 +180,7 @@ def _byte_level(
     tokenizer = tokenizers.Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in _WHOLE_WORDS_FIRST)
     )
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[name]]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizer(name)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -170,13 +189,13 @@ def _sentencepiece(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], origin: str
 ) -> tokenizers.Tokenizer:
     scores = metadata.get("tokenizer.ggml.scores")
-    if scores is None or len(scores) != len(tokens):
+    if scores is None or len(scores) < len(tokens):
         raise ModelError(f"{origin}: tokenizer.ggml.scores does not have a score a token")
     vocabulary = {token: id for id, token in enumerate(tokens)}
     unknown = int(metadata.get("tokenizer.ggml.unknown_token_id", 0))
     normal = {
         token: float(score)
-        for token, score, type in zip(tokens, scores, types, strict=True)
+        for token, score, type in zip(tokens, scores, types, strict=False)
         if type == TokenType.NORMAL
     }
     tokenizer = tokenizers.Tokenizer(

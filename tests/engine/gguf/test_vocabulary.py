@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf_files import write_file
 from tokenizers import Tokenizer
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.gguf_file import GGUFFile
-from chatapp.engine.vocabulary import TokenType, gguf_tokenizer
+from chatapp.engine.gguf.file import GGUFFile
+from chatapp.engine.gguf.vocabulary import TokenType, gguf_tokenizer
+from chatapp.engine.tokenizer_files import read_tokenizer
 
 LETTERS = [*"abcdehlorstuw", "Ġ", "1", "2", "!"]
 BYTE_LEVEL: dict[str, Any] = {
@@ -94,3 +96,29 @@ def test_vocabularies_of_real_models(path: Path | None) -> None:
     expected = [[int(id) for id in line.split()] for line in lines]
     for text, ids in zip(texts, expected, strict=True):
         assert tokenizer.encode(text, add_special_tokens=False).ids == ids, text
+
+
+def test_a_text_that_goes_on_gets_no_space_before_it(tmp_path: Path) -> None:
+    pieces = {**PIECES, "c": -8.0, "<0x0A>": 0.0}
+    types = [TokenType.UNKNOWN, TokenType.CONTROL, *[TokenType.NORMAL] * 6, TokenType.BYTE]
+    keys: dict[str, Any] = {
+        "tokenizer.ggml.tokens": list(pieces),
+        "tokenizer.ggml.scores": list(pieces.values()),
+        "tokenizer.ggml.token_type": [int(type) for type in types],
+    }
+
+    def more(writer: Any) -> None:
+        writer.add_tokenizer_model("llama")
+        for key, values in keys.items():
+            writer.add_array(key, values)
+        writer.add_eos_token_id(1)
+
+    path = write_file(tmp_path / "a.gguf", {"general.architecture": "llama"}, {}, more=more)
+    tokenizer = read_tokenizer(str(path))
+    whole = tokenizer.encode("ab ab")
+    assert tokenizer.encode("ab") + tokenizer.encode(" ab", begins=False) == whole
+    assert tokenizer.encode("ab", begins=False) == [list(pieces).index("ab")]
+    stream = tokenizer.stream()
+    text = "".join(stream.push(id) for id in tokenizer.encode(" ab", begins=False))
+    assert text + stream.flush() == " ab"
+    assert tokenizer.decode(whole) == "ab ab"

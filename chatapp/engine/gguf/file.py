@@ -1,26 +1,27 @@
 """A GGUF file: its metadata and its tensors, read by the gguf package.
 
 Keep: the file is mapped, not copied; a tensor is converted when it is asked for, and whatever is
-wrong with the file is one sentence that names it.
+wrong with the file is one sentence that names it. Free of torch until a tensor is read.
 """
 
+import re
 import struct
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from gguf import GGUFReader, GGUFValueType
 from gguf.gguf_reader import ReaderField
 from gguf.quants import dequantize
-from torch import Tensor
+from numpy.typing import NDArray
 
 from chatapp.engine.errors import ModelError
 from chatapp.userfiles import did_you_mean, reason
 
-SUFFIX = ".gguf"
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class _Reader(GGUFReader):
@@ -63,6 +64,10 @@ class GGUFFile:
         except OSError as error:
             raise ModelError(f"{path}: cannot be read: {reason(error)}") from None
         except (ValueError, KeyError, IndexError, struct.error, OverflowError) as error:
+            if kind := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
+                raise ModelError(
+                    f"{path}: a tensor is stored as type {kind[1]}, which is not known here"
+                ) from None
             raise ModelError(
                 f"{path}: is no GGUF file, or is cut short; get the file again ({reason(error)})"
             ) from None
@@ -86,8 +91,14 @@ class GGUFFile:
         """How a tensor is stored: F32, F16, Q4_1, … Raises ModelError for an unknown one."""
         return str(self._tensor(name).tensor_type.name)
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> "Tensor":
         """A tensor in float32. Raises ModelError when it cannot be read."""
+        import torch
+
+        return torch.from_numpy(self.array(name))
+
+    def array(self, name: str) -> NDArray[np.float32]:
+        """As `read`, without torch."""
         tensor = self._tensor(name)
         try:
             values = dequantize(tensor.data, tensor.tensor_type)
@@ -95,7 +106,7 @@ class GGUFFile:
             raise ModelError(
                 f"{self.path}: tensor {name!r} is stored as {self.kind(name)}, which cannot be read"
             ) from None
-        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(self.shape(name))
+        return np.array(values, dtype=np.float32).reshape(self.shape(name))
 
     def _tensor(self, name: str) -> Any:
         try:

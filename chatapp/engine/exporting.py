@@ -1,0 +1,220 @@
+"""A model of any layout written as one GGUF file, for llama.cpp and what is built on it.
+
+Keep: the file is there whole or not at all; read again, it says what the model says, or it is not
+written.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf.constants import GGML_QUANT_SIZES
+from numpy.typing import NDArray
+from torch import Tensor
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.folder import ModelFiles
+from chatapp.engine.gguf.config import FACTORS, OTHER_ENDS, Config, read_config
+from chatapp.engine.gguf.file import GGUFFile
+from chatapp.engine.gguf.tokenizer import CHAT_TEMPLATE, NAMED_TOKENS
+from chatapp.engine.gguf.weights import gguf_names, to_gguf
+from chatapp.engine.gguf.writing import (
+    Metadata,
+    architecture_of,
+    config_metadata,
+    cuts_white_space,
+    position_factors,
+    spelled_out,
+    vocabulary_metadata,
+)
+from chatapp.engine.transformers_model import (
+    load_causal,
+    start_tokens,
+    transformers_tokenizer,
+)
+from chatapp.userfiles import whole_file
+
+_FILE_TYPES = {
+    "f32": LlamaFileType.ALL_F32,
+    "f16": LlamaFileType.MOSTLY_F16,
+    "q8_0": LlamaFileType.MOSTLY_Q8_0,
+}
+TYPES = tuple(_FILE_TYPES)
+"""What matrices can be written as."""
+
+Progress = Callable[[int, int], None]
+"""Called with how many tensors are written, and of how many."""
+
+
+def write_gguf(
+    files: ModelFiles, path: Path, kind: str, template: Mapping[str, str], progress: Progress
+) -> str:
+    """Write a model, an adapter merged into its base, as one GGUF file.
+
+    kind: one of `TYPES`. template: keys that say the chat template; where there are none it is
+    the tokenizer's.
+    Returns what a user ought to know of the file, or nothing.
+    Raises ModelError when a GGUF file cannot say what the model is, and OSError.
+    """
+    network = load_causal(files)
+    config = network.config.get_text_config().to_dict()
+    origin = str(files.whole.config_file)
+    architecture = architecture_of(config, origin)
+    rows = network.get_input_embeddings().weight.shape[0]
+    tokenizer = transformers_tokenizer(files.tokenizer)
+    vocabulary = _tokenizer_metadata(tokenizer, network, rows, str(files.tokenizer))
+    metadata = {
+        "general.name": files.path.resolve().name,
+        "general.file_type": int(_FILE_TYPES[kind]),
+        **config_metadata(architecture, config, origin),
+        f"{architecture}.vocab_size": rows,
+        **vocabulary,
+        **template,
+    }
+    tensors = dict(_tensors(network, architecture, config, origin))
+    factors = position_factors(config, origin)
+    if factors is not None:
+        tensors[FACTORS] = torch.from_numpy(factors)
+    with whole_file(path) as draft:
+        _write(draft, architecture, metadata, tensors, kind, progress)
+        _check(draft, spelled_out(config, origin), origin)
+    if cuts_white_space(tokenizer.backend_tokenizer, vocabulary):
+        return ""
+    return (
+        f"{files.tokenizer}: llama.cpp cuts several white spaces before a digit in another way "
+        "than this tokenizer; all else is cut alike"
+    )
+
+
+def _tokenizer_metadata(tokenizer: Any, network: Any, rows: int, origin: str) -> Metadata:
+    named = {key: getattr(tokenizer, f"{name}_id") for name, key in NAMED_TOKENS.items()}
+    ends = network.generation_config.eos_token_id
+    others = [id for id in ends if id != tokenizer.eos_token_id] if isinstance(ends, list) else []
+    named |= zip(OTHER_ENDS, others, strict=False)
+    metadata = vocabulary_metadata(tokenizer.backend_tokenizer, rows, named, origin)
+    metadata["tokenizer.ggml.add_bos_token"] = bool(start_tokens(tokenizer))
+    templates = tokenizer.chat_template or {}
+    if isinstance(templates, str):
+        templates = {"default": templates}
+    for name, source in templates.items():
+        metadata[CHAT_TEMPLATE if name == "default" else f"{CHAT_TEMPLATE}.{name}"] = source
+    return metadata
+
+
+def _tensors(
+    network: Any, architecture: str, config: dict[str, Any], origin: str
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors as a GGUF file has them, in float32."""
+    state: dict[str, Tensor] = network.state_dict()
+    names = gguf_names(architecture, config, state)
+    places: set[int] = set()
+    for name, tensor in state.items():
+        if tensor.data_ptr() in places:  # an output matrix that is the embedding
+            continue
+        places.add(tensor.data_ptr())
+        if name not in names:
+            raise ModelError(f"{origin}: tensor {name!r} has no place in a GGUF file")
+        yield names[name], to_gguf(architecture, config, names[name], tensor)
+
+
+def _write(
+    path: Path,
+    architecture: str,
+    metadata: Metadata,
+    tensors: Mapping[str, Tensor],
+    kind: str,
+    progress: Progress,
+) -> None:
+    writer = GGUFWriter(path, architecture)
+    for key, value in metadata.items():
+        _add(writer, key, value)
+    kinds = {name: _kind(name, tensor, kind) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        block, size = GGML_QUANT_SIZES[kinds[name]]
+        bytes = tensor.numel() // block * size
+        writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), bytes, kinds[name])
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for written, (name, tensor) in enumerate(tensors.items(), 1):
+            writer.write_tensor_data(_stored(tensor, kinds[name]))
+            progress(written, len(tensors))
+    finally:
+        writer.close()
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    """A key; those that say nothing are left out."""
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
+
+
+def _kind(name: str, tensor: Tensor, kind: str) -> GGMLQuantizationType:
+    """What a tensor is stored as: vectors and positions in full, as llama.cpp wants them."""
+    chosen = GGMLQuantizationType[kind.upper()]
+    if tensor.ndim < 2 or name == "position_embd.weight":
+        return GGMLQuantizationType.F32
+    block, _ = GGML_QUANT_SIZES[chosen]
+    if tensor.shape[-1] % block:
+        chosen = GGMLQuantizationType.F16
+    largest = float(tensor.abs().max())
+    return chosen if largest <= torch.finfo(torch.float16).max else GGMLQuantizationType.F32
+
+
+def _stored(tensor: Tensor, kind: GGMLQuantizationType) -> NDArray[Any]:
+    values = tensor.detach().to(torch.float32).contiguous().numpy()
+    return gguf.quants.quantize(values, kind)
+
+
+def _check(path: Path, meant: Config, origin: str) -> None:
+    """Raises ModelError when the file says another model than the configuration."""
+    from transformers import AutoConfig
+
+    values = read_config(GGUFFile(path))
+    kind = values.pop("model_type")
+    said = AutoConfig.for_model(kind, **values).to_dict()
+    for key, value in said.items():
+        if key in meant and not _is_idle(key) and not _alike(value, meant[key]):
+            raise ModelError(
+                f"{origin}: {key} is {meant[key]!r}; a GGUF file can say {value!r} alone"
+            )
+
+
+# Fields that do not change what a model computes, or that are written elsewhere.
+_IDLE = (
+    *("architectures", "model_type", "dtype", "transformers_version", "use_cache", "n_ctx"),
+    *("initializer_range", "pretraining_tp", "max_window_layers"),
+    *("reorder_and_upcast_attn", "classifier_dropout", "is_decoder"),
+)
+
+
+def _is_idle(key: str) -> bool:
+    return (
+        key in _IDLE
+        or key.startswith(("summary_", "_"))
+        or key.endswith(("dropout", "pdrop", "token_id", "id2label", "label2id"))
+    )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(_alike(one[key], other[key]) for key in one.keys() & other.keys())
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-6)
+    gelus = ("gelu", "gelu_new", "gelu_pytorch_tanh")
+    return one == other or (one in gelus and other in gelus)

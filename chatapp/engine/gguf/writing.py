@@ -1,0 +1,230 @@
+"""A model's configuration and vocabulary as the metadata of a GGUF file.
+
+Keep: what is written here says, read again, what the model is; a configuration or a tokenizer
+that a GGUF file cannot say is refused in one sentence.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.gguf.config import FAMILIES, LLAMA3_SCALING, Config, frequency_factors
+from chatapp.engine.gguf.vocabulary import (
+    PRE_TOKENIZERS,
+    TokenType,
+    gguf_tokenizer,
+    pre_tokenizer,
+)
+
+Metadata = dict[str, Any]
+
+# Built like a family here, but for a window.
+_LIKE = {"mistral": "llama"}
+
+
+def architecture_of(config: Config, origin: str) -> str:
+    """The name of a model's architecture in GGUF files. Raises ModelError when it has none here.
+
+    config: as transformers has it, with nothing left to a default. origin: for messages.
+    """
+    kind = _LIKE.get(config["model_type"], config["model_type"])
+    for architecture, family in FAMILIES.items():
+        if family.model_type == kind:
+            return architecture
+    known = ", ".join([family.model_type for family in FAMILIES.values()] + list(_LIKE))
+    raise ModelError(
+        f"{origin}: model_type is {config['model_type']!r}; what can be written as GGUF is {known}"
+    )
+
+
+def config_metadata(architecture: str, config: Config, origin: str) -> Metadata:
+    """The keys that say a configuration; see `architecture_of`. Raises ModelError."""
+    values = spelled_out(config, origin)
+    family = FAMILIES[architecture]
+    metadata: Metadata = {}
+    for key, name in {**family.fields, **family.optional}.items():
+        if values.get(name) is not None:
+            metadata[f"{architecture}.{key}"] = values[name]
+    if "head_dim" in values:
+        for key in ("rope.dimension_count", "attention.key_length", "attention.value_length"):
+            metadata.setdefault(f"{architecture}.{key}", values["head_dim"])
+    scaling = values["rope_parameters"]
+    if scaling.get("rope_type") in ("linear", "yarn"):
+        prefix = f"{architecture}.rope.scaling"
+        metadata[f"{prefix}.type"] = scaling["rope_type"]
+        metadata[f"{prefix}.factor"] = float(scaling["factor"])
+        if scaling["rope_type"] == "yarn":
+            original = int(scaling["original_max_position_embeddings"])
+            metadata[f"{prefix}.original_context_length"] = original
+    return metadata
+
+
+def position_factors(config: Config, origin: str) -> NDArray[np.float32] | None:
+    """What the frequencies of a Llama's positions are divided by; None where they are as usual."""
+    values = spelled_out(config, origin)
+    scaling = values["rope_parameters"]
+    if scaling.get("rope_type") != "llama3":
+        return None
+    if any(scaling[key] != value for key, value in LLAMA3_SCALING.items()):
+        raise ModelError(f"{origin}: rope_scaling is {scaling}; expected that of a Llama 3")
+    return frequency_factors(scaling["factor"], values["rope_theta"], values["head_dim"])
+
+
+def spelled_out(config: Config, origin: str) -> Config:
+    """A configuration of transformers in the words of the fields of `FAMILIES`.
+
+    Raises ModelError for positions that a GGUF file cannot say.
+    """
+    values = dict(config)
+    rotary = dict(config.get("rope_parameters") or {})
+    if "full_attention" in rotary:
+        rotary = dict(rotary["full_attention"])
+    known = ("default", "linear", "yarn", "llama3")
+    if rotary.get("rope_type", "default") not in known:
+        raise ModelError(
+            f"{origin}: rope_type is {rotary['rope_type']!r}; expected one of {', '.join(known)}"
+        )
+    if rotary:
+        values["rope_theta"] = float(rotary["rope_theta"])
+        width = config["hidden_size"] // config["num_attention_heads"]
+        values["head_dim"] = config.get("head_dim") or width
+        values["rotary_dimensions"] = int(width * rotary.get("partial_rotary_factor", 1.0))
+    if config["model_type"] == "gpt_neox":
+        del values["head_dim"]
+    if config["model_type"] == "gpt2" and config["n_inner"] is None:
+        values["n_inner"] = 4 * config["n_embd"]
+    if config["model_type"] == "mistral" and config["sliding_window"] is not None:
+        # Within its window it is a Llama.
+        context = min(config["max_position_embeddings"], config["sliding_window"])
+        values["max_position_embeddings"] = context
+    values["rope_parameters"] = rotary
+    return values
+
+
+def vocabulary_metadata(
+    tokenizer: tokenizers.Tokenizer, rows: int, named: Mapping[str, int | None], origin: str
+) -> Metadata:
+    """The keys that say a vocabulary and how it cuts.
+
+    rows: tokens that the model has; a tokenizer may have fewer or more. named: ids of tokens with a
+    meaning, by their keys. origin: for messages.
+    Raises ModelError when llama.cpp has no way of cutting texts like this.
+    """
+    description = json.loads(tokenizer.to_str())
+    model = description["model"]
+    if model["type"] != "BPE":
+        raise ModelError(f"{origin}: its tokenizer is a {model['type']}; expected a BPE")
+    tokens, types = _tokens(tokenizer, rows)
+    metadata: Metadata = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        **{key: id for key, id in named.items() if id is not None},
+    }
+    merges = [pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"]]
+    if model["byte_fallback"]:
+        metadata |= _sentencepiece(tokenizer, tokens, types, merges)
+        names: Iterable[str] = ("",)  # SentencePiece has but one way
+    else:
+        metadata["tokenizer.ggml.model"] = "gpt2"
+        metadata["tokenizer.ggml.merges"] = [" ".join(pair) for pair in merges]
+        names = _names_of_cuts(tokenizer)
+    for name in names:
+        chosen = metadata | {"tokenizer.ggml.pre": name} if name else metadata
+        if _encodes_alike(tokenizer, gguf_tokenizer(chosen, origin)):
+            return chosen
+    raise ModelError(
+        f"{origin}: its tokenizer cuts texts in a way that llama.cpp does not know, so it cannot "
+        "be written as GGUF"
+    )
+
+
+def _tokens(tokenizer: tokenizers.Tokenizer, rows: int) -> tuple[list[str], list[int]]:
+    added = tokenizer.get_added_tokens_decoder()
+    tokens, types = [], []
+    for id in range(rows):
+        token = tokenizer.id_to_token(id)
+        if token is None:
+            tokens.append(f"[PAD{id}]")
+            types.append(TokenType.UNUSED)
+            continue
+        tokens.append(token)
+        if id in added:
+            types.append(TokenType.CONTROL if added[id].special else TokenType.USER_DEFINED)
+        else:
+            types.append(TokenType.NORMAL)
+    return tokens, [int(kind) for kind in types]
+
+
+def _sentencepiece(
+    tokenizer: tokenizers.Tokenizer,
+    tokens: Sequence[str],
+    types: list[int],
+    merges: Sequence[Sequence[str]],
+) -> Metadata:
+    """Scores that merge in the order of `merges`; tokens of bytes are marked in `types`."""
+    ranks: dict[str, int] = {}
+    for rank, (left, right) in enumerate(merges):
+        ranks.setdefault(left + right, rank)
+    for id, token in enumerate(tokens):
+        if len(token) == 6 and token.startswith("<0x") and types[id] == TokenType.NORMAL:
+            types[id] = int(TokenType.BYTE)
+    unknown = json.loads(tokenizer.to_str())["model"]["unk_token"]
+    if unknown in tokens:
+        types[tokens.index(unknown)] = int(TokenType.UNKNOWN)
+    begins = tokenizer.encode("a", add_special_tokens=False).tokens[0].startswith("▁")
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.scores": [-float(ranks.get(token, len(merges))) for token in tokens],
+        "tokenizer.ggml.add_space_prefix": begins,
+    }
+
+
+# Texts on which the known ways of cutting differ.
+_TEXTS = (
+    "Hello world, it's me; I'LL say: don't!  Two  spaces,\ttabs\n\nand lines \n end.",
+    "In 1984 there were 12345678 numbers, 3.14159 or 1,000,000; x2y3 v1.2",
+    "URLs like http://a.b/c?d=e&f=g, HTTPServer camelCase snake_case $100 #tag @you",
+    "naïve café Straße ÀÉÎ Ελληνικά кириллица 日本語のテスト 한국어 हिन्दी العربية ก็",
+    "emoji 🦙🦙 and `code` {x: [1, 2]} <tag/> ~/path/to\\file ^_^ ... --- !!!",
+    "'tis 'twas we've they're I'm he'd (parentheses) \"quotes\" “typographic”\r\nend",
+)
+# Here alone some ways differ that are else the same: only the white space is cut otherwise.
+_WHITE_SPACE = ("a  1", "one\n\n2", "x \n3")
+
+
+def _names_of_cuts(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
+    """The names under which llama.cpp cuts texts as the tokenizer does, the best first."""
+    if tokenizer.pre_tokenizer is None:
+        return
+    for texts in ((*_TEXTS, *_WHITE_SPACE), _TEXTS):
+        for name in PRE_TOKENIZERS:
+            other = pre_tokenizer(name)
+            if all(_pieces(tokenizer.pre_tokenizer, t) == _pieces(other, t) for t in texts):
+                yield name
+
+
+def cuts_white_space(tokenizer: tokenizers.Tokenizer, metadata: Metadata) -> bool:
+    """Whether the file's way of cutting is the tokenizer's where white space is before digits."""
+    name = metadata.get("tokenizer.ggml.pre")
+    if name is None:
+        return True
+    own, other = tokenizer.pre_tokenizer, pre_tokenizer(name)
+    return all(_pieces(own, text) == _pieces(other, text) for text in _WHITE_SPACE)
+
+
+def _pieces(cuts: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
+    return [piece for piece, _ in cuts.pre_tokenize_str(text)]
+
+
+def _encodes_alike(one: tokenizers.Tokenizer, other: tokenizers.Tokenizer) -> bool:
+    one_ids, other_ids = (
+        [tokenizer.encode(text, add_special_tokens=False).ids for text in _TEXTS]
+        for tokenizer in (one, other)
+    )
+    return one_ids == other_ids

@@ -1,0 +1,110 @@
+"""`finetune keys`: every key of a configuration with its values, its default and what it does.
+
+Keep: nothing is described here. What is told comes from the fields of `finetune.config`.
+"""
+
+import json
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from chatapp.userfiles import suggestion
+from finetune.config import ConfigError, FinetuneConfig, TrainSource
+
+_WORDS = {str: "text", int: "integer", float: "number", bool: "true | false"}
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key. default: as TOML writes it; empty for one that must be set."""
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+    def document(self) -> dict[str, str]:
+        """Plain data for --json."""
+        return asdict(self)
+
+
+def keys(section: str = "") -> list[Key]:
+    """All keys, or those of a section, in the order of the configuration.
+
+    Raises ConfigError that names the sections when there is no such one.
+    """
+    found = list(_keys(FinetuneConfig, ""))
+    if not section:
+        return found
+    chosen = [key for key in found if key.name.startswith(f"{section}.")]
+    if not chosen:
+        sections = dict.fromkeys(key.name.rpartition(".")[0] for key in found if "." in key.name)
+        raise ConfigError(f"there is no section {section!r}{suggestion(section, sections)}")
+    return chosen
+
+
+def lines(chosen: Sequence[Key]) -> list[str]:
+    """Keys as TOML would set them, each below what it does. Required ones have no value."""
+    told = []
+    for key in chosen:
+        told += [f"{key.name} = {key.default or '…'}", f"    {key.values}: {key.meaning}"]
+    return told
+
+
+def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
+    for name, field in model.model_fields.items():
+        inner = _section_in(field.annotation)
+        if inner is None or inner is TrainSource:
+            values = _values(field.annotation) + _bounds(field)
+            yield Key(prefix + name, values, _default(field), field.description or "")
+        if inner is not None and name != "held_out":  # its tables are as those of train
+            yield from _keys(inner, f"{prefix}{name}." + ("N." if inner is TrainSource else ""))
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The table that a key holds, or holds a list of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    sections = (_section_in(each) for each in get_args(annotation))
+    return next((each for each in sections if each is not None), None)
+
+
+def _values(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " | ".join(f'"{value}"' for value in inner)
+    if origin is Annotated:
+        return _values(inner[0])
+    if origin is list:
+        return f"list of {_values(inner[0])}"
+    if origin is dict:
+        return "table of texts"
+    if origin in (Union, types.UnionType):
+        return ", or ".join(_values(each) for each in inner if each is not types.NoneType)
+    return "paths and tables" if annotation is TrainSource else _WORDS[annotation]
+
+
+def _bounds(field: FieldInfo) -> str:
+    bounds = [
+        f"{sign} {getattr(each, name):,}"
+        for each in field.metadata
+        for name, sign in _BOUNDS.items()
+        if hasattr(each, name)
+    ]
+    return f" {', '.join(bounds)}" if bounds else ""
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if field.is_required() or value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value)
+    return str(value)

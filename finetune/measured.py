@@ -1,0 +1,150 @@
+"""What was measured of models: figures with their intervals, replies, and both as tables.
+
+Keep: models stand side by side in figures that mean the same for each. A loss a token does not
+where text is cut into other tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from finetune.display import one_line
+from finetune.replies import Reply
+
+PER_TOKEN = ("loss", "perplexity", "token_accuracy")
+NAMES = {"loss_per_byte": "loss a byte", "rouge_l": "ROUGE-L"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A greedy reply beside what the row has."""
+
+    prompt: str
+    reference: str
+    reply: Reply
+
+    def document(self) -> dict[str, str]:
+        """Plain data for --json; an error only where the reply failed."""
+        plain = {"prompt": self.prompt, "reference": self.reference, "reply": self.reply.text}
+        return plain | ({"error": self.reply.error} if self.reply.error else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A model on one set of rows.
+
+    figures: by name; loss in nats a token, loss_per_byte in nats a byte of the replies as UTF-8.
+    intervals: of 95 %, over the rows, of those figures that have one. left_out: rows that
+    another model cannot hold.
+    """
+
+    examples: int
+    figures: dict[str, float]
+    answers: list[Answer] = field(default_factory=list)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    left_out: int = 0
+
+    @property
+    def failed(self) -> list[Answer]:
+        """The answers whose generation broke off, which no figure counts."""
+        return [answer for answer in self.answers if answer.reply.error]
+
+    def document(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        return {
+            "examples": self.examples,
+            "left_out": self.left_out,
+            **self.figures,
+            "intervals": {name: list(interval) for name, interval in self.intervals.items()},
+            "scored_replies": len(self.answers) - len(self.failed),
+            **({"failed_replies": len(self.failed)} if self.failed else {}),
+            "replies": [answer.document() for answer in self.answers],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A model on every set. vocabulary: tells one way to cut text into tokens from another."""
+
+    model: str
+    template: str
+    sets: dict[str, Measured]
+    vocabulary: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        return {
+            "model": self.model,
+            "template": self.template,
+            "sets": {name: measured.document() for name, measured in self.sets.items()},
+        }
+
+
+def show(evaluations: Sequence[Evaluation], replies: int) -> RenderableType:
+    """Tables of one model, or of two side by side, with some of their replies."""
+    parts: list[RenderableType] = []
+    for name in evaluations[0].sets:
+        columns = [(each, each.sets[name]) for each in evaluations if name in each.sets]
+        parts.append(_figures(name, columns))
+        if len({each.vocabulary for each, _ in columns}) > 1:
+            parts.append(Text("The models cut text into other tokens: compare the loss a byte."))
+        for evaluation, measured in columns:
+            if measured.failed:
+                reason = f"not scored, failed: {measured.failed[0].reply.error}"
+                parts.append(
+                    Text(one_line(f"{evaluation.model}: {len(measured.failed):,} replies {reason}"))
+                )
+        for number in range(min(replies, *(len(each.answers) for _, each in columns))):
+            parts += [_replies(number, columns), Text("")]
+    return Group(*parts)
+
+
+Columns = Sequence[tuple[Evaluation, Measured]]
+"""The models that have a set of rows, and what was measured of each."""
+
+
+def _figures(name: str, columns: Columns) -> Table:
+    first = columns[0][1]
+    title = f"{name}: {first.examples:,} rows"
+    if first.left_out:
+        title += f" that all can hold, {first.left_out:,} left out"
+    table = Table(title=Text(one_line(title)))
+    table.add_column("")
+    for evaluation, _ in columns:
+        label = Text(one_line(f"{evaluation.model} ({evaluation.template})"))
+        table.add_column(label, justify="right")
+    unlike = len({evaluation.vocabulary for evaluation, _ in columns}) > 1
+    for figure in first.figures:
+        if not (unlike and figure in PER_TOKEN):
+            row_name = NAMES.get(figure, figure.replace("_", " "))
+            table.add_row(row_name, *(_cell(measured, figure) for _, measured in columns))
+    return table
+
+
+def _cell(measured: Measured, figure: str) -> str:
+    if figure not in measured.figures:
+        return ""
+    text = f"{measured.figures[figure]:.4f}"
+    if figure in measured.intervals:
+        low, high = measured.intervals[figure]
+        scored = len(measured.answers) - len(measured.failed)
+        text += f" ({low:.3f} to {high:.3f}, n {scored:,})"
+    return text
+
+
+def _replies(number: int, columns: Columns) -> Table:
+    """One prompt, the row's answer, and each model's."""
+    first = columns[0][1].answers[number]
+    block = Table.grid(padding=(0, 1))
+    block.add_column()
+    block.add_column(overflow="fold")
+    block.add_row(Text("prompt", "dim"), Text(one_line(first.prompt), "bold"))
+    block.add_row(Text("row", "dim"), Text(one_line(first.reference), "green"))
+    for evaluation, measured in columns:
+        reply = Text(one_line(str(measured.answers[number].reply)))
+        block.add_row(Text(one_line(evaluation.model), "dim"), reply)
+    return block

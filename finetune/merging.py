@@ -1,0 +1,49 @@
+"""`finetune merge`: a run with an adapter as one whole model.
+
+Keep: what is written answers as the run does. It has everything that the run has beside its
+weights, and these in the numbers of the base.
+"""
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from chatapp.engine.checkpoint.safetensors import tensor_headers
+from chatapp.engine.folder import ModelFiles, find_model
+from chatapp.engine.transformers_model import load_causal
+from finetune.adapters import copy_companions
+from finetune.config import ConfigError
+from finetune.objectives.head_module import HEAD_WEIGHTS
+from finetune.objectives.head_rows import HEAD_FILE
+
+_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def merge(run: str, out: Path) -> None:
+    """Write an adapter and its base model as one whole model, with tokenizer, template and head.
+
+    The weights are merged in float32 and written as the base has them. Raises ConfigError and
+    ModelError.
+    """
+    files = find_model(run)
+    if files.base is None:
+        raise ConfigError(f"{run}: expected a run with an adapter; this is a whole model already")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists already; name a new folder")
+    model = load_causal(files).to(_type_of(files.base))
+    out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(out)
+    copy_companions(files, out)
+    for name in (HEAD_FILE, HEAD_WEIGHTS):
+        if (files.path / name).is_file():
+            shutil.copyfile(files.path / name, out / name)
+
+
+def _type_of(files: ModelFiles) -> torch.dtype:
+    """What the weights of a model are stored in; float32 where that is several things, or what
+    only a GGUF file has."""
+    if files.is_gguf:
+        return torch.float32
+    found = {_TYPES.get(header.dtype, torch.float32) for header in tensor_headers(files.path)}
+    return found.pop() if len(found) == 1 else torch.float32

@@ -1,0 +1,255 @@
+"""Models written as GGUF: read again, they are the same; what a file cannot say is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from gguf_files import IDS
+from random_models import logits_of, randomize
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.exporting import TYPES, write_gguf
+from chatapp.engine.folder import find_model
+from chatapp.engine.gguf.file import GGUFFile
+from chatapp.engine.load import load_model
+
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+GPT2_SIZES = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", GPT2_SIZES),
+    "gpt2-untied": ("gpt2", GPT2_SIZES | {"n_inner": 96, "tie_word_embeddings": False}),
+    "llama": ("llama", SIZES | {"rms_norm_eps": 1e-5, "attention_bias": True}),
+    "llama-tied": ("llama", SIZES | {"head_dim": 32, "tie_word_embeddings": True}),
+    "llama-3": ("llama", SIZES | {"rope_parameters": LLAMA3}),
+    "llama-linear": (
+        "llama",
+        SIZES | {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    ),
+    "mistral": ("mistral", SIZES | {"sliding_window": 32}),
+    "qwen2": ("qwen2", SIZES),
+    "qwen3": ("qwen3", SIZES | {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma": ("gemma", SIZES | {"head_dim": 32}),
+    "gemma2": (
+        "gemma2",
+        SIZES | {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        SIZES
+        | {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32}
+        | {"sliding_window": 8},
+    ),
+    "gpt_neox": (
+        "gpt_neox",
+        {key: size for key, size in SIZES.items() if key != "num_key_value_heads"},
+    ),
+}
+
+
+def save(folder: Path, kind: str, tokenizer: Tokenizer, **config: Any) -> Any:
+    """A random model with its tokenizer in a folder; returns transformers' model."""
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    made = AutoConfig.for_model(kind, vocab_size=352, **ends, **config)
+    model = randomize(AutoModelForCausalLM.from_config(made))
+    model.save_pretrained(folder)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+    fast.save_pretrained(folder)
+    return model
+
+
+def export(folder: Path, kind: str = "f32", template: dict[str, str] | None = None) -> Path:
+    path = folder / "out" / "model.gguf"
+    seen: list[tuple[int, int]] = []
+    write_gguf(find_model(str(folder)), path, kind, template or {}, lambda *at: seen.append(at))
+    assert seen[-1][0] == seen[-1][1] == len(GGUFFile(path).names)
+    assert list(path.parent.iterdir()) == [path]
+    return path
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_read_again_has_the_same_logits_and_ids(
+    name: str, tmp_path: Path, bpe: Tokenizer
+) -> None:
+    kind, config = FAMILIES[name]
+    model = save(tmp_path, kind, bpe, **config)
+    loaded = load_model(str(export(tmp_path)))
+    expected = logits_of(model, IDS)[-1]
+    logits = loaded.logits(IDS)
+    assert torch.allclose(logits, expected[: len(logits)], atol=1e-4)
+    text = "The quick café, 12 dogs  <|endoftext|>\n\n— 日本"
+    again = load_model(str(tmp_path))
+    assert loaded.tokenizer.encode(text) == again.tokenizer.encode(text)
+    assert loaded.end_ids == again.end_ids == {0}
+    assert loaded.context == (32 if name == "mistral" else 64)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("f16", 0.01), ("q8_0", 0.3)])
+def test_matrices_are_stored_as_asked_for(
+    kind: str, error: float, tmp_path: Path, bpe: Tokenizer
+) -> None:
+    model = save(tmp_path, "gpt2", bpe, **GPT2_SIZES)
+    path = export(tmp_path, kind)
+    file = GGUFFile(path)
+    assert file.kind("blk.0.ffn_up.weight") == kind.upper()
+    assert file.kind("blk.0.ffn_up.bias") == file.kind("position_embd.weight") == "F32"
+    assert "output.weight" not in file.names
+    difference = (load_model(str(path)).logits(IDS) - logits_of(model, IDS)[-1, :340]).abs().max()
+    assert 0 < difference < error
+    assert kind in TYPES
+
+
+def test_numbers_too_large_for_half_precision_are_kept(tmp_path: Path, bpe: Tokenizer) -> None:
+    model = save(tmp_path, "gpt2", bpe, **GPT2_SIZES)
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_fc.weight[0, 0] = 1e6
+    model.save_pretrained(tmp_path)
+    file = GGUFFile(export(tmp_path, "f16"))
+    assert file.kind("blk.0.ffn_up.weight") == "F32"
+    assert file.array("blk.0.ffn_up.weight").max() == 1e6
+
+
+def test_templates_and_ends_go_with_it(tmp_path: Path, bpe: Tokenizer) -> None:
+    save(tmp_path, "gpt2", bpe, **GPT2_SIZES)
+    fast = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    fast.chat_template = {"default": "{{ messages }}", "rag": "{{ documents }}"}
+    fast.save_pretrained(tmp_path)
+    config = transformers.GenerationConfig(eos_token_id=[0, 7])
+    config.save_pretrained(tmp_path)
+    metadata = GGUFFile(export(tmp_path)).metadata
+    assert metadata["tokenizer.chat_template"] == "{{ messages }}"
+    assert metadata["tokenizer.chat_template.rag"] == "{{ documents }}"
+    assert metadata["tokenizer.ggml.eos_token_id"] == 0
+    assert metadata["tokenizer.ggml.eot_token_id"] == 7
+    assert metadata["tokenizer.ggml.add_bos_token"] is False
+    assert metadata["tokenizer.ggml.tokens"][340:] == [f"[PAD{id}]" for id in range(340, 352)]
+    own = export(tmp_path, template={"tokenizer.chat_template": "mine"})
+    assert GGUFFile(own).metadata["tokenizer.chat_template"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("cuts", "name"),
+    [
+        (pre_tokenizers.ByteLevel(add_prefix_space=False), "gpt-2"),
+        (
+            pre_tokenizers.Sequence(
+                [
+                    pre_tokenizers.Digits(individual_digits=True),
+                    pre_tokenizers.ByteLevel(add_prefix_space=False),
+                ]
+            ),
+            "smollm",
+        ),
+        (pre_tokenizers.ByteLevel(add_prefix_space=True), None),
+        (
+            pre_tokenizers.Sequence(
+                [
+                    pre_tokenizers.Split(Regex("."), "isolated"),
+                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+                ]
+            ),
+            None,
+        ),
+    ],
+)
+def test_the_way_of_cutting_is_recognised_or_refused(
+    cuts: Any, name: str | None, tmp_path: Path, bpe: Tokenizer
+) -> None:
+    tokenizer = Tokenizer.from_str(bpe.to_str())
+    tokenizer.pre_tokenizer = cuts
+    save(tmp_path, "gpt2", tokenizer, **GPT2_SIZES)
+    if name is not None:
+        assert GGUFFile(export(tmp_path)).metadata["tokenizer.ggml.pre"] == name
+        return
+    with pytest.raises(ModelError, match=r"in a way that llama.cpp does not know"):
+        export(tmp_path)
+    assert not list(tmp_path.rglob("*.gguf"))
+
+
+def test_a_sentencepiece_vocabulary_is_cut_as_before(tmp_path: Path) -> None:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += [*"▁abc", "ab", "▁a", "▁ab", "bc", "abc"]
+    merges = [
+        ("a", "b"),
+        ("▁", "a"),
+        ("▁", "ab"),
+        ("▁a", "b"),
+        ("b", "c"),
+        ("ab", "c"),
+        ("a", "bc"),
+    ]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={piece: id for id, piece in enumerate(pieces)},
+            merges=merges,
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in pieces[:3]])
+    save(tmp_path, "llama", tokenizer, **SIZES)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    fast.save_pretrained(tmp_path)
+    path = export(tmp_path)
+    loaded, again = load_model(str(path)), load_model(str(tmp_path))
+    assert GGUFFile(path).metadata["tokenizer.ggml.model"] == "llama"
+    for text in ("abc", "a bc  ab", "bcabc 🦙", " a"):
+        assert loaded.tokenizer.encode(text) == again.tokenizer.encode(text)
+    assert loaded.tokenizer.end_id == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "words"),
+    [
+        (
+            "opt",
+            {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4}
+            | {"ffn_dim": 64, "word_embed_proj_dim": 64},
+            "model_type is 'opt'; what can be",
+        ),
+        ("gpt2", GPT2_SIZES | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse"),
+        ("gpt2", GPT2_SIZES | {"activation_function": "relu"}, "activation_function is 'relu'"),
+        ("gemma2", SIZES | {"query_pre_attn_scalar": 11}, "query_pre_attn_scalar is 11; a GGUF"),
+        (
+            "llama",
+            SIZES | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type is 'dynamic'; expected",
+        ),
+        ("llama", SIZES | {"rope_parameters": LLAMA3 | {"low_freq_factor": 2.0}}, "rope_scaling"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused(
+    kind: str, config: dict[str, Any], words: str, tmp_path: Path, bpe: Tokenizer
+) -> None:
+    save(tmp_path, kind, bpe, **config)
+    with pytest.raises(ModelError, match=words):
+        export(tmp_path)
+    assert not list(tmp_path.rglob("*.gguf*"))

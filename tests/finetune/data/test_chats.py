@@ -1,0 +1,228 @@
+"""Chats in a model's own template: which tokens are learnt, and in which text."""
+
+import os
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from fakes import WordTokenizer
+
+from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
+from chatapp.prompting.messages import Message
+from finetune.data.chats import ChatEncoder, Piece, Span
+from finetune.data.encoding import ExampleEncoder, ExampleTooLong
+from finetune.data.formats import chat_example
+from finetune.data.tables import BadRow
+
+SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<turn>", "[INST]", "[/INST]")
+VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
+
+CHATML = """\
+{%- if messages[0].role != 'system' %}{{ '<|im_start|>system\\nBe good.<|im_end|>\\n' }}{% endif %}
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+# The last reply thinks, earlier ones have forgotten what they thought.
+FORGETFUL = """\
+{%- for m in messages %}
+    {{- '<turn>' + m.role + '\\n' }}
+    {%- if m.role == 'assistant' and loop.last %}{{ '(hm)\\n' }}{% endif %}
+    {{- m.content + '</s>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<turn>assistant\\n' }}{% endif %}"""
+
+# The prompt opens a thought, which the chat with its reply has not.
+OPENING = """\
+{%- for m in messages %}
+    {{- ('[/INST]' if m.role == 'assistant' else '[INST]') + m.content }}
+    {%- if m.role == 'assistant' %}{{ '</s>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[/INST](thinks' }}{% endif %}"""
+
+# What ends a reply stands before the next turn alone.
+UNENDED = """\
+{%- for m in messages %}
+    {{- ('<turn>' if m.role == 'user' else ' says ') + m.content }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ ' says' }}{% endif %}"""
+
+# No special token at all.
+PLAIN = """\
+{%- for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"""
+
+SILENT = "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}"
+STRICT = "{{ bos_token }}{% if messages|length > 2 %}{{ raise_exception('no') }}{% endif %}"
+STRICT += CHATML
+
+
+def chat(*texts: str, system: str = "") -> list[Message]:
+    """Texts in turn, the user's first."""
+    messages = [Message("system", system)] if system else []
+    for index, text in enumerate(texts):
+        messages.append(Message("assistant" if index % 2 else "user", text))
+    return messages
+
+
+def opened(source: str, special: Sequence[str] = SPECIAL) -> ChatTemplate:
+    return ChatTemplate(source, "a.jinja", tuple(special), VARIABLES)
+
+
+def encoder(source: str, **options: Sequence[int]) -> ChatEncoder:
+    return ChatEncoder(opened(source), WordTokenizer(SPECIAL), **options)
+
+
+def shown(pieces: Sequence[Piece], tokenizer: WordTokenizer) -> str:
+    """The template as it is, «prompt», [response]; a special token in capitals."""
+    names = set(tokenizer.special.values())
+    text = ""
+    for span, run in groupby(pieces, key=lambda piece: piece.span):
+        ids = [id for piece in run for id in piece.ids]
+        words = "".join(
+            tokenizer.piece(id).upper() if id in names else tokenizer.piece(id) for id in ids
+        )
+        text += {Span.TEMPLATE: words, Span.PROMPT: f"«{words}»", Span.RESPONSE: f"[{words}]"}[span]
+    return text
+
+
+def taught(source: str, messages: list[Message]) -> list[str]:
+    encodes = encoder(source)
+    assert isinstance(encodes.tokenizer, WordTokenizer)
+    return [shown(pieces, encodes.tokenizer) for pieces in encodes.encode(messages)]
+
+
+def test_replies_are_learnt_with_their_end_of_turn() -> None:
+    assert taught(CHATML, chat("Hello", "Hi !", "So ?", "Bye .", system="Be brief.")) == [
+        "<|IM_START|>system\n«Be brief.»<|IM_END|>\n"
+        "<|IM_START|>user\n«Hello»<|IM_END|>\n<|IM_START|>assistant\n[Hi !<|IM_END|>\n]"
+        "<|IM_START|>user\n«So ?»<|IM_END|>\n<|IM_START|>assistant\n[Bye .<|IM_END|>\n]"
+    ]
+
+
+def test_instructions_of_the_template_are_template() -> None:
+    (text,) = taught(CHATML, chat("Hello", "Hi"))
+    assert text.startswith("<|IM_START|>system\nBe good.<|IM_END|>\n<|IM_START|>user\n«Hello»")
+
+
+def test_what_a_user_types_is_no_special_token() -> None:
+    (text,) = taught(CHATML, chat("<|im_end|>\n<|im_start|>", "<|im_end|>"))
+    assert "user\n«<|im_end|>\n<|im_start|>»<|IM_END|>" in text
+    assert text.endswith("assistant\n[<|im_end|><|IM_END|>\n]")
+
+
+def test_a_reply_is_learnt_in_the_text_it_is_generated_in() -> None:
+    """Turns that are written differently later are examples of their own."""
+    assert taught(FORGETFUL, chat("Hello", "Hi", "So", "Bye")) == [
+        "<TURN>user\n«Hello»</S><TURN>assistant\n[(hm)\nHi</S>]",
+        "<TURN>user\n«Hello»</S><TURN>assistant\n«Hi»</S><TURN>user\n«So»</S>"
+        "<TURN>assistant\n[(hm)\nBye</S>]",
+    ]
+
+
+def test_a_prompt_that_the_whole_chat_has_not_is_still_the_prompt() -> None:
+    assert taught(OPENING, chat("Hello", " Hi")) == ["[INST]«Hello»[/INST](thinks[ Hi</S>]"]
+
+
+def test_a_reply_that_nothing_ends_is_ended_by_what_chats_stop_at() -> None:
+    assert opened(UNENDED).stop == ("<turn>",)
+    assert taught(UNENDED, chat("Hello", "Hi", "So", "Bye")) == [
+        "<TURN>«Hello» says[ Hi<TURN>]«So» says[ Bye<TURN>]"
+    ]
+    assert taught(PLAIN, chat("Hello", "Hi")) == ["user: «Hello»\nassistant: [Hi\n<|ENDOFTEXT|>]"]
+
+
+def test_what_the_model_puts_first_is_left_out() -> None:
+    (with_start,) = encoder(STRICT, start=[1]).encode(chat("Hello", "Hi"))
+    (without,) = encoder(STRICT).encode(chat("Hello", "Hi"))
+    assert without[0].ids == [1]
+    assert with_start == without[1:]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"), [(STRICT, "refuses this chat: no"), (SILENT, "leaves a message out")]
+)
+def test_a_refused_chat_is_a_bad_row(source: str, words: str) -> None:
+    messages = chat("Hello", "Hi", "So", "Bye")
+    with pytest.raises(ChatTemplateError, match=words):
+        encoder(source).encode(messages)
+    rows = ExampleEncoder(opened(source), WordTokenizer(SPECIAL), 100)
+    with pytest.raises(BadRow, match=rf"a\.json, row 3: a\.jinja: .*{words}") as caught:
+        rows.encode(chat_example("a.json, row 3", messages))
+    assert caught.value.reason == "refused by the chat template"
+
+
+def test_the_examples_of_a_chat_stay_together() -> None:
+    rows = ExampleEncoder(opened(FORGETFUL), WordTokenizer(SPECIAL), 100)
+    example = chat_example("a.json, row 1", chat("Hello", "Hi", "So", "Bye"))
+    encoded = rows.encode(example)
+    assert [each.key for each in encoded] == [example.key] * 2
+
+
+def test_a_long_chat_is_made_to_fit_or_refused() -> None:
+    words = " ".join(f"w{n}" for n in range(40))
+    example = chat_example("a.json, row 1", chat(words, "Hi", "So", "Bye", system="Be brief."))
+
+    def rows(length: int, policy: str) -> list[str]:
+        tokenizer = WordTokenizer(SPECIAL)
+        made = ExampleEncoder(opened(CHATML), tokenizer, length, policy)  # type: ignore[arg-type]
+        return [tokenizer.decode(each.ids.tolist()) for each in made.encode(example)]
+
+    (whole,) = rows(100, "raise")
+    (cut,) = rows(60, "truncate-prompt")
+    assert "Be brief." in cut
+    assert "w0 w1" in cut
+    assert "w38 w39" in cut
+    assert "w20" not in cut
+    assert cut.endswith(whole[whole.index("<|im_end|>\n<|im_start|>assistant\nHi") :])
+    (newest,) = rows(40, "truncate-history")
+    assert "Be brief." in newest
+    assert "w0" not in newest
+    assert newest.endswith("Bye<|im_end|>\n")
+    with pytest.raises(ExampleTooLong, match="a row may have 12"):
+        rows(12, "truncate-history")
+
+
+def published() -> list[Path]:
+    data = os.environ.get("CHATAPP_TEST_DATA", "")
+    return sorted(Path(data, "chat_templates").glob("*.jinja")) if data else []
+
+
+@pytest.mark.parametrize("path", published() or [None], ids=lambda path: path.stem if path else "-")
+def test_templates_of_real_models_teach_each_reply_behind_its_prompt(path: Path | None) -> None:
+    if path is None:
+        pytest.skip("the shared data is not there; name its folder in CHATAPP_TEST_DATA")
+    source = path.read_text(encoding="utf-8")
+    template, tokenizer = opened(source), WordTokenizer(SPECIAL)
+    messages = chat("One", "First .", "Two", "Second .", "Three", "Third .", system="Be brief.")
+    examples = ChatEncoder(template, tokenizer).encode(messages)
+    learnt = "".join(
+        tokenizer.decode(piece.ids)
+        for pieces in examples
+        for piece in pieces
+        if piece.span == Span.RESPONSE
+    )
+    places = [learnt.index(text) for text in ("First .", "Second .", "Third .")]
+    assert places == sorted(places)
+    assert not any(learnt.count(text) > 1 for text in ("First .", "Second .", "Third ."))
+    assert not any(text in learnt for text in ("One", "Two", "Three", "Be brief."))
+    # Each example begins with what a chat would prompt with at its first reply.
+    prompts = []
+    for turn in (2, 4, 6):
+        parts = template.render(messages[:turn])
+        prompts.append(
+            [
+                id
+                for part in parts
+                for id in (
+                    [tokenizer.special[part.text]]
+                    if part.kind == "special"
+                    else tokenizer.encode(part.text)
+                )
+            ]
+        )
+    for pieces in examples:
+        first = next(i for i, piece in enumerate(pieces) if piece.span == Span.RESPONSE)
+        assert [id for piece in pieces[:first] for id in piece.ids] in prompts

@@ -1,0 +1,51 @@
+"""The reference of a configuration's keys is the configuration itself."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from finetune.cli import app
+from finetune.config import ConfigError, FinetuneConfig, lay_over
+from finetune.keys import Key, keys, lines
+
+CONFIG = FinetuneConfig.model_validate(
+    {"output": "run", "data": {"train": "rows.json"}, "head": {"task": "classification"}}
+)
+
+
+@pytest.mark.parametrize("key", keys(), ids=lambda key: key.name)
+def test_every_key_says_what_it_does_and_can_be_set(key: Key) -> None:
+    assert key.values
+    assert key.meaning
+    if key.default:
+        changed = lay_over(CONFIG, [f"{key.name.replace('.N.', '.0.')}={key.default}"])
+        assert changed == CONFIG
+
+
+def test_no_key_is_left_out() -> None:
+    def names(data: object, prefix: str) -> set[str]:
+        if isinstance(data, dict) and not prefix.endswith("columns."):
+            return {name for k, v in data.items() for name in names(v, f"{prefix}{k}.")}
+        if isinstance(data, list) and data and isinstance(data[0], dict):
+            return names(data[0], f"{prefix}N.") | {prefix[:-1]}
+        return {prefix[:-1]}
+
+    assert {key.name for key in keys()} == names(CONFIG.model_dump(), "")
+
+
+def test_a_section_and_one_that_there_is_not() -> None:
+    assert [key.name for key in keys("adapter")] == [
+        "adapter.rank", "adapter.alpha", "adapter.dropout",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="no section 'tran'; did you mean 'train'"):
+        keys("tran")
+
+
+def test_the_command() -> None:
+    done = CliRunner().invoke(app, ["keys", "train"])
+    assert "train.batch_size = 8\n    integer ≥ 1: examples a micro-batch" in done.stdout
+    assert lines(keys("head"))[0] == "head.task = …"
+    document = json.loads(CliRunner().invoke(app, ["keys", "--json"]).stdout)
+    assert {"name", "values", "default", "meaning"} == document[0].keys()
+    assert CliRunner().invoke(app, ["keys", "nonsense"]).exit_code == 2

@@ -1,0 +1,130 @@
+"""Models that bring a chat template are trained, sampled, checked and chatted with in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_finetune as tiny
+from rich.console import Console
+
+from chatapp.dialogue.oneshot import ask
+from chatapp.dialogue.prompt import Exchange
+from chatapp.dialogue.template_choice import choose_template, writer_for
+from chatapp.engine.load import load_model
+from chatapp.engine.model import Sampling
+from chatapp.prompting.chat_template import ChatTemplate
+from finetune.check import examine, show
+from finetune.config import ConfigError, FinetuneConfig
+from finetune.data.chats import Span
+from finetune.evaluate import evaluate
+from finetune.material import gather
+from finetune.merging import merge
+from finetune.run import resume, train
+
+QUIET = Console(stderr=True, quiet=True)
+
+
+def config(folder: Path, **sections: object) -> FinetuneConfig:
+    if not (folder / "base").exists():
+        tiny.chatml_base(folder / "base")
+        tiny.pairs(folder / "rows.json")
+    return tiny.config(folder, **sections)  # type: ignore[arg-type]
+
+
+def reply(folder: Path) -> str:
+    """What a model says to a question of the rows, in the template chosen for it."""
+    model = load_model(str(folder))
+    template = choose_template(model, "")
+    assert isinstance(template, ChatTemplate)
+    greedy = Sampling(temperature=0.0, max_tokens=24)
+    return "".join(
+        event.text for event in ask(model, template, "What comes after 7?", sampling=greedy)
+    )
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "dora"])
+def test_a_run_is_chatted_with_in_the_template_of_its_base(tmp_path: Path, method: str) -> None:
+    rate = 0.01 if method == "full" else 0.05
+    settings = config(tmp_path, train={"method": method, "learning_rate": rate, "epochs": 10})
+    before = reply(tmp_path / "base")
+    run = train(settings, QUIET)
+    template = choose_template(load_model(str(tmp_path / "base")), "")
+    saved = json.loads((run / "chatapp_template.json").read_text())
+    assert saved == {"name": "own", "fingerprint": template.fingerprint}
+    assert json.loads((run / "run.json").read_text())["template"] == saved
+    assert choose_template(load_model(str(run)), "").fingerprint == template.fingerprint
+    assert " after." in reply(run)
+    assert " after." not in before
+    if method == "full":
+        return
+    merge(str(run), tmp_path / "merged")
+    assert json.loads((tmp_path / "merged" / "chatapp_template.json").read_text()) == saved
+    assert reply(tmp_path / "merged") == reply(run)
+
+
+def test_another_template_than_the_one_trained_in_is_refused(tmp_path: Path) -> None:
+    run = train(config(tmp_path, train={"epochs": 0.3}), QUIET)
+    trained = choose_template(load_model(str(run)), "").fingerprint
+    model = load_model(str(run))
+    with pytest.raises(ValueError, match=rf"template 'own' \({trained}\) .* in 'alpaca'"):
+        choose_template(model, "alpaca")
+    (run / "chat_template.jinja").write_text(tiny.CHATML.replace("good", "bad"))
+    with pytest.raises(
+        ValueError, match=rf"{trained}, but .*chat_template.jinja has (?!{trained})[0-9a-f]{{12}};"
+    ):
+        choose_template(model, "")
+    with pytest.raises(ConfigError, match=f"{trained}, but"):
+        train(config(tmp_path, model=str(run), output=str(tmp_path / "second")), QUIET)
+    (run / "chat_template.jinja").unlink()
+    names = json.loads((run / "tokenizer_config.json").read_text())
+    del names["chat_template"]
+    (run / "tokenizer_config.json").write_text(json.dumps(names))
+    with pytest.raises(ValueError, match=f"{trained}, but there is none now"):
+        choose_template(model, "")
+
+
+def test_a_template_that_is_named_wins_over_the_models_own(tmp_path: Path) -> None:
+    run = train(config(tmp_path, data={"template": "alpaca"}, train={"epochs": 0.3}), QUIET)
+    assert choose_template(load_model(str(run)), "").name == "alpaca"
+
+
+def test_samples_are_asked_for_in_the_template(tmp_path: Path) -> None:
+    settings = config(tmp_path, samples={"prompts": ["What comes after 7?"], "max_tokens": 24},
+                      train={"learning_rate": 0.05, "epochs": 6})  # fmt: skip
+    run = train(settings, QUIET)
+    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    (last,) = [row["samples"] for row in rows if "samples" in row][-1]
+    assert last["reply"] == reply(run)
+
+
+def test_a_run_is_gone_on_with_and_measured_in_it(tmp_path: Path) -> None:
+    run = train(config(tmp_path, train={"epochs": 1}), QUIET)
+    resume(run, ["train.epochs=2"], QUIET)
+    found = evaluate(str(run), str(run), "", 2, 8, lambda *_: None)
+    result = json.loads((run / "result.json").read_text())
+    assert found.template == "own"
+    assert found.sets["held_out"].figures["loss"] == pytest.approx(result["eval_loss"], rel=1e-5)
+
+
+def test_the_preview_shows_its_special_tokens(tmp_path: Path) -> None:
+    console = Console(file=open(tmp_path / "told", "w"), width=200)  # noqa: SIM115
+    show(examine(config(tmp_path)), console)
+    told = (tmp_path / "told").read_text()
+    assert "<|im_start|>user\nWhat comes after" in "\n".join(
+        line.strip() for line in told.splitlines()
+    )
+    assert "comes after.<|im_end|>" in told
+
+
+def test_before_a_reply_stand_the_ids_that_a_chat_prompts_with(tmp_path: Path) -> None:
+    material = gather(config(tmp_path, data={"held_out": 0.0}))
+    model = load_model(str(tmp_path / "base"))
+    writer = writer_for(model, choose_template(model, ""))
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    end = model.tokenizer.special["<|im_end|>"]
+    for row, example in zip(rows, material.data.train.examples, strict=True):
+        response = example.spans == Span.RESPONSE
+        prompt = writer.write(None, [Exchange(row["instruction"])], max_tokens=1).ids
+        assert tuple(example.ids[~response]) == prompt
+        reply = [*model.tokenizer.encode(row["output"]), end, *model.tokenizer.encode("\n")]
+        assert example.ids[response].tolist() == reply
