@@ -42,7 +42,7 @@ app.command()(serve.serve)
 app.add_typer(
     history.app, name="history", help="List, search, show, export, import and delete chats."
 )
-app.add_typer(models.app, name="models", help="Show the models on this machine.")
+app.add_typer(models.app, name="models", help="List, describe, bring and remove models.")
 
 
 @app.callback(invoke_without_command=True)

@@ -45,6 +45,21 @@ def data_dir() -> Path:
     return _folder("data", platformdirs.user_data_path("chatapp", appauthor=False))
 
 
+def models_dir() -> Path:
+    """The folder of models the user keeps, one folder each."""
+    return data_dir() / "models"
+
+
+def fetched_path() -> Path:
+    """The record of the models that `models get` brought. The file need not exist."""
+    return data_dir() / "fetched.json"
+
+
+def used_folders_path() -> Path:
+    """The record of the folders that models were made in or used from. It need not exist."""
+    return data_dir() / "folders.json"
+
+
 def cache_dir() -> Path:
     """The folder of what can be made again."""
     return _folder("cache", platformdirs.user_cache_path("chatapp", appauthor=False))

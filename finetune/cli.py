@@ -72,8 +72,7 @@ def train(config: Config, overrides: Overrides = None) -> None:
         from chatapp.settings import load_settings
         from finetune import run
 
-        folder = run.train(settings, console, load_settings().device)
-        _answer(str(folder))
+        _made(run.train(settings, console, load_settings().device))
 
 
 @app.command()
@@ -83,8 +82,7 @@ def resume(run: Run, overrides: Overrides = None) -> None:
         from chatapp.settings import load_settings
         from finetune.run import resume
 
-        folder = resume(run, overrides or [], console, load_settings().device)
-        _answer(str(folder))
+        _made(resume(run, overrides or [], console, load_settings().device))
 
 
 @app.command(name="eval")
@@ -140,7 +138,7 @@ def merge(
         from finetune.merging import merge
 
         merge(run, out)
-        _answer(str(out))
+        _made(out)
 
 
 @app.command()
@@ -170,8 +168,7 @@ def pretrain(config: Config, overrides: Overrides = None) -> None:
         settings = load_config(PretrainConfig, config, overrides or [])
         from finetune.pretrain import pretrain as run
 
-        folder = run(settings, console)
-        _answer(str(folder))
+        _made(run(settings, console))
 
 
 @contextmanager
@@ -211,6 +208,14 @@ def _verdict(error: Exception) -> tuple[int, str]:
         line = str(error).strip().splitlines()[0]
         return 1, f"there is not enough memory ({line}); try a smaller train.batch_size"
     raise error
+
+
+def _made(folder: Path) -> None:
+    """A model's folder on standard output, and among those that `chatapp models list` shows."""
+    from chatapp.engine.used_folders import note_folder
+
+    note_folder(folder)
+    _answer(str(folder))
 
 
 def _answer(text: str) -> None:

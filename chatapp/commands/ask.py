@@ -135,12 +135,18 @@ def load(name: str, precision: str, device: str) -> "LanguageModel":
     from chatapp.engine.generation_config import generation_config
     from chatapp.engine.load import load_model
     from chatapp.engine.remote import RemoteModel
+    from chatapp.engine.used_folders import note_folder
+
+    def say(sentence: str) -> None:
+        status("")
+        complain(sentence)
 
     status(f"Loading {name} …")
     try:
-        model = load_model(name, precision=precision, device=device)
+        model = load_model(name, precision=precision, device=device, say=say)
     finally:
         status("")
+    note_folder(name)
     if isinstance(model, RemoteModel) and model.remark:
         complain(model.remark)
     for sentence in generation_config(model).ignored:

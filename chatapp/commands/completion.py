@@ -58,6 +58,22 @@ def models() -> Iterable[str]:
 
 
 @_offered
+def known() -> Iterable[tuple[str, str]]:
+    """Models with a short name, which `models get` brings."""
+    from chatapp.engine.known_models import known_models
+
+    return [(model.name, model.purpose) for model in known_models().values()]
+
+
+@_offered
+def fetched() -> Iterable[str]:
+    """Models that `models get` has brought."""
+    from chatapp.engine.fetched import fetched_models
+
+    return [model.name for model in fetched_models()]
+
+
+@_offered
 def templates() -> Iterable[str]:
     """Built-in dialogue templates."""
     from chatapp.prompting.template import TEMPLATES

@@ -1,4 +1,4 @@
-"""`chatapp models`: what models there are, what one consists of, and one as a GGUF file.
+"""`chatapp models`: what models there are, what one consists of, how one is brought or exported.
 
 Keep: figures are read from the model's own files, or told by its server; nothing is loaded, and no
 server is asked for a list.
@@ -9,49 +9,48 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands import completion, exporting
+from chatapp.commands import completion, exporting, getting
 from chatapp.commands.console import complain, write, write_json
 from chatapp.commands.options import JsonOption
 
 if TYPE_CHECKING:
+    from chatapp.engine.catalogue import ListedModel
     from chatapp.engine.description import ModelInfo
     from chatapp.engine.servers import Server
     from chatapp.parameters import Choices
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.command()(getting.get)
+app.command()(getting.remove)
 app.command()(exporting.export)
 
 
 @app.command("list")
 def list_models(as_json: JsonOption = False) -> None:
     """List the models on this machine, and the servers that have a name."""
-    from chatapp.engine.description import describe
-    from chatapp.engine.errors import ModelError
-    from chatapp.engine.folder import find_model, local_models
-    from chatapp.engine.servers import named_servers
+    from chatapp.engine import catalogue
+    from chatapp.settings import load_settings
 
-    rows: list[dict[str, Any]] = []
-    for name in local_models():
-        try:
-            info = describe(find_model(name))
-        except ModelError as error:
-            rows.append({"name": name, "error": str(error)})
-        else:
-            rows.append({"name": name, **_document(info)})
-    for name, server in named_servers().items():
-        rows.append({"name": name, "server": server.url})
+    settings = load_settings()
+    models = catalogue.on_this_machine(settings.precision, settings.device)
+    models += catalogue.unfinished() + catalogue.servers()
     if as_json:
-        write_json(rows)
+        write_json([_row(model) for model in models])
         return
-    if not rows:
+    if not models:
         complain("there is no model on this machine")
-    width = max((len(row["name"]) for row in rows), default=0)
-    for row in rows:
-        about = (row.get("error") or row.get("server")) or (
-            f"{row['parameters']:>13,} parameters  {row['context']:>6,} tokens  "
-            f"{_megabytes(row['bytes']):>10}  {row['template'] or 'plain'}"
-        )
-        write(f"{row['name']:<{width}}  {about}\n")
+    width = max((len(model.name) for model in models), default=0)
+    for model in models:
+        write(f"{model.name:<{width}}  {model.about}\n")
+
+
+def _row(model: "ListedModel") -> dict[str, Any]:
+    """What is known of a model, for JSON."""
+    row: dict[str, Any] = {"name": model.name, "origin": model.origin}
+    if model.server:
+        return row | {"server": model.server}
+    row |= {"bytes": model.bytes, "memory": model.memory}
+    return row | (_document(model.info) if model.info is not None else {"error": model.remark})
 
 
 @app.command()
@@ -69,7 +68,9 @@ def info(
     from chatapp.engine.folder import BUNDLED, find_model
     from chatapp.engine.generation_config import read_generation_config
     from chatapp.engine.load import usual_precision
+    from chatapp.engine.memory import memory_needed
     from chatapp.engine.servers import server_of
+    from chatapp.engine.sizes import size_in_words
     from chatapp.settings import load_settings
 
     if name != BUNDLED and (server := server_of(name)) is not None:
@@ -79,14 +80,15 @@ def info(
     described = describe(files)
     settings = load_settings()
     precision = usual_precision(files, settings.device)
+    memory = memory_needed(described, precision)
     makers = read_generation_config(files.path)
     for sentence in makers.ignored:
         complain(sentence)
     choices = settings.choices(makers.sampling)
     if as_json:
         drawn = choices.document(choices.sampling)
-        facts = {**_document(described), "precision": precision, "sampling": drawn}
-        write_json({"name": name, **facts})
+        facts = {"precision": precision, "memory": memory, "sampling": drawn}
+        write_json({"name": name, **_document(described), **facts})
         return
     by_formula = described.parameters_by_formula
     left_out = described.formula == GPT2_FORMULA
@@ -105,7 +107,8 @@ def info(
         **described.parts,
         "stored as": described.dtype,
         "computed in": f"{precision}, unless another precision is chosen",
-        "on disk": _megabytes(described.bytes),
+        "on disk": size_in_words(described.bytes),
+        "in memory": f"{size_in_words(memory)}, about",
         "template": described.template or "none of its own; plain is used",
         "licence": described.licence or "not named",
         "drawn with": _drawn_with(choices),
@@ -150,7 +153,3 @@ def _write_lines(lines: dict[str, Any]) -> None:
 
 def _document(info: "ModelInfo") -> dict[str, Any]:
     return asdict(info) | {"folder": str(info.folder)}
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"

@@ -1,67 +1,148 @@
-"""The models there are to choose from: on this machine, and on the servers that have a name.
+"""The models there are to choose from: on this machine, on the servers that have a name, to get.
 
 Keep: what is wrong with a model or a server becomes the words about it; nothing is raised,
 loaded or downloaded.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from chatapp.engine import folder
-from chatapp.engine.description import describe
+from chatapp.engine.description import OWN, ModelInfo, bytes_on_disk, describe
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import BUNDLED, find_model
+from chatapp.engine.fetched import fetched_models, find_fetched
+from chatapp.engine.folder import BUNDLED, find_local_model, folder_here, local_folder
+from chatapp.engine.known_models import KnownModel, known_models
+from chatapp.engine.load import usual_precision
+from chatapp.engine.memory import memory_needed
+from chatapp.engine.other_programs import is_of_other_program
 from chatapp.engine.remote import served_models
 from chatapp.engine.servers import SERVERS, named_servers
+from chatapp.engine.sizes import size_in_words
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A model: a name that `load_model` takes, and what is known of it in a line."""
+class ListedModel:
+    """A model: a name that `load_model` takes, and what is known of it.
+
+    origin: bundled, folder, adapter, hub, ollama, lmstudio, or server; "" when it is not found.
+    bytes: on disk; None on a server.
+    memory: bytes it will take here; None where that cannot be told.
+    server: the address of its server.
+    remark: what is wrong with it, or else to say.
+    """
 
     name: str
-    about: str
+    origin: str
+    bytes: int | None = None
+    info: ModelInfo | None = None
+    memory: int | None = None
+    server: str = ""
+    remark: str = ""
+
+    @property
+    def about(self) -> str:
+        """All that is known of it, in a line."""
+        facts = [self.origin] if self.origin else []
+        if self.bytes is not None:
+            takes = f", {size_in_words(self.memory)} in memory" if self.memory else ""
+            facts.append(f"{size_in_words(self.bytes)}{takes}")
+        if self.info is not None:
+            facts.append(template_in_words(self.info.template))
+            if self.info.context:
+                facts.append(f"{self.info.context:,} tokens")
+            facts.append(f"{self.info.parameters:,} parameters")
+        return " · ".join(filter(None, (*facts, self.server, self.remark)))
 
 
-def on_this_machine() -> list[Found]:
-    """The bundled model, runs and adapters, and what the hub's cache holds."""
-    return [Found(name, _about(name)) for name in folder.local_models()]
+def template_in_words(template: str) -> str:
+    """Which template a model is chatted with in, where it was given none."""
+    return {"": "plain", OWN: "its own template"}.get(template, f"template {template}")
 
 
-def on_servers() -> Iterator[Found]:
+def on_this_machine(precision: str = "auto", device: str = "auto") -> list[ListedModel]:
+    """The models here, bundled and own, of the hub's cache and of other programs.
+
+    precision, device: what they would be loaded in, and on.
+    """
+    return [_listed(name, precision, device) for name in folder.local_models()]
+
+
+def unfinished() -> list[ListedModel]:
+    """What `models get` has begun to bring."""
+    try:
+        models = fetched_models()
+    except ModelError as error:
+        return [ListedModel("models get", "", remark=str(error))]
+    return [
+        ListedModel(model.name, "", remark=f"is not whole; `models get {model.name}` goes on")
+        for model in models
+        if not model.is_whole
+    ]
+
+
+def servers() -> list[ListedModel]:
+    """The servers with a name; none is asked."""
+    try:
+        named = named_servers()
+    except ModelError as error:
+        return [ListedModel(SERVERS, "server", remark=str(error))]
+    return [ListedModel(name, "server", server=server.url) for name, server in named.items()]
+
+
+def on_servers() -> Iterator[ListedModel]:
     """The models of the servers with a name; each is asked, which may take seconds."""
     try:
-        servers = named_servers()
+        named = named_servers()
     except ModelError as error:
-        yield Found(SERVERS, str(error))
+        yield ListedModel(SERVERS, "server", remark=str(error))
         return
-    for name, server in servers.items():
+    for name, server in named.items():
         try:
             models = served_models(server)
         except ModelError as error:
-            yield Found(name, str(error))
+            yield ListedModel(name, "server", remark=str(error))
             continue
         for model in models:
             if server.model in ("", model.name):
                 context = server.context or model.context
-                about = f"server · {server.url}" + (f" · {context:,} tokens" if context else "")
-                yield Found(f"{name}#{model.name}", about)
+                words = f"{context:,} tokens" if context else ""
+                yield ListedModel(f"{name}#{model.name}", "server", server=server.url, remark=words)
 
 
-def _about(name: str) -> str:
-    if name != BUNDLED and not os.path.isdir(name):
-        return "hub"
+def to_get() -> list[KnownModel]:
+    """The models with a short name that are not here, or not whole."""
+    return [model for name, model in known_models().items() if not _is_here(name)]
+
+
+def _is_here(name: str) -> bool:
     try:
-        files = find_model(name)
+        fetched = find_fetched(name)
+        return local_folder(name) is not None and (fetched is None or fetched.is_whole)
+    except ModelError:
+        return False
+
+
+def _listed(name: str, precision: str, device: str) -> ListedModel:
+    """A model of this machine, whatever is wrong with it."""
+    origin, size = "", None
+    try:
+        path = folder_here(name)
+        origin, size = _origin(name, path), bytes_on_disk(path)
+        files = find_local_model(name)
         info = describe(files)
-    except ModelError as error:
-        return str(error)
-    kind = BUNDLED if name == BUNDLED else "adapter" if files.is_adapter else "folder"
-    facts = (
-        kind,
-        f"{info.parameters:,} parameters",
-        f"{info.context:,} tokens",
-        info.template or "no template of its own",
-    )
-    return " · ".join(facts)
+        chosen = usual_precision(files, device) if precision == "auto" else precision
+    except (ModelError, OSError) as error:
+        return ListedModel(name, origin, size, remark=str(error))
+    if files.is_adapter:
+        origin = "adapter"
+    return ListedModel(name, origin, size, info, memory_needed(info, chosen))
+
+
+def _origin(name: str, path: Path) -> str:
+    if name == BUNDLED:
+        return BUNDLED
+    if is_of_other_program(name):
+        return name.partition(":")[0]
+    return "hub" if path.parent.name == "snapshots" else "folder"

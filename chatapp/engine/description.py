@@ -17,10 +17,13 @@ from chatapp.engine.decoder.architecture import Architecture
 from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.decoder.summary import parameter_formula, parts
 from chatapp.engine.errors import ModelError, NoDecoder
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.folder import ModelFiles, architectures
 from chatapp.engine.tensor_header import TensorHeader
-from chatapp.paths import GGUF_TEMPLATE
+from chatapp.paths import CHAT_TEMPLATE, GGUF_TEMPLATE, TOKENIZER_CONFIG
 from chatapp.userfiles import parse_json_object, read_json_object
+
+OWN = "own"
+"""What the chat template of a model's tokenizer is called where templates have names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class ModelInfo:
     parts: what stands at each place of the decoder, by its name; empty where formula is.
     heads: 0 where there is no attention.
     dtype: of the stored weights, "mixed" when they differ; of a GGUF file, what most of them are.
+    cached_numbers: keys and values that the cache keeps of each token.
+    template: the name of the one it was trained in, OWN for its tokenizer's.
     licence, template: empty when the folder names none.
     bytes: of all files on disk.
     """
@@ -49,6 +54,7 @@ class ModelInfo:
     hidden_size: int
     vocabulary: int
     context: int
+    cached_numbers: int
     dtype: str
     licence: str
     template: str
@@ -72,18 +78,11 @@ def describe(files: ModelFiles) -> ModelInfo:
         parameters_by_formula=None,
         licence=_licence(files) or base.licence,
         template=_template(files),
-        bytes=_bytes(files.path),
+        bytes=bytes_on_disk(files.path),
     )
 
 
-def architectures(config: dict[str, Any]) -> list[str]:
-    """The classes of transformers that a config.json names."""
-    names = config.get("architectures")
-    return [str(name) for name in names] if isinstance(names, list) else []
-
-
 def _describe_whole(files: ModelFiles) -> ModelInfo:
-    config = files.config
     headers = [header for header in _headers(files) if not is_buffer(header.name)]
     architecture = _architecture(files)
     sizes = _sizes_of(architecture) if architecture else _sizes_by_transformers(files)
@@ -92,7 +91,7 @@ def _describe_whole(files: ModelFiles) -> ModelInfo:
     formula, by_formula = _formula(files, architecture) if architecture else ("", None)
     return ModelInfo(
         folder=files.path,
-        architecture=(architectures(config) or [files.family or "unknown"])[0],
+        architecture=(architectures(files.config) or [files.family or "unknown"])[0],
         parameters=_size(headers),
         formula=formula,
         parameters_by_formula=by_formula,
@@ -102,20 +101,24 @@ def _describe_whole(files: ModelFiles) -> ModelInfo:
         hidden_size=sizes.width,
         vocabulary=sizes.vocabulary,
         context=sizes.context,
+        cached_numbers=sizes.cached,
         dtype=_dtype(headers, files),
         licence=_licence(files),
         template=_template(files),
-        bytes=_bytes(files.path),
+        bytes=bytes_on_disk(files.path),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
+    """cached: numbers that keys and values of a token are."""
+
     layers: int
     heads: int
     width: int
     vocabulary: int
     context: int
+    cached: int
     is_tied: bool
 
 
@@ -128,7 +131,8 @@ def _architecture(files: ModelFiles) -> Architecture | None:
 
 
 def _sizes_of(a: Architecture) -> _Sizes:
-    return _Sizes(a.layers, a.heads, a.width, a.vocabulary, a.context, a.is_tied)
+    cached = 2 * a.layers * a.key_value_heads * a.head_size
+    return _Sizes(a.layers, a.heads, a.width, a.vocabulary, a.context, cached, a.is_tied)
 
 
 def _sizes_by_transformers(files: ModelFiles) -> _Sizes:
@@ -142,13 +146,17 @@ def _sizes_by_transformers(files: ModelFiles) -> _Sizes:
         value = getattr(text, key, None)
         return value if isinstance(value, int) else 0
 
+    # Of an encoder and a decoder, the decoder's, which is what writes.
+    layers = number("num_decoder_layers") or number("decoder_layers") or number("num_hidden_layers")
+    heads, width = number("num_attention_heads"), number("hidden_size")
+    head_size = number("head_dim") or width // max(heads, 1)
     return _Sizes(
-        # Of an encoder and a decoder, the decoder's, which is what writes.
-        number("num_decoder_layers") or number("decoder_layers") or number("num_hidden_layers"),
-        number("num_attention_heads"),
-        number("hidden_size"),
+        layers,
+        heads,
+        width,
         number("vocab_size"),
         context_of(config),
+        2 * layers * (number("num_key_value_heads") or heads) * head_size,
         bool(getattr(text, "tie_word_embeddings", False)),
     )
 
@@ -191,10 +199,11 @@ def _size(headers: Iterable[TensorHeader]) -> int:
     return sum(math.prod(header.shape) for header in headers)
 
 
-def _bytes(folder: Path) -> int:
-    if folder.is_file():
-        return folder.stat().st_size
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+def bytes_on_disk(path: Path) -> int:
+    """Of a model's folder, or of its one file. Raises OSError."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
 def _licence(files: ModelFiles) -> str:
@@ -211,13 +220,21 @@ def _licence(files: ModelFiles) -> str:
 
 
 def _template(files: ModelFiles) -> str:
-    """The name of the dialogue template saved with the model."""
+    """The name of the dialogue template saved with the model, OWN where its tokenizer has one."""
     if files.is_gguf:
-        saved = _metadata(files).get(GGUF_TEMPLATE)
-        return str(parse_json_object(saved, str(files.path), ModelError)["name"]) if saved else ""
-    if files.template is None:
+        metadata = _metadata(files)
+        if saved := metadata.get(GGUF_TEMPLATE):
+            return str(parse_json_object(saved, str(files.path), ModelError)["name"])
+        return OWN if metadata.get("tokenizer.chat_template") else ""
+    if files.template is not None:
+        return str(read_json_object(files.template, ModelError).get("name", ""))
+    if (files.tokenizer / CHAT_TEMPLATE).is_file():
+        return OWN
+    try:
+        config = read_json_object(files.tokenizer / TOKENIZER_CONFIG, ModelError)
+    except FileNotFoundError:
         return ""
-    return str(read_json_object(files.template, ModelError).get("name", ""))
+    return OWN if config.get("chat_template") else ""
 
 
 def _metadata(files: ModelFiles) -> dict[str, Any]:

@@ -6,16 +6,24 @@ reads no weights. Free of torch.
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.hub import cached_hub_models, hub_folder
+from chatapp.engine.hub import cached_folder, cached_hub_models, downloaded_folder
+from chatapp.engine.known_models import known_models
 from chatapp.engine.model import LanguageModel
+from chatapp.engine.other_programs import (
+    file_of_other_program,
+    files_of_other_programs,
+    is_of_other_program,
+)
 from chatapp.engine.servers import is_address
-from chatapp.paths import CHAT_TEMPLATE, RUN_RECORD, TEMPLATE_FILE, TOKENIZER_CONFIG, data_dir
-from chatapp.userfiles import missing_path, read_json_object
+from chatapp.engine.used_folders import used_folders
+from chatapp.paths import CHAT_TEMPLATE, RUN_RECORD, TEMPLATE_FILE, TOKENIZER_CONFIG, models_dir
+from chatapp.userfiles import did_you_mean, missing_path, read_json_object
 
 BUNDLED = "bundled"
 _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
@@ -38,6 +46,9 @@ COMPANIONS = (
     TEMPLATE_FILE,
 )
 """What a model has beside its configuration and weights, as patterns of file names."""
+
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""How transformers calls the classes of causal language models."""
 
 DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 """The families this program has a decoder of; transformers computes all others."""
@@ -62,9 +73,10 @@ class ModelFiles:
     template: Path | None
 
     @classmethod
-    def read(cls, path: Path) -> "ModelFiles":
+    def read(cls, path: Path, find_base: "Callable[[str], Path] | None" = None) -> "ModelFiles":
         """The model in a folder, or in a GGUF file.
 
+        find_base: gives the folder of an adapter's base; `model_folder` by default.
         Raises ModelError, also when an adapter's base is missing.
         """
         if (file := gguf_file(path)) is not None:
@@ -74,7 +86,7 @@ class ModelFiles:
             _refuse_unfinished(path)
             return cls(path, _read_config(path / CONFIG), None, path, template)
         config = _read_config(path / ADAPTER_CONFIG)
-        base = _base_of(path / ADAPTER_CONFIG, config)
+        base = _base_of(path / ADAPTER_CONFIG, config, find_base or model_folder)
         tokenizer = path if (path / TOKENIZER_CONFIG).is_file() else base.path
         return cls(path, config, base, tokenizer, template or base.template)
 
@@ -86,7 +98,7 @@ class ModelFiles:
     @property
     def is_gguf(self) -> bool:
         """Whether all of it is in one GGUF file."""
-        return self.path.suffix == GGUF_SUFFIX
+        return self.path.is_file()
 
     @property
     def whole(self) -> "ModelFiles":
@@ -133,10 +145,24 @@ def find_model(name: str) -> ModelFiles:
     return ModelFiles.read(model_folder(name))
 
 
+def find_local_model(name: str) -> ModelFiles:
+    """What the model of a name is; never downloads. Raises ModelError when it is not here."""
+    return ModelFiles.read(folder_here(name), folder_here)
+
+
 def model_folder(name: str) -> Path:
     """The folder of a model, downloaded if need be, without loading it, or its GGUF file.
 
     Raises ModelError.
+    """
+    known = known_models().get(name)
+    return local_folder(name) or downloaded_folder(known.hub if known else name)
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder of a model on this machine; None when only the hub may have it.
+
+    Raises ModelError for a name that no model on the hub could have.
     """
     if name == BUNDLED:
         if not has_bundled():
@@ -144,6 +170,10 @@ def model_folder(name: str) -> Path:
         return _BUNDLED_FOLDER
     if is_address(name):
         raise ModelError(f"{name}: the files of a model on a server are not on this machine")
+    if is_of_other_program(name):
+        if (file := file_of_other_program(name)) is None:
+            raise ModelError(f"{name}: is not here{did_you_mean(name, files_of_other_programs())}")
+        return file
     path = os.path.expanduser(name)  # unlike Path, takes any text without an error
     if os.path.isdir(path):
         return Path(path)
@@ -153,9 +183,19 @@ def model_folder(name: str) -> Path:
         raise ModelError(f"{name}: this is a file; expected the folder of a model, or a GGUF file")
     if path.endswith(GGUF_SUFFIX):
         raise ModelError(f"{name}: there is no such file")
+    if name in _kept_models():
+        return models_dir() / name
     if problem := missing_path(name, "folder"):
         raise ModelError(problem)
-    return hub_folder(name)
+    known = known_models().get(name)
+    return cached_folder(name) or (cached_folder(known.hub) if known else None)
+
+
+def folder_here(name: str) -> Path:
+    """The folder of a model on this machine. Raises ModelError when it is not here."""
+    if (folder := local_folder(name)) is None:
+        raise ModelError(f"{name}: is not on this machine")
+    return folder
 
 
 def has_bundled() -> bool:
@@ -164,15 +204,19 @@ def has_bundled() -> bool:
 
 
 def local_models() -> list[str]:
-    """Names of the models on this machine, each of which `load_model` takes."""
+    """Names of the models on this machine, each of which `load_model` takes; reads no weights.
+
+    The bundled one, those in the folder of models, those in ./runs and in folders made or used
+    before, causal models in the hub's cache, and GGUF files of other programs.
+    """
     names = [BUNDLED] if has_bundled() else []
-    for parent in (Path("runs"), data_dir() / "models"):
-        names += [
-            str(folder)
-            for folder in sorted(parent.glob("*"))
-            if (folder / CONFIG).is_file() or _is_adapter(folder) or _holds_gguf(folder)
-        ]
-    return names + cached_hub_models(_has_decoder_and_weights)
+    names += _kept_models()
+    by_place: dict[Path, Path] = {}
+    for folder in (*sorted(Path("runs").glob("*")), *used_folders()):
+        if _has_model(folder):
+            by_place.setdefault(folder.resolve(), folder)
+    names += map(_short, by_place.values())
+    return [*names, *cached_hub_models(_is_causal), *files_of_other_programs()]
 
 
 def model_identity(model: LanguageModel) -> str:
@@ -182,6 +226,12 @@ def model_identity(model: LanguageModel) -> str:
     if model.folder is None:
         return model.name
     return f"{ModelFiles.read(model.folder).digest()}-{model.precision}"
+
+
+def architectures(config: dict[str, Any]) -> list[str]:
+    """The classes of transformers that a config.json names."""
+    names = config.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _is_adapter(folder: Path) -> bool:
@@ -197,8 +247,8 @@ def _refuse_unfinished(folder: Path) -> None:
 
 
 def _holds_gguf(path: Path) -> bool:
-    """Whether a file is a GGUF file by its name, or a folder holds one and no other model."""
-    if path.suffix == GGUF_SUFFIX and not path.is_dir():
+    """Whether a path is a GGUF file, whatever its name, or a folder with one and no other model."""
+    if path.is_file() or (path.suffix == GGUF_SUFFIX and not path.is_dir()):
         return True
     is_other = (path / CONFIG).is_file() or (path / ADAPTER_CONFIG).is_file()
     return not is_other and any(path.glob(f"*{GGUF_SUFFIX}"))
@@ -233,7 +283,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path}: there is no such file") from None
 
 
-def _base_of(path: Path, config: dict[str, Any]) -> ModelFiles:
+def _base_of(path: Path, config: dict[str, Any], find: Callable[[str], Path]) -> ModelFiles:
     """The model that an adapter_config.json names as its base."""
     name = config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
@@ -241,7 +291,7 @@ def _base_of(path: Path, config: dict[str, Any]) -> ModelFiles:
             f"{path}: base_model_name_or_path is {name!r}; expected a folder or hub id"
         )
     try:
-        folder = model_folder(name)
+        folder = find(name)
     except ModelError as error:
         raise ModelError(f"{path}: the base model cannot be found: {error}") from None
     if _is_adapter(folder):
@@ -249,10 +299,34 @@ def _base_of(path: Path, config: dict[str, Any]) -> ModelFiles:
     return ModelFiles.read(folder)
 
 
-def _has_decoder_and_weights(folder: Path) -> bool:
-    """Of a snapshot in the hub's cache; an adapter's base might have to be downloaded."""
+def _kept_models() -> list[str]:
+    """Names of the models in the folder of models."""
+    return sorted(folder.name for folder in models_dir().glob("[!.]*") if _has_model(folder))
+
+
+def _has_model(folder: Path) -> bool:
+    """Whether a folder holds a model of any kind."""
+    return (
+        os.path.isfile(folder / CONFIG)
+        or os.path.isfile(folder / ADAPTER_CONFIG)
+        or any(folder.glob(f"*{GGUF_SUFFIX}"))
+    )
+
+
+def _short(folder: Path) -> str:
+    """A folder as one would type it: from the current one on, if it lies below."""
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+
+
+def _is_causal(folder: Path) -> bool:
+    """Whether a snapshot in the hub's cache is a causal language model with its weights."""
     try:
-        has_decoder = (folder / CONFIG).is_file() and ModelFiles.read(folder).has_decoder
-    except ModelError:
+        config = _read_config(folder / CONFIG)
+    except (ModelError, OSError):
         return False
-    return has_decoder and any(folder.glob("*.safetensors"))
+    names = architectures(config)
+    is_causal = any(name.endswith(_CAUSAL) for name in names) or (
+        not names and config.get("model_type") in DECODERS
+    )
+    return is_causal and any(folder.glob("*.safetensors"))

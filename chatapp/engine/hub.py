@@ -4,43 +4,70 @@ Keep: only configuration, tokenizer and safetensors files are fetched, never pic
 code, and whatever the hub's client raises becomes a `ModelError` of one sentence.
 """
 
-from collections.abc import Callable
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from chatapp.engine.errors import ModelError, first_line
+from chatapp.userfiles import quoted
 
-_WANTED = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "README.md"]
+WANTED = [
+    "*.json",
+    "*.jinja",
+    "*.safetensors",
+    "*.txt",
+    "*.bpe",
+    "*.model",
+    "README.md",
+    "LICENSE*",
+]
+"""What a model needs of a hub repository, as patterns of file names."""
+
+UNWANTED = [f"*/{pattern}" for pattern in WANTED if pattern != "*.jinja"]
+"""What lies in folders of a repository, other formats mostly; only templates are used there."""
 
 
-def hub_folder(name: str) -> Path:
-    """The folder of a hub model: from the hub's cache on this machine, else downloaded."""
+class OutOfReachError(ModelError):
+    """The hub gives no answer. `why`: what its client says of that, for another sentence."""
+
+    def __init__(self, sentence: str, why: str) -> None:
+        super().__init__(sentence)
+        self.why = why
+
+
+def downloaded_folder(name: str) -> Path:
+    """The folder of a hub model in the hub's cache, once it is downloaded. Raises ModelError."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
 
     try:
-        folder = Path(snapshot_download(name, local_files_only=True))
-        if any(folder.glob("*.safetensors")):
-            return folder
+        with hub_errors(name):
+            return Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+    except ModelError as error:
+        raise ModelError(f"{error}; and there is no such folder") from None
+
+
+def cached_folder(name: str) -> Path | None:
+    """The folder of a hub model with its weights in the hub's cache on this machine, if there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            snapshot_download(
+                name, allow_patterns=WANTED, ignore_patterns=UNWANTED, local_files_only=True
+            )
+        )
     except LocalEntryNotFoundError:
-        pass
+        return None
     except HFValidationError:  # no name that a hub model could have
         raise ModelError(f"{name[:100]!r}: there is no such folder") from None
-    try:
-        return Path(snapshot_download(name, allow_patterns=_WANTED))
-    except RepositoryNotFoundError:
-        raise ModelError(f"{name}: there is neither such a folder nor such a hub model") from None
-    except Exception as error:  # the hub's client lets many kinds of errors through
-        raise ModelError(
-            f"{name}: there is no such folder, and the hub cannot be reached: {first_line(error)}"
-        ) from None
+    return folder if any(folder.glob("*.safetensors")) else None
 
 
 def cached_hub_models(accepts: Callable[[Path], bool]) -> list[str]:
-    """Names of the models in the hub's cache of which some snapshot's folder is accepted."""
+    """Names of the models in the hub's cache whose current snapshot's folder is accepted."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -52,5 +79,66 @@ def cached_hub_models(accepts: Callable[[Path], bool]) -> list[str]:
         repository.repo_id
         for repository in repositories
         if repository.repo_type == "model"
-        and any(accepts(Path(revision.snapshot_path)) for revision in repository.revisions)
+        and (current := repository.refs.get("main")) is not None
+        and accepts(Path(current.snapshot_path))
     )
+
+
+@contextmanager
+def hub_errors(name: str) -> Iterator[None]:
+    """Turn what the hub's client raises into a ModelError, and keep its notices from the screen."""
+    from httpx2 import HTTPError
+    from huggingface_hub.errors import DryRunError, LocalEntryNotFoundError, XetDownloadError
+    from huggingface_hub.utils import logging as client_log
+
+    verbosity = client_log.get_verbosity()
+    client_log.set_verbosity(logging.ERROR)
+    try:
+        yield
+    except (DryRunError, LocalEntryNotFoundError) as error:
+        raise _told(name, error.__cause__ or error) from None
+    except (HTTPError, XetDownloadError, OSError, ValueError, RuntimeError) as error:
+        raise _told(name, error) from None
+    finally:
+        client_log.set_verbosity(verbosity)
+
+
+def _told(name: str, error: BaseException) -> ModelError:
+    """What an error of the hub's client means, in a sentence."""
+    from httpx2 import TransportError
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{name}"
+    match error:
+        case errors.HFValidationError():
+            return ModelError(
+                f"{quoted(name)} is no id of a model; expected the form organisation/model"
+            )
+        case errors.GatedRepoError():
+            return ModelError(
+                f"{name}: its licence must be accepted first, at {page}, and this machine be "
+                "signed in to the hub with `hf auth login`"
+            )
+        case errors.RepositoryNotFoundError():
+            return ModelError(f"{name}: there is no such model on the hub, or it is private")
+        case errors.OfflineModeIsEnabled():
+            return OutOfReachError(
+                f"{name}: the hub is not asked, because HF_HUB_OFFLINE is set in the environment",
+                "HF_HUB_OFFLINE is set",
+            )
+        case (
+            TransportError()
+            | TimeoutError()
+            | errors.LocalEntryNotFoundError()
+            | errors.XetDownloadError()
+        ):
+            why = first_line(error)
+            return OutOfReachError(
+                f"{name}: the hub cannot be reached; is there a network? ({why})", why
+            )
+        case errors.HfHubHTTPError() if error.response.status_code >= 500:
+            why = f"status {error.response.status_code}"
+            return OutOfReachError(f"{name}: the hub is out of order ({why})", why)
+        case OSError() if error.errno == errno.ENOSPC:
+            return ModelError(f"{name}: the disk is full; what was brought stays for the next try")
+    return ModelError(f"{name}: cannot be fetched: {first_line(error)}")

@@ -4,9 +4,10 @@ Keep: what is wrong with a model reaches the user as a `ModelError`, one sentenc
 heavy is imported before a model is really loaded.
 """
 
-from chatapp.engine.description import architectures
+from collections.abc import Callable
+
 from chatapp.engine.errors import ModelError, NoDecoder, first_line
-from chatapp.engine.folder import BUNDLED, DECODERS, ModelFiles, find_model
+from chatapp.engine.folder import BUNDLED, DECODERS, ModelFiles, architectures, find_model
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.servers import server_of
 
@@ -14,7 +15,13 @@ PRECISIONS = ("auto", "float32", "bfloat16", "int8")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
-def load_model(name: str, *, precision: str = "float32", device: str = "cpu") -> LanguageModel:
+def load_model(
+    name: str,
+    *,
+    precision: str = "float32",
+    device: str = "cpu",
+    say: Callable[[str], None] = lambda sentence: None,
+) -> LanguageModel:
     """Load a model by its name. Raises ModelError.
 
     name: "bundled", a folder of a causal model in Hugging Face layout, a folder of a PEFT
@@ -22,6 +29,7 @@ def load_model(name: str, *, precision: str = "float32", device: str = "cpu") ->
     precision: what its matrices are stored and multiplied as; "auto" is what is fastest on
         the device. Only `DECODERS` can be other than float32; a server chooses its own.
     device: where it is computed; "auto" is a GPU for a large model, if there is one.
+    say: called with a sentence, before it is loaded, when it takes more memory than is free.
     """
     if precision not in PRECISIONS:
         raise ModelError(
@@ -35,6 +43,7 @@ def load_model(name: str, *, precision: str = "float32", device: str = "cpu") ->
         return connect(server, name=name)
     files = find_model(name)
     _check_task(files)
+    _check_memory(files, name, precision, device, say)
     if files.has_decoder:
         from chatapp.engine.local import LocalModel
 
@@ -80,3 +89,20 @@ def _check_task(files: ModelFiles) -> None:
             f"{files.whole.config_file}: architectures is {names}; expected a causal language "
             "model (…ForCausalLM or …LMHeadModel)"
         )
+
+
+def _check_memory(
+    files: ModelFiles, name: str, precision: str, device: str, say: Callable[[str], None]
+) -> None:
+    """Raises ModelError for a model that takes more memory than this machine has."""
+    from chatapp.engine.description import describe
+    from chatapp.engine.device import device_for
+    from chatapp.engine.memory import check_memory, memory_needed
+
+    try:
+        info = describe(files)
+    except ModelError:
+        return  # loading it says what is wrong, with more words
+    chosen = usual_precision(files, device) if precision == "auto" else precision
+    if device_for(device, chosen, info.parameters).type != "cuda":  # which has its own memory
+        check_memory(name, memory_needed(info, chosen), say)

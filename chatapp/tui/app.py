@@ -113,7 +113,12 @@ class ChatApp(FailingApp[int]):
         from chatapp.engine.load import load_model
 
         chosen = self._settings
-        return load_model(chosen.model, precision=chosen.precision, device=chosen.device)
+        return load_model(
+            chosen.model,
+            precision=chosen.precision,
+            device=chosen.device,
+            say=self.chat.widgets.inform,
+        )
 
     def get_default_screen(self) -> ChatScreen:
         return self.chat

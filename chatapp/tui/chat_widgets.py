@@ -43,7 +43,7 @@ class ChatWidgets:
 
     def compose(self) -> ComposeResult:
         """The widgets, laid out."""
-        with Vertical(id="bar"):
+        with Vertical(id="heading"):
             yield self._title
         yield self._welcome
         yield self.transcript

@@ -18,6 +18,7 @@ from chatapp.dialogue.store import Basis, StoreError
 from chatapp.parameters import known_values
 from chatapp.settings import keep_settings
 from chatapp.tui import events
+from chatapp.tui.getting import Getting
 from chatapp.tui.loading import LoadRequest
 from chatapp.tui.turn import RunningTurn
 from chatapp.tui.words import in_words
@@ -134,14 +135,18 @@ class Conversation:
         listener = listener or self._listener
 
         def run() -> None:
-            from chatapp.engine.catalogue import on_servers, on_this_machine
+            from chatapp.engine.catalogue import on_servers, on_this_machine, to_get
 
-            models = on_this_machine()
-            listener.post_message(events.ModelsFound(list(models), False))
+            models, others = on_this_machine(self.precision, self.device), to_get()
+            listener.post_message(events.ModelsFound(list(models), others, False))
             models += on_servers()
-            listener.post_message(events.ModelsFound(models, True))
+            listener.post_message(events.ModelsFound(models, others, True))
 
         self._start_thread(run)
+
+    def get_model(self, getting: Getting) -> None:
+        """Bring a model to this machine; ends in a GetEnded."""
+        self._start_thread(getting.run)
 
     def load_other(self, request: LoadRequest) -> None:
         """Load another model to go on with, while no turn is under way; messages wait for it.

@@ -14,7 +14,8 @@ from textual.message import Message
 if TYPE_CHECKING:
     from chatapp.dialogue.session import Session
     from chatapp.dialogue.store import StoredMessage
-    from chatapp.engine.catalogue import Found
+    from chatapp.engine.catalogue import ListedModel
+    from chatapp.engine.known_models import KnownModel
 
 
 @dataclass
@@ -37,9 +38,13 @@ class SubmittedNothing(Message):
 
 @dataclass
 class ModelsFound(Message):
-    """The models there are, as far as they have been found; `is_all` when no more will be."""
+    """The models there are, as far as they have been found; `is_all` when no more will be.
 
-    models: "list[Found]"
+    to_get: those with a short name that are not here.
+    """
+
+    models: "list[ListedModel]"
+    to_get: "list[KnownModel]"
     is_all: bool
 
 

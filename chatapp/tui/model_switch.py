@@ -14,7 +14,7 @@ from chatapp.tui.parameters import Parameters
 from chatapp.tui.words import in_words
 
 if TYPE_CHECKING:
-    from chatapp.engine.catalogue import Found
+    from chatapp.engine.catalogue import ListedModel
     from chatapp.engine.model import LanguageModel
     from chatapp.tui.chat_widgets import ChatWidgets
     from chatapp.tui.conversation import Conversation
@@ -40,12 +40,12 @@ class ModelSwitch:
         precision: another than now. follows: whether a chat was opened that was held with it.
         """
         precision = precision or self._conversation.precision
-        device = self._conversation.device
+        device, say = self._conversation.device, self._widgets.inform
 
         def load() -> "LanguageModel":
             from chatapp.engine.load import load_model
 
-            return load_model(name, precision=precision, device=device)
+            return load_model(name, precision=precision, device=device, say=say)
 
         self._widgets.status.state = "loading"
         self._widgets.status.model = name
@@ -116,7 +116,7 @@ class ModelSwitch:
             self._conversation.find_models()
         return self._names
 
-    def found(self, models: "Sequence[Found]") -> None:
+    def found(self, models: "Sequence[ListedModel]") -> None:
         """Take over what models there are."""
         self._names = [model.name for model in models]
         self._widgets.prompt.suggest_again()

@@ -1,10 +1,10 @@
-"""The models one can go on with, filtered while one types.
+"""The models one can go on with, filtered while one types, and those that can be brought.
 
 Keep: whatever is typed can be chosen too, so that a folder, a hub id or a server's address needs
-no list.
+no list; and nothing is brought before its size and licence have been shown.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual import on
 from textual.app import ComposeResult
@@ -12,19 +12,34 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import Input, OptionList, ProgressBar, Static
 from textual.widgets.option_list import Option
 
+from chatapp.engine.known_models import KnownModel, advice
 from chatapp.foreign import printable
 from chatapp.tui.events import ModelsFound
 from chatapp.tui.field import Field
+from chatapp.tui.getting import GetEnded, GetProgress, GetSaid, Getting
 from chatapp.tui.options import Options
 
 if TYPE_CHECKING:
-    from chatapp.engine.catalogue import Found
+    from chatapp.engine.catalogue import ListedModel
     from chatapp.tui.conversation import Conversation
 
 _HINT = "● is in use · Enter goes on with it · Esc leaves"
+_ASKING_HINT = "Enter brings it and goes on with it · Esc goes back"
+_GETTING_HINT = "Esc stops"
+
+_PATIENCE = 0.3
+"""Seconds that a model being brought gets to clean up when the user quits."""
+
+
+class _Row(NamedTuple):
+    """A line of the list. to_get: the model that is brought first."""
+
+    name: str
+    content: Content
+    to_get: KnownModel | None = None
 
 
 class ModelScreen(ModalScreen[str | None]):
@@ -35,73 +50,163 @@ class ModelScreen(ModalScreen[str | None]):
         Binding("enter", "choose", "Go on with this model"),
         Binding("down", "cursor(1)", "Next model", show=False),
         Binding("up", "cursor(-1)", "Model before", show=False),
-        Binding("escape,f8", "dismiss", "Leave"),
+        Binding("escape,f8", "leave", "Leave"),
     ]
 
     def __init__(self, conversation: "Conversation", current: str) -> None:
         super().__init__()
         self._conversation = conversation
         self._current = self._chosen = current
-        self._models: list[Found] = []
-        self._names: list[str] = []
+        self._models: list[ListedModel] = []
+        self._to_get: list[KnownModel] = []
+        self._rows: list[_Row] = []
+        self._asked: KnownModel | None = None
+        self._getting: Getting | None = None
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Models", classes="title")
+            yield Static(f"{advice()}.", classes="hint advice")
             yield Field(placeholder="Filter, or a folder, hub id or address", compact=True)
             options = Options()
             options.can_focus = False  # the field keeps the keys; the list follows them
             yield options
             yield Static("Looking for models …", id="nothing", markup=False)
-            yield Static(_HINT, classes="hint")
+            yield Static(id="getting", markup=False)
+            yield ProgressBar(show_eta=False)
+            yield Static(_HINT, classes="hint", id="keys")
 
     def on_mount(self) -> None:
         self._list = self.query_one(OptionList)
+        self._tell("")
         self._show()
         self._conversation.find_models(self)
+
+    def on_unmount(self) -> None:
+        if self._getting is not None:
+            self._getting.stop(_PATIENCE)
 
     @on(ModelsFound)
     def _models_found(self, event: ModelsFound) -> None:
         event.stop()
-        self._models = event.models
+        self._models, self._to_get = event.models, event.to_get
         self.query_one("#nothing", Static).display = not event.is_all
         self._show()
 
     @on(Input.Changed)
+    def _filter(self) -> None:
+        if self._getting is None:
+            self._tell("")
+        self._show()
+
     def _show(self) -> None:
         """List what matches the field, and what stands in it."""
         typed = self.query_one(Field).value.strip()
         words = typed.casefold().split()
-        rows = [
-            (model.name, self._entry(model))
-            for model in self._models
-            if all(word in f"{model.name} {model.about}".casefold() for word in words)
+        rows = [_Row(model.name, self._entry(model.name, model.about)) for model in self._models]
+        rows += [
+            _Row(model.name, self._entry(model.name, _offer(model)), model)
+            for model in self._to_get
         ]
-        if typed and typed not in [name for name, _ in rows]:
-            rows.append((typed, Content.assemble("↵ Load ", (printable(typed), "bold"))))
-        self._names = [name for name, _ in rows]
+        self._rows = [
+            row for row in rows if all(word in row.content.plain.casefold() for word in words)
+        ]
+        if typed and typed not in [row.name for row in self._rows]:
+            entry = Content.assemble("↵ Load ", (printable(typed), "bold"))
+            self._rows.append(_Row(typed, entry))
+        names = [row.name for row in self._rows]
         self._list.clear_options()
-        self._list.add_options(Option(entry) for _, entry in rows)
-        index = self._names.index(self._chosen) if self._chosen in self._names else 0
-        self._list.highlighted = index if rows else None
+        self._list.add_options(Option(row.content) for row in self._rows)
+        index = names.index(self._chosen) if self._chosen in names else 0
+        self._list.highlighted = index if names else None
 
-    def _entry(self, model: "Found") -> Content:
-        name = printable(model.name).replace("\n", " ")
-        about = " ".join(printable(model.about).split())
-        mark = ("● ", "$text-accent") if model.name == self._current else "  "
+    def _entry(self, name: str, about: str) -> Content:
+        name = printable(name).replace("\n", " ")
+        about = " ".join(printable(about).split())
+        mark = ("● ", "$text-accent") if name == self._current else "  "
         return Content.assemble(mark, (name, "bold"), "\n  ", (about, "dim"))
 
     def action_cursor(self, step: int) -> None:
+        if self._getting is not None:
+            return
         if step > 0:
             self._list.action_cursor_down()
         else:
             self._list.action_cursor_up()
         if self._list.highlighted is not None:
-            self._chosen = self._names[self._list.highlighted]
+            self._chosen = self._rows[self._list.highlighted].name
+        self._tell("")
 
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
     def action_choose(self) -> None:
         index = self._list.highlighted
-        if index is not None:
-            self.dismiss(self._names[index])
+        if index is None or self._getting is not None:
+            return
+        row = self._rows[index]
+        self._chosen = row.name
+        if row.to_get is None:
+            self.dismiss(row.name)
+        elif row.to_get is not self._asked:
+            self._ask(row.to_get)
+        else:
+            self._get(row.to_get)
+
+    def action_leave(self) -> None:
+        """Stop what is brought, or go back to the list, or leave."""
+        if self._getting is not None and not self._getting.is_stopping:
+            self._getting.stop()
+            self._tell(f"Stopping {self._getting.name} …", "Esc leaves")
+        elif self._getting is None and self._asked is not None:
+            self._tell("")
+        else:
+            self.dismiss(None)
+
+    # A model to be brought
+
+    def _ask(self, model: KnownModel) -> None:
+        self._tell(
+            f"{model.name} is not here yet: {model.size}, licence {model.licence}.",
+            _ASKING_HINT,
+        )
+        self._asked = model
+
+    def _get(self, model: KnownModel) -> None:
+        self._getting = Getting(model.name, self)
+        self._tell(f"Asking for {model.name} …", _GETTING_HINT)
+        self.query_one(ProgressBar).update(total=None, progress=0)
+        self.query_one(ProgressBar).display = True
+        self._conversation.get_model(self._getting)
+
+    def _tell(self, words: str, hint: str = _HINT) -> None:
+        """Say something below the list, with the keys that go with it."""
+        self._asked = None
+        self.query_one("#getting", Static).update(printable(words))
+        self.query_one("#getting", Static).display = bool(words)
+        self.query_one("#keys", Static).update(hint)
+        if self._getting is None:
+            self.query_one(ProgressBar).display = False
+
+    @on(GetSaid)
+    def _said(self, event: GetSaid) -> None:
+        event.stop()
+        self._tell(event.sentence, _GETTING_HINT)
+
+    @on(GetProgress)
+    def _progressed(self, event: GetProgress) -> None:
+        event.stop()
+        self.query_one(ProgressBar).update(total=event.total, progress=event.done)
+
+    @on(GetEnded)
+    def _ended(self, event: GetEnded) -> None:
+        event.stop()
+        self._getting = None
+        if event.problem:
+            self._tell(event.problem)
+        else:
+            self.dismiss(event.name)
+
+
+def _offer(model: KnownModel) -> str:
+    """What is known of a model that can be brought, in a line."""
+    return f"get · {model.size} · {model.licence} · {model.purpose}"

@@ -11,6 +11,7 @@ from textual.content import Content
 from textual.widgets import Static
 from textual.widgets.option_list import Option
 
+from chatapp.engine.known_models import advice
 from chatapp.tui.keymap import shown_key
 from chatapp.tui.options import Options
 
@@ -50,7 +51,8 @@ class Welcome(VerticalScroll, can_focus=False):
 
     def compose(self) -> ComposeResult:
         yield Static("chatapp", classes="title")
-        yield Static("A GPT you can open. It runs on your own machine.")
+        key = shown_key(self.app, "models", "F8")
+        yield Static(f"A GPT you can open. It runs on your own machine.\n{advice()}: {key}.")
         yield Static("Three things to try", classes="heading")
         yield Options(
             *(

@@ -3,7 +3,9 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from tiny import write_tiny_gpt2
 
@@ -33,6 +35,7 @@ def test_info_shows_parameters_counted_and_calculated(run, model: Path) -> None:
         "vocabulary (V)   108 tokens\n",
         "context (n)      64 tokens\n",
         "computed in      float32, unless another precision is chosen\n",
+        "in memory        250.1 MB, about\n",
         "template         mine\n",
         "licence          mit\n",
     ):
@@ -78,9 +81,28 @@ def test_the_list_shows_kept_models_and_what_is_wrong_with_them(
     (kept / "broken" / "config.json").write_text("{")
     status, out, _ = run("models", "list")
     assert status == 0
-    good = next(line for line in out.splitlines() if line.startswith(str(kept / "good")))
-    assert f"{FORMULA + 128:,} parameters" in good
-    assert good.endswith("mine")
+    good = next(line for line in out.splitlines() if line.startswith("good "))
+    assert good.endswith(f"template mine · 64 tokens · {FORMULA + 128:,} parameters")
+    assert " MB in memory · " in good
     documents = {row["name"]: row for row in json.loads(run("models", "list", "--json").out)}
-    assert documents[str(kept / "good")]["parameters"] == FORMULA + 128
-    assert "config.json" in documents[str(kept / "broken")]["error"]
+    assert documents["good"]["parameters"] == FORMULA + 128
+    assert "config.json" in documents["broken"]["error"]
+
+
+def test_too_little_memory_is_told_before_a_model_is_loaded(
+    run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = SimpleNamespace(total=8_000_000_000, available=100_000_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    takes = f"chatapp: {model} takes about 250.1 MB of memory, and "
+    status, _, err = run("complete", "Hi", "--model", str(model), "--max-tokens", "2")
+    assert (status, err) == (0, f"{takes}100.0 MB are free; it may be slow, or end\n")
+    memory.total = 200_000_000
+    status, out, err = run("complete", "Hi", "--model", str(model))
+    assert (status, out, err) == (2, "", f"{takes}this machine has 200.0 MB\n")
+
+
+def test_models_that_were_used_before_are_listed(run, model: Path, home: Path) -> None:
+    assert str(model) not in run("models", "list").out
+    run("complete", "Hi", "--model", str(model), "--max-tokens", "2")
+    assert f"{model}  folder · " in run("models", "list").out

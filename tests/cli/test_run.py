@@ -194,7 +194,7 @@ def test_labels_are_scored_in_float32_whatever_the_chat_multiplies_in(
 ) -> None:
     asked = []
 
-    def load_model(name: str, *, precision: str, device: str) -> ScriptedModel:
+    def load_model(name: str, *, precision: str, device: str, **options: object) -> ScriptedModel:
         asked.append(precision)
         return ScriptedModel([" spam"])
 

@@ -107,9 +107,9 @@ def test_models(
     run, server: CompletionsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert f"mine     {server.url}\n" in run("models", "list").out
+    assert f"mine     server · {server.url}\n" in run("models", "list").out
     listed = json.loads(run("models", "list", "--json").out)
-    assert {"name": "mine", "server": server.url} in listed
+    assert {"name": "mine", "origin": "server", "server": server.url} in listed
     assert server.keys == []
     expected = {"name": "mine#tiny", "server": server.url, "model": "tiny", "context": 256}
     expected["protocol"] = "completions"

@@ -18,6 +18,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles, local_models, model_folder
 from chatapp.engine.load import load_model
 from chatapp.engine.local import LocalModel
+from chatapp.engine.used_folders import note_folder
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,8 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No model of this machine, and no way to a hub."""
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
@@ -229,8 +232,10 @@ def test_models_on_this_machine(folder: Path, tmp_path: Path) -> None:
         refs = cached.parent.parent / "refs"
         refs.mkdir()
         (refs / "main").write_text("0" * 40)
+    note_folder("model")
+    note_folder("runs/b")
     names = [name for name in local_models() if name != "bundled"]
-    assert names == ["runs/a", "runs/b", str(tmp_path / "home/data/models/mine"), "org/tiny"]
+    assert names == ["mine", "runs/a", "runs/b", "model", "org/tiny"]
     for name in names:
         assert load_model(name).name == name
 

@@ -19,7 +19,7 @@ class Loader:
         self._threads: dict[str, threading.Thread] = {}
         self.precisions: dict[str, str] = {}
 
-    def __call__(self, name: str, *, precision: str, device: str) -> ScriptedModel:
+    def __call__(self, name: str, *, precision: str, **options: object) -> ScriptedModel:
         self._threads[name] = threading.current_thread()
         self.precisions[name] = precision
         self._gates[name].wait(20)

@@ -59,8 +59,9 @@ async def test_what_there_is(open_app: OpenApp, server: CompletionsServer) -> No
         for words in (
             "runs/mine",
             "folder · ",
-            "256 tokens · no template of its own",
+            " MB in memory · plain · 256 tokens",
             "org/cached",
+            "is not on this machine",
             "up#tiny",
             f"server · {server.url} · 512 tokens",
             "up#[b]large[/b]",
@@ -94,7 +95,7 @@ async def test_a_chat_goes_on_with_a_model_from_the_list(
         assert [turn.model for turn in store.generations(1)] == ["scripted", "up#tiny"]
         screen = await open_list(driver)
         assert "● up#tiny" in driver.screen_text
-        assert screen._names[screen._list.highlighted or 0] == "up#tiny"
+        assert screen._rows[screen._list.highlighted or 0].name == "up#tiny"
 
 
 async def test_what_is_typed_can_be_loaded(

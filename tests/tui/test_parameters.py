@@ -165,7 +165,7 @@ async def test_another_template_and_precision(
 ) -> None:
     loaded: list[str] = []
 
-    def load_model(name: str, *, precision: str, device: str) -> ScriptedModel:
+    def load_model(name: str, *, precision: str, device: str, **options: object) -> ScriptedModel:
         loaded.append(precision)
         if precision == "bfloat16":
             raise ValueError("cannot be loaded in bfloat16")

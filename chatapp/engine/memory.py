@@ -1,0 +1,67 @@
+"""How much memory a model takes, and how much this machine has.
+
+Keep: the formula stands here alone, and computing it reads no weights.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chatapp.engine.description import ModelInfo
+from chatapp.engine.errors import ModelError
+from chatapp.engine.sizes import size_in_words
+
+_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+_HALF_BYTES = 2  # of the token embedding, which int8 keeps in float16 beside the output matrix
+_CACHE_BYTES = 4
+
+# What the allocator holds beyond the weights, which are transposed one by one while they are read.
+_OVERHEAD = 1.25
+
+# The interpreter, torch, and what a pass computes.
+_PROGRAM = 250_000_000
+
+_CHAT_TOKENS = 4096
+"""The longest chat that is reckoned with, where the context of a model is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of this machine, in bytes: all there is, and what programs can have now."""
+
+    total: int
+    available: int
+
+
+def machine_memory() -> Memory:
+    """What this machine has."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return Memory(memory.total, memory.available)
+
+
+def memory_needed(info: ModelInfo, precision: str) -> int:
+    """Bytes that a chat with a model takes: its weights, keys and values, and the program.
+
+    Within a fifth of what is measured of GPT-2s from 3 to 355 million parameters, without files
+    that are mapped, whose pages the system takes back when it needs them.
+    precision: what its matrices are multiplied in, not "auto".
+    """
+    weights = info.parameters * _WEIGHT_BYTES[precision]
+    if precision == "int8":
+        weights += info.vocabulary * info.hidden_size * _HALF_BYTES
+    cache = min(info.context, _CHAT_TOKENS) * info.cached_numbers * _CACHE_BYTES
+    return int(weights * _OVERHEAD) + cache + _PROGRAM
+
+
+def check_memory(name: str, needed: int, say: Callable[[str], None]) -> None:
+    """Tell of a model that takes more memory than is free.
+
+    say: called with the sentence. Raises ModelError for more than the machine has.
+    """
+    memory = machine_memory()
+    takes = f"{name} takes about {size_in_words(needed)} of memory"
+    if needed > memory.total:
+        raise ModelError(f"{takes}, and this machine has {size_in_words(memory.total)}")
+    if needed > memory.available:
+        say(f"{takes}, and {size_in_words(memory.available)} are free; it may be slow, or end")

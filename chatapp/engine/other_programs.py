@@ -1,0 +1,96 @@
+"""GGUF files that other programs keep on this machine: those of Ollama and of LM Studio.
+
+Keep: their folders are read and never written, and what is broken there is left out, so that
+nothing another program does can break a list of models.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from chatapp.engine.errors import ModelError
+from chatapp.userfiles import read_json_object
+
+OLLAMA = "ollama:"
+LM_STUDIO = "lmstudio:"
+"""What the names of these models begin with. No name on the hub has a colon."""
+
+_SERVICE_MODELS = Path("/usr/share/ollama/.ollama/models")
+_REGISTRY = "registry.ollama.ai"
+_LIBRARY = "library"
+_DEFAULT_TAG = ":latest"
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+
+# Of several parts of a model none is a whole file, and a projector turns images into vectors.
+_NO_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$|mmproj", re.IGNORECASE)
+
+
+def is_of_other_program(name: str) -> bool:
+    """Whether a name is meant as one of these."""
+    return name.startswith((OLLAMA, LM_STUDIO))
+
+
+def files_of_other_programs() -> dict[str, Path]:
+    """All of them, by names that `load_model` takes: ollama:NAME[:TAG] and lmstudio:FILE."""
+    return dict(sorted(_ollama())) | dict(sorted(_lm_studio()))
+
+
+def file_of_other_program(name: str) -> Path | None:
+    """The file of a name, if there is one. Ollama's default tag may be written or not."""
+    bare = name.removesuffix(_DEFAULT_TAG) if name.startswith(OLLAMA) else name
+    return files_of_other_programs().get(bare)
+
+
+def _ollama() -> Iterator[tuple[str, Path]]:
+    """Names and files by the manifests: manifests/HOST/NAMESPACE/NAME/TAG."""
+    for models in _ollama_folders():
+        for manifest in _matches(models, "manifests/*/*/*/*"):
+            host, namespace, model, tag = manifest.parts[-4:]
+            parts = [model]
+            if (host, namespace) != (_REGISTRY, _LIBRARY):
+                parts = [namespace, model] if host == _REGISTRY else [host, namespace, model]
+            if (blob := _blob(models, manifest)) is not None:
+                yield OLLAMA + f"{'/'.join(parts)}:{tag}".removesuffix(_DEFAULT_TAG), blob
+
+
+def _ollama_folders() -> list[Path]:
+    """Where Ollama keeps models: the user's own, and on Linux those of its service."""
+    if chosen := os.environ.get("OLLAMA_MODELS"):
+        return [Path(chosen).expanduser()]
+    return [_SERVICE_MODELS, Path.home() / ".ollama" / "models"]
+
+
+def _blob(models: Path, manifest: Path) -> Path | None:
+    """The file of a manifest's weights; None when the manifest or the file is no use."""
+    try:
+        layers = read_json_object(manifest, ModelError)["layers"]
+        digests = [each["digest"] for each in layers if each["mediaType"] == _MODEL_LAYER]
+        (digest,) = digests  # a model of safetensors has one for each tensor
+        match = _DIGEST.fullmatch(digest)
+    except (ModelError, OSError, KeyError, TypeError, ValueError):
+        return None
+    blob = models / "blobs" / f"sha256-{match[1]}" if match else None
+    return blob if blob is not None and os.path.isfile(blob) else None
+
+
+def _lm_studio() -> Iterator[tuple[str, Path]]:
+    """Names and files of PUBLISHER/REPOSITORY/FILE.gguf: the file's name if it is the only such."""
+    home = Path.home()
+    taken = set()
+    for models in (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"):
+        for file in _matches(models, "*/*/*.gguf"):
+            if not _NO_MODEL.search(file.name) and os.path.isfile(file):
+                name = file.stem
+                if name in taken:
+                    name = file.relative_to(models).with_suffix("").as_posix()
+                taken.add(name)
+                yield LM_STUDIO + name, file
+
+
+def _matches(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []

