@@ -121,7 +121,7 @@ class Int8Linear:
             return torch.addcmul(self._bias, products * self._scale, largest)
         y = self._by_onednn(rounded if rest is None else torch.cat((rounded, rest)))
         if rest is not None:
-            y, finer = y.split((len(x), len(rest)))
+            y, finer = y[: len(x)], y[len(x) :]
             y.index_add_(0, peaked, finer, alpha=1 / _FINER)
         return torch.addcmul(self._bias, y, largest)
 
