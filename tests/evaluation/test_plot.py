@@ -12,6 +12,7 @@ from chatapp.evaluation.report import Result
 
 ONE = Result(
     task="living",
+    style="text",
     shots=8,
     selection="knn",
     order="nearest-last",
