@@ -14,7 +14,7 @@ from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from chatapp.engine.folder import COMPANIONS, ModelFiles
-from chatapp.engine.transformers_model import save_tokenizer
+from chatapp.engine.transformers_tokenizer import save_tokenizer
 from finetune.config import Adapter, ConfigError, Train
 
 LOW_RANK = ("lora", "dora", "rslora")

@@ -20,7 +20,7 @@ def chat_tokenizer(files: ModelFiles) -> tuple[PieceTokenizer, list[int]]:
             return load_plain_tokenizer(files.tokenizer)
         except NotByteLevel:
             pass  # WordPiece, SentencePiece
-    from chatapp.engine.transformers_model import open_tokenizer
+    from chatapp.engine.transformers_tokenizer import open_tokenizer
 
     return open_tokenizer(files.tokenizer)
 
@@ -35,6 +35,6 @@ def read_tokenizer(name: str) -> PieceTokenizer:
     try:
         return load_tokenizer(folder)
     except NotByteLevel:
-        from chatapp.engine.transformers_model import open_tokenizer
+        from chatapp.engine.transformers_tokenizer import open_tokenizer
 
         return open_tokenizer(folder)[0]

@@ -20,7 +20,7 @@ from chatapp.engine.tokenizer import (
     load_plain_tokenizer,
     load_tokenizer,
 )
-from chatapp.engine.transformers_model import open_tokenizer
+from chatapp.engine.transformers_tokenizer import open_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from chatapp.engine.load import load_model
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.engine.tokenizer import BPETokenizer
-from chatapp.engine.transformers_model import TransformersModel, TransformersTokenizer
+from chatapp.engine.transformers_model import TransformersModel
+from chatapp.engine.transformers_tokenizer import TransformersTokenizer
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
 
