@@ -64,7 +64,7 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model consists of."""
-    from chatapp.engine.description import GPT2_FORMULA, describe
+    from chatapp.engine.description import describe
     from chatapp.engine.folder import BUNDLED, find_model
     from chatapp.engine.generation_config import read_generation_config
     from chatapp.engine.load import usual_precision
@@ -90,10 +90,26 @@ def info(
         facts = {"precision": precision, "memory": memory, "sampling": drawn}
         write_json({"name": name, **_document(described), **facts})
         return
-    by_formula = described.parameters_by_formula
-    left_out = described.formula == GPT2_FORMULA
     lines = {
         "name": name,
+        **_facts(described),
+        "computed in": f"{precision}, unless another precision is chosen",
+        "in memory": f"{size_in_words(memory)}, about",
+        "template": described.template or "none of its own; plain is used",
+        "licence": described.licence or "not named",
+        "drawn with": _drawn_with(choices),
+    }
+    _write_lines(lines)
+
+
+def _facts(described: "ModelInfo") -> dict[str, str]:
+    """What a model consists of, by what it is called."""
+    from chatapp.engine.description import GPT2_FORMULA
+    from chatapp.engine.sizes import size_in_words
+
+    by_formula = described.parameters_by_formula
+    left_out = described.formula == GPT2_FORMULA
+    return {
         "folder": str(described.folder),
         "architecture": described.architecture,
         "parameters": f"{described.parameters:,} counted in the checkpoint",
@@ -106,14 +122,8 @@ def info(
         "context (n)": f"{described.context:,} tokens",
         **described.parts,
         "stored as": described.dtype,
-        "computed in": f"{precision}, unless another precision is chosen",
         "on disk": size_in_words(described.bytes),
-        "in memory": f"{size_in_words(memory)}, about",
-        "template": described.template or "none of its own; plain is used",
-        "licence": described.licence or "not named",
-        "drawn with": _drawn_with(choices),
     }
-    _write_lines(lines)
 
 
 def _drawn_with(choices: "Choices") -> str:

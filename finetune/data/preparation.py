@@ -143,6 +143,16 @@ def choose_template(data: Data, folder: Path, special: Collection[str]) -> Templ
     return own
 
 
+def _length(data: Data, window: int) -> int:
+    """Most tokens of an example. Raises ConfigError for more than the model's window."""
+    length = min(window, LONGEST) if data.max_length is None else data.max_length
+    if length > window:
+        raise ConfigError(
+            f"data.max_length is {length:,}; the model's window has {window:,} tokens"
+        )
+    return length
+
+
 def prepare(
     data: Data,
     template: Template,
@@ -157,12 +167,7 @@ def prepare(
     start: special tokens that the model puts before each example; the examples are without.
     Raises ConfigError, at the first bad row unless they are skipped.
     """
-    length = min(window, LONGEST) if data.max_length is None else data.max_length
-    if length > window:
-        raise ConfigError(
-            f"data.max_length is {length:,}; the model's window has {window:,} tokens"
-        )
-    encoder = ExampleEncoder(template, tokenizer, length, data.too_long, start)
+    encoder = ExampleEncoder(template, tokenizer, _length(data, window), data.too_long, start)
     report = Report()
     reader = _Reader(encoder, report, data.bad_rows, seed)
     files, share = ([], data.held_out) if isinstance(data.held_out, float) else (data.held_out, 0.0)
