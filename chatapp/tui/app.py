@@ -76,7 +76,7 @@ class ChatApp(FailingApp[int]):
     BINDING_GROUP_TITLE = "Everywhere"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", tooltip="Leave the program", priority=True, id="quit"),
-        Binding("ctrl+c", "interrupt", "Stop the reply", show=False, system=True),
+        Binding("ctrl+c", "interrupt", "Stop what is being written", show=False, id="interrupt"),
         Binding(
             "ctrl+p",
             "command_palette",

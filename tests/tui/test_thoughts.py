@@ -30,7 +30,7 @@ async def test_thoughts_are_counted_while_they_come(open_app: OpenApp, tmp_path:
     async with open_app(model) as driver:
         driver.prompt.text = "Hi"
         await driver.press("enter")
-        await driver.until(lambda: "thinking · " in driver.screen_text)
+        await driver.until(lambda: "▸ thinking · " in driver.screen_text)
         assert "Hello" not in driver.screen_text
         await driver.press("ctrl+up", "enter")
         await driver.until(lambda: "They [b]greet[/b]" in driver.screen_text)

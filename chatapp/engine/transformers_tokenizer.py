@@ -1,0 +1,176 @@
+"""Any tokenizer that transformers reads, as a `Tokenizer`: SentencePiece, WordPiece and the like.
+
+Keep: a repository's own code is never run, no text ever becomes a special token, and what cannot
+be read becomes a `ModelError` of one sentence.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chatapp.engine.errors import ModelError, first_line
+from chatapp.engine.folder import gguf_file
+from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.gguf.file import GGUFFile
+from chatapp.engine.gguf.tokenizer import tokenizer_config, tokenizer_of
+from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, tokens_before
+from chatapp.foreign import without_surrogates
+
+# What no token of SentencePiece goes across, and its sign for a space.
+_LINE, _SPACE = "\n", "\u2581"
+
+
+class _DecodingStream:
+    """Tokens to text for tokenizers whose tokens have no bytes of their own.
+
+    Each step decodes the tokens of the last two steps that gave text, because how a token
+    decodes may depend on the one before it.
+    """
+
+    def __init__(self, tokenizer: "TransformersTokenizer") -> None:
+        self._tokenizer = tokenizer
+        # What comes goes on from some text, so a space it begins with is one.
+        self._ids: list[int] = list(tokenizer.before)
+        self._known = len(self._ids)
+
+    def push(self, id: int) -> str:
+        self._ids.append(id)
+        new = self._new()
+        # An unfinished character decodes to U+FFFD.
+        if not new or new.endswith("\ufffd"):
+            return ""
+        self._ids = self._ids[self._known :]
+        self._known = len(self._ids)
+        return new
+
+    def flush(self) -> str:
+        new = self._new()
+        self._known = len(self._ids)
+        return new
+
+    def _new(self) -> str:
+        known = self._tokenizer.decode(self._ids[: self._known])
+        return self._tokenizer.decode(self._ids)[len(known) :]
+
+
+class TransformersTokenizer:
+    """The `Tokenizer` protocol over a tokenizer of transformers.
+
+    before: tokens of a line that make the text after it one that goes on; none where a text is
+        cut alike wherever it stands.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.end_id: int = tokenizer.eos_token_id
+        self.size: int = max(tokenizer.get_vocab().values()) + 1
+        named = set(tokenizer.all_special_tokens)
+        self.special: Mapping[str, int] = {
+            str(token): id
+            for id, token in tokenizer.added_tokens_decoder.items()
+            if token.special or str(token) in named
+        }
+        special = set(self.special.values())
+        text = (id for id in tokenizer.get_vocab().values() if id not in special)
+        self.text_size: int = max(text, default=-1) + 1
+        self.before = self._line_before()
+
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
+        if begins or not self.before:
+            return self._encode(text)
+        return self._encode(_LINE + text)[len(self.before) :]
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(
+            without_surrogates(text), add_special_tokens=False, split_special_tokens=True
+        )
+        return ids
+
+    def _line_before(self) -> list[int]:
+        """The tokens of a line before a text, by which the text is made one that goes on.
+
+        None where a text is cut alike wherever it stands, or a line is not tokens of its own.
+        """
+        line, text = self._encode(_LINE), self._encode("a")
+        if not str(self._tokenizer.convert_ids_to_tokens(text)[0]).startswith(_SPACE):
+            return []
+        both = self._encode(f"{_LINE}a")
+        rest = [str(token) for token in self._tokenizer.convert_ids_to_tokens(both[len(line) :])]
+        return line if both[: len(line)] == line and rest == ["a"] else []
+
+    def decode(self, ids: Sequence[int]) -> str:
+        # transformers' tokenizers fail at ids beyond their own.
+        known = [id for id in ids if 0 <= id < self.size]
+        text: str = self._tokenizer.decode(
+            known, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def stream(self) -> _DecodingStream:
+        return _DecodingStream(self)
+
+    def piece(self, id: int) -> str:
+        """A token's own text for display, with U+2581 of SentencePiece as a space."""
+        token = self._tokenizer.convert_ids_to_tokens(id) if 0 <= id < self.size else None
+        return "" if token is None else str(token).replace(_SPACE, " ")
+
+
+def open_tokenizer(folder: Path) -> tuple[PieceTokenizer, list[int]]:
+    """A folder's tokenizer, and the special tokens that its model expects before any text.
+
+    Raises ModelError.
+    """
+    tokenizer = transformers_tokenizer(folder)
+    return _as_protocol(tokenizer), start_tokens(tokenizer)
+
+
+def transformers_tokenizer(folder: Path) -> Any:
+    """The tokenizer of transformers in a folder, or in a GGUF file. Raises ModelError."""
+    import transformers
+
+    if (file := gguf_file(folder)) is not None:
+        return _gguf_tokenizer(GGUFFile(file))
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # transformers lets many kinds through
+        raise ModelError(
+            f"{folder}: there is no tokenizer that can be loaded: {first_line(error)}"
+        ) from None
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"{folder}: the tokenizer names no end-of-text token")
+    return tokenizer
+
+
+def _gguf_tokenizer(file: GGUFFile) -> Any:
+    """The tokenizer of a GGUF file as one of transformers. Raises ModelError."""
+    from transformers import PreTrainedTokenizerFast
+
+    config = tokenizer_config(file)
+    del config["add_bos_token"]  # the tokenizer does it
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(file), **config)
+
+
+def save_tokenizer(file: Path, folder: Path) -> None:
+    """Write the tokenizer of a GGUF file, with its chat template, as transformers does.
+
+    Raises ModelError and OSError.
+    """
+    _gguf_tokenizer(GGUFFile(file)).save_pretrained(folder)
+
+
+def _as_protocol(tokenizer: Any) -> PieceTokenizer:
+    """Byte-level tokenizers stream by bytes; the others by what they decode to."""
+    if hasattr(tokenizer, "backend_tokenizer"):
+        try:
+            return BPETokenizer(copy.deepcopy(tokenizer.backend_tokenizer), tokenizer.eos_token_id)
+        except NotByteLevel:
+            pass
+    return TransformersTokenizer(tokenizer)
+
+
+def start_tokens(tokenizer: Any) -> list[int]:
+    """The special tokens that the tokenizer puts before a text."""
+    return tokens_before(tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False))
