@@ -103,6 +103,6 @@ def test_no_hub_is_asked_for_a_misspelt_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
-    monkeypatch.setattr("chatapp.engine.folder.hub_folder", pytest.fail)
+    monkeypatch.setattr("chatapp.engine.folder.downloaded_folder", pytest.fail)
     with pytest.raises(ModelError, match="no such folder; did you mean 'mine'"):
         model_folder("runs/mien")

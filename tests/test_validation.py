@@ -45,7 +45,7 @@ class Document(Strict):
 def refusal(source: str) -> str:
     data = parse_toml(source, Path("x.toml"))
     with pytest.raises(UserError) as error:
-        validated(Document, data, UserError, place="x.toml", what="document", source=source)
+        validated(Document, data, UserError, origin="x.toml", what="document", source=source)
     return str(error.value)
 
 
@@ -92,7 +92,7 @@ class Place:
 def test_a_dataclass_is_as_strict() -> None:
     def place(data: object) -> Place:
         return Place(
-            **dict(validated(strict_model(Place), data, UserError, place="x", what="place"))
+            **dict(validated(strict_model(Place), data, UserError, origin="x", what="place"))
         )
 
     assert place({"url": "a"}) == Place("a")

@@ -76,5 +76,5 @@ def test_models_list_knows_a_folder_with_a_file(run, model: Path, home: Path) ->
     out = kept / "tiny.gguf"
     assert run("models", "export", str(model), str(out)).status == 0
     rows = json.loads(run("models", "list", "--json").out)
-    row = next(row for row in rows if row["name"] == str(kept))
+    row = next(row for row in rows if row["name"] == "mine")
     assert row["dtype"] == "F16"
