@@ -61,7 +61,11 @@ FILES: list[tuple[str, str | bytes | None, str]] = [
     ("a.jsonl", lines(GOOD).encode() + b'{"prompt": "caf\xe9"}', "line 2: is not UTF-8"),
     ("a.txt", b"caf\xe9", "line 1: is not UTF-8"),
     ("a.jsonl.gz", lines(GOOD), "is not a whole gzip file"),
-    ("a.jsonl.gz", gzip.compress(lines(GOOD).encode() * 99, mtime=0)[:60], "is not a whole gzip file"),
+    (
+        "a.jsonl.gz",
+        gzip.compress(lines(GOOD).encode() * 99, mtime=0)[:60],
+        "is not a whole gzip file",
+    ),
     ("a.csv", "prompt,completion\na,b\na\n", "line 3: has 1 fields, expected 2"),
     ("a.csv", 'prompt,completion\n"a,b\n', "line 2: is not valid CSV"),
     ("a.csv", "prompt,prompt\na,b\n", "two columns are named 'prompt'"),
