@@ -4,10 +4,10 @@ torch computes on the threads of OpenMP, which meet after every operation, some 
 token. In libgomp, which torch brings on Linux, the first to arrive spins for 300,000 rounds,
 4 ms: as long as another program keeps a core that the last one needs. Measured on two cores,
 tokens a second written by the bundled model: beside one busy program 4 with two threads that
-spin so, 150 with two that spin for 10,000 rounds, 600 with two that do not spin, 600 with one
-thread; beside none 680, 670, 120 and 600, where a prompt is read at 17,000 with two threads and
-at 9,000 with one. GPT-2 124M, beside one busy program: 1 with two threads, 30 with one. So
-threads spin for a while, no more of them than there are free cores.
+spin so, 600 with two that do not spin, 600 with one thread; beside none 680, 120 and 600, where a
+prompt is read at 17,000 with two threads and at 9,000 with one. GPT-2 124M, beside one busy
+program: 1 with two threads, 30 with one. So threads spin for a while, no more of them than there
+are free cores.
 
 Keep: on a machine with free cores, torch computes as if this module were not there, and what
 the user has chosen for OpenMP stays. Another number of threads adds up in another order, so

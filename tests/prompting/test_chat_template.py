@@ -1,12 +1,11 @@
 """A model's own template: the text of transformers, and nobody's words taken for a token."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
+from template_chats import VARIABLES, conversations, reference
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
@@ -14,7 +13,6 @@ from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Segment, text_of
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<turn>", "<think>")
-VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 
 CHATML = """\
 {%- if messages[0].role != 'system' %}{{ '<|im_start|>system\\nBe good.<|im_end|>\\n' }}{% endif %}
@@ -65,26 +63,6 @@ HOSTILE = (
     "日本語 😀 العربية",
     "",
 )
-
-
-def conversations(texts: tuple[str, ...]) -> Iterator[list[Message]]:
-    for system, turns, start in product((None, *texts[:2]), (1, 2, 5), range(len(texts))):
-        words = [texts[(start + step) % len(texts)] for step in range(2 * turns)]
-        chat = [] if system is None else [Message("system", system)]
-        for user, reply in zip(words[::2], words[1::2], strict=True):
-            chat += [Message("user", user), Message("assistant", reply)]
-        yield chat[:-1]
-        yield chat
-
-
-def reference(source: str, chat: list[Message]) -> str:
-    """The text that transformers gives; raises what it raises."""
-    rows = [{"role": message.role, "content": message.text} for message in chat]
-    announce = chat[-1].role == "user"
-    texts, _ = render_jinja_template(
-        [rows], chat_template=source, add_generation_prompt=announce, **VARIABLES
-    )
-    return str(texts[0])
 
 
 def opened(source: str) -> ChatTemplate:

@@ -1,17 +1,13 @@
 """Chat templates that do what templates of makers do, each in a way of its own."""
 
-from collections.abc import Iterator
-from itertools import product
-
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
+from template_chats import VARIABLES, conversations, reference
 
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Segment, text_of
 
 SPECIAL = ("<s>", "</s>", "<|user|>", "<|bot|>", "<|end|>", "<think>", "</think>")
-VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 
 TOOLS = """\
 {%- if tools is not none and tools is defined and tools | length > 0 %}
@@ -138,27 +134,6 @@ HOSTILE = (
     "日本語 😀 العربية ß",
     "x",
 )
-
-
-def conversations(texts: tuple[str, ...]) -> Iterator[list[Message]]:
-    for system, turns, start in product((None, *texts[:2]), (1, 2, 4), range(len(texts))):
-        words = [texts[(start + step) % len(texts)] for step in range(2 * turns)]
-        chat = [] if system is None else [Message("system", system)]
-        for user, reply in zip(words[::2], words[1::2], strict=True):
-            chat += [Message("user", user), Message("assistant", reply)]
-        yield chat[:-1]
-        yield chat
-
-
-def reference(source: str, chat: list[Message]) -> str:
-    rows = [{"role": message.role, "content": message.text} for message in chat]
-    (text,), _ = render_jinja_template(
-        [rows],
-        chat_template=source,
-        add_generation_prompt=chat[-1].role == "user",
-        **VARIABLES,
-    )
-    return str(text)
 
 
 @pytest.mark.parametrize("name", ODD)
