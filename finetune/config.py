@@ -243,6 +243,10 @@ class Head(Section):
     task: Literal["classification", "entailment", "similarity", "multiple-choice"] = Field(
         description="which fields a row has, and how they are read"
     )
+    problem_type: Literal["single_label_classification", "regression"] = Field(
+        "single_label_classification",
+        description="regression: labels are numbers, learnt by the mean squared error",
+    )
     labels: list[str] = Field([], description="the classes in order; those of the rows when empty")
     delimiter: str = Field("\n", min_length=1, description="text between the two sentences")
 

@@ -6,7 +6,7 @@ run loses none and does none twice.
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from chatapp.evaluation.inputs import Inputs
 from chatapp.evaluation.journal import Journal, JournalRow
@@ -14,6 +14,8 @@ from chatapp.fewshot.answering import Answer, Answerer
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.layout import Demonstration
 from chatapp.prompting.segments import text_of
+
+Item = TypeVar("Item")
 
 
 def document(answer: Answer) -> dict[str, Any]:
@@ -69,7 +71,11 @@ def answer_all(
     report: is called with the error of each bad row, also of those an earlier start met.
     Raises PromptError when the journal is of another run or of other inputs.
     """
-    waiting = _new(inputs, journal, identity, report)
+    numbered = (
+        ({"line": line, "input": text if isinstance(text, str) else None}, text)
+        for line, text in inputs
+    )
+    waiting = unanswered(numbered, journal, identity, report)
     while batch := list(islice(waiting, answerer.batch)):
         rows = _answered(answerer, batch, source)
         for row in rows:
@@ -81,24 +87,32 @@ def answer_all(
         yield rows
 
 
-def _new(
-    inputs: Inputs, journal: Journal | None, identity: str, report: Callable[[str], None]
-) -> Iterator[tuple[int, str | PromptError]]:
-    """The inputs that have no row yet."""
+def unanswered(
+    inputs: Iterable[tuple[JournalRow, Item]],
+    journal: Journal | None,
+    identity: str,
+    report: Callable[[str], None],
+) -> Iterator[tuple[JournalRow, Item]]:
+    """The inputs that have no row yet, each with the beginning of its row.
+
+    inputs: each with what its row begins with, where it stands and what it is; the rows that
+    there are have to begin so. identity, report: see `answer_all`. Raises PromptError.
+    """
     done = journal.rows() if journal else iter(())
-    for line, text in inputs:
+    for beginning, item in inputs:
         row = next(done, None)
         if row is None:
-            yield line, text
+            yield beginning, item
             continue
         if row.get("run") != identity:
             raise PromptError(
                 f"{_place(journal)}: was written by another prompt, model or option; "
                 "name another file to keep it"
             )
-        if row.get("line") != line or row.get("input") != (text if isinstance(text, str) else None):
+        if any(row.get(key) != value for key, value in beginning.items()):
+            place = next(iter(beginning))
             raise PromptError(
-                f"{_place(journal)}: its row for line {row.get('line')} is not of these inputs; "
+                f"{_place(journal)}: its row for {place} {row.get(place)} is not of these inputs; "
                 "name another file to keep it"
             )
         if "error" in row:
@@ -112,21 +126,19 @@ def _place(journal: Journal | None) -> str:
 
 
 def _answered(
-    answerer: Answerer, batch: Iterable[tuple[int, str | PromptError]], source: str
+    answerer: Answerer, batch: Iterable[tuple[JournalRow, str | PromptError]], source: str
 ) -> list[JournalRow]:
     rows: list[JournalRow] = []
     questions = []
-    for line, text in batch:
-        row: JournalRow = {"line": line, "input": None}
+    for row, text in batch:
         rows.append(row)
         if isinstance(text, PromptError):
             row["error"] = str(text)
             continue
-        row["input"] = text
         try:
             questions.append((row, answerer.prepare(text)))
         except PromptError as error:
-            row["error"] = f"{source}, line {line}: {error}"
+            row["error"] = f"{source}, line {row['line']}: {error}"
     answers = answerer.answer([question for _, question in questions])
     for (row, _), answer in zip(questions, answers, strict=True):
         if answer.finished and answer.finished.reason == "error":

@@ -157,7 +157,7 @@ def test_a_head_learns_is_saved_and_comes_back(tmp_path: Path, changes: dict[str
     model = load_causal(ModelFiles.read(run))
     load_head(model, run)
     classifier = Classifier(model, spec, load_tokenizer(tmp_path / "base"), [], 190)
-    probabilities = classifier.predict(row(text="after 77", label="yes"))
+    (probabilities,) = classifier.predict([row(text="after 77")])
     assert sum(probabilities) == pytest.approx(1)
     assert probabilities[1] > 0.5
     measured = evaluate(str(run), str(run), "", 0, 1, lambda *_: None).sets["held_out"]
