@@ -145,7 +145,8 @@ def test_columns_are_those_of_the_run(tmp_path: Path) -> None:
 def test_regression_learns_numbers_whatever_they_are_counted_in(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     made = [
-        {"text": "more " * (i % 8) + "after", "label": 5000.0 + 100 * (i % 8)} for i in range(96)
+        {"text": f"after {i} " + "more " * (i % 8), "label": 5000.0 + 100 * (i % 8)}
+        for i in range(96)
     ]
     source.write_text("".join(json.dumps(row) + "\n" for row in made))
     config = tiny.config(
@@ -158,7 +159,7 @@ def test_regression_learns_numbers_whatever_they_are_counted_in(tmp_path: Path) 
     result = json.loads((run / "result.json").read_text())
     assert result["eval_loss"] < 0.2
     assert "eval_accuracy" not in result
-    score = json.loads(predict(run, "--json", "--input", "more more after").stdout)["score"]
+    score = json.loads(predict(run, "--json", "--input", "after 200 more more").stdout)["score"]
     assert score == pytest.approx(5200, abs=150)
     measured = evaluate(str(run), str(run), "", 0, 1, lambda *_: None).sets["held_out"]
     assert measured.figures.keys() == {"mse", "pearson", "spearman"}
