@@ -215,6 +215,22 @@ def merge(
 
 
 @app.command()
+def push(
+    run: Annotated[str, typer.Argument(help="the folder of a finished run, or a merged model")],
+    repository: Annotated[str, typer.Argument(help="of the hub: NAME, or OWNER/NAME")],
+    private: Annotated[bool, typer.Option("--private", help="if it has to be made")] = False,
+) -> None:
+    """Put a model on the hub, where transformers, vLLM and this program load it by its name."""
+    with _errors_in_words():
+        from huggingface_hub import HfApi
+
+        from finetune.push import push
+
+        push(run, repository, HfApi(), private=private)
+        _answer(repository)
+
+
+@app.command()
 def keys(
     section: Annotated[str, typer.Argument(help="such as train; all of them when left out")] = "",
     as_json: AsJson = False,

@@ -2,6 +2,7 @@
 
 - config: the whole configuration, defaults included. folder: the one that its relative paths
   are read from.
+- begun: the day that chat templates write where they write one; absent in older runs.
 - template: the dialogue template as chatapp_template.json has it; null for a head.
 - data: name of a source -> digest (SHA-256) of the tokens and spans made of its rows.
 - weights: digest of the weights that training starts from.
@@ -19,6 +20,7 @@ Keep: a run is resumed only as the run it was. What differs is refused in words.
 """
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,11 @@ def configuration_of(folder: Path, record: dict[str, Any]) -> FinetuneConfig:
         data["held_out"] = placed(config.data.held_out)
     model = config.model if config.model == BUNDLED else there(config.model)
     return config.model_copy(update={"model": model, "data": config.data.model_copy(update=data)})
+
+
+def begun_on(record: dict[str, Any]) -> date | None:
+    """The day that a run was begun on; None in older runs."""
+    return date.fromisoformat(record["begun"]) if "begun" in record else None
 
 
 def without_places(config: FinetuneConfig) -> dict[str, Any]:

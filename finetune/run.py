@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from types import FrameType
 
@@ -27,6 +28,7 @@ from finetune.material import Material, gather
 from finetune.memory import peak_memory
 from finetune.record import (
     RESULT_FILE,
+    begun_on,
     check_unchanged,
     configuration_of,
     differences,
@@ -95,7 +97,7 @@ def resume(folder: Path, overrides: Sequence[str], console: Console, device: str
     settings = wanted.train.model_copy(update={"precision": record["precision"]})
     # The folder may have been moved.
     wanted = wanted.model_copy(update={"output": str(folder), "train": settings})
-    material = _gather_again(folder, wanted, device)
+    material = _gather_again(folder, wanted, device, begun_on(record))
     check_unchanged(folder, record, material.record)
     return _run(material, console)
 
@@ -110,10 +112,12 @@ def _is_longer(folder: Path, wanted: Train, before: Train) -> bool:
     return before.max_steps > 0 or wanted.epochs > before.epochs
 
 
-def _gather_again(folder: Path, config: FinetuneConfig, device: str) -> Material:
+def _gather_again(
+    folder: Path, config: FinetuneConfig, device: str, begun: date | None
+) -> Material:
     """The same, with a hint for files that are gone. Raises ConfigError."""
     try:
-        return gather(config, device)
+        return gather(config, device, begun)
     except ModelError as error:
         raise ConfigError(
             f"{error}; a model that was moved is named by `finetune resume {folder} model=FOLDER`"

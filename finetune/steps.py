@@ -6,7 +6,9 @@ Keep: what `finetune check` counts and times are the steps that `finetune train`
 import math
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,7 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
     if probe:
         order = LongestFirst(data.train.lengths, order, step_rows)
     measures = bool(data.held_out) and not probe
+    _check_trackers(settings.report_to)
     quiet_transformers()
     trainer = ObjectiveTrainer(
         optimizer_name=settings.optimizer,
@@ -115,6 +118,13 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
         trainer.answer_figures = metric if measures else None
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _check_trackers(names: Sequence[str]) -> None:
+    """Raises ConfigError for one that is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise ConfigError(f"train.report_to: {name} is not installed; pip install {name}")
 
 
 def quiet_transformers() -> None:

@@ -254,13 +254,17 @@ def read_config(files: ModelFiles) -> Any:
         ) from None
 
 
-def load_causal(files: ModelFiles) -> Any:
-    """A model of transformers in float32; an adapter is merged into its base. Raises ModelError."""
-    model = _load_whole(files.whole)
+def load_causal(files: ModelFiles, **options: Any) -> Any:
+    """A model of transformers in float32; an adapter is merged into its base.
+
+    options: of `from_pretrained`, for a folder, such as one to quantize its weights.
+    Raises ModelError.
+    """
+    model = _load_whole(files.whole, options)
     return _merge_adapter(model, files) if files.is_adapter else model
 
 
-def _load_whole(files: ModelFiles) -> Any:
+def _load_whole(files: ModelFiles, options: dict[str, Any]) -> Any:
     """The model, whole: transformers fills missing tensors with noise, which is refused."""
     import transformers
 
@@ -273,7 +277,7 @@ def _load_whole(files: ModelFiles) -> Any:
         model, report = _load(auto, files, files.path.parent, gguf_file=files.path.name)
     else:
         tensor_headers(files.path)  # finds pickles and broken files, with better words
-        model, report = _load(auto, files, files.path, use_safetensors=True)
+        model, report = _load(auto, files, files.path, use_safetensors=True, **options)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             word = problem.removesuffix("_keys")
@@ -341,7 +345,7 @@ def _merge_adapter(model: Any, files: ModelFiles) -> Any:
                 f"{files.config_file}: peft_type is {kind.peft_type}; expected an adapter "
                 "that can be merged into the weights, such as LORA"
             )
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        with warnings.catch_warnings(action="ignore"):  # of tied weights that part, as they should
             return peft.PeftModel.from_pretrained(model, files.path).merge_and_unload()
     except ModelError:
         raise
