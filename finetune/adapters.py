@@ -82,7 +82,7 @@ def _with_adapter(model: Any, train: Train, adapter: Adapter, files: ModelFiles,
         lora_dropout=adapter.dropout,
         target_modules=_targets(model, adapter.targets),
         modules_to_save=_modules_to_save(model, adapter.modules_to_save),
-        ensure_weight_tying=bool(adapter.modules_to_save) and _is_tied(model),
+        ensure_weight_tying=_are_tied(model, adapter.modules_to_save),
         # GPT-2's linear layers hold their weights as (in, out).
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         use_dora=train.method == "dora",
@@ -131,8 +131,13 @@ def _check_named(key: str, names: Sequence[str], modules: Collection[str]) -> No
             )
 
 
-def _is_tied(model: Any) -> bool:
-    return model.get_input_embeddings().weight is model.get_output_embeddings().weight
+def _are_tied(model: Any, names: Sequence[str]) -> bool:
+    """Whether one of the named modules shares its weights, as embeddings and head may."""
+    pair = model.get_input_embeddings(), model.get_output_embeddings()
+    if pair[0].weight is not pair[1].weight:
+        return False
+    tied = [path for path, module in model.named_modules() if module in pair]
+    return any(path == name or path.endswith(f".{name}") for path in tied for name in names)
 
 
 def _blocks(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:

@@ -21,7 +21,7 @@ from chatapp.foreign import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from finetune.predict import Predictor
+    from finetune.prediction import Predictor
 
 app = typer.Typer(
     name="finetune",
@@ -113,7 +113,7 @@ def evaluate(
         from rich.text import Text
 
         from chatapp.settings import load_settings
-        from finetune.evaluate import compare
+        from finetune.evaluation import compare
         from finetune.measured import show
 
         overrides = [each for each in others or () if _OVERRIDE.match(each)]
@@ -155,7 +155,7 @@ def predict(
         if output and not inputs:
             raise ConfigError("--output is for the answers to --inputs")
         from chatapp.settings import load_settings
-        from finetune.predict import open_predictor, parsed
+        from finetune.prediction import open_predictor, parsed
 
         predictor = open_predictor(run, load_settings().device)
         if inputs:
@@ -180,7 +180,7 @@ def _predict_file(
     from contextlib import ExitStack
 
     from chatapp.evaluation.journal import Journal
-    from finetune.predict import predict_all
+    from finetune.prediction import predict_all
 
     bad = 0
 

@@ -21,7 +21,7 @@ from finetune.cli import app
 from finetune.config import ConfigError
 from finetune.data.chats import Span
 from finetune.data.corpus import train_tokenizer
-from finetune.evaluate import compare, evaluate
+from finetune.evaluation import compare, evaluate
 from finetune.material import gather
 from finetune.measured import show
 from finetune.run import train
@@ -107,7 +107,7 @@ def test_a_reply_that_failed_is_told_and_not_scored(
     first = str(runs / "first")
     whole = evaluate(first, first, "", 4, 12, lambda *_: None).sets["held_out"]
     monkeypatch.setattr(
-        "finetune.evaluate.load_model", lambda *_, **__: FailsOnce(load_model(first))
+        "finetune.evaluation.load_model", lambda *_, **__: FailsOnce(load_model(first))
     )
     broken = evaluate(first, first, "", 4, 12, lambda *_: None)
     measured = broken.sets["held_out"]

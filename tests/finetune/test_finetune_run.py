@@ -29,7 +29,7 @@ from chatapp.prompting.template import ALPACA, CHAT, load_template
 from finetune.checkpoints import SaveError, last_checkpoint
 from finetune.cli import app
 from finetune.config import ConfigError, Interrupted
-from finetune.evaluate import compare
+from finetune.evaluation import compare
 from finetune.material import gather
 from finetune.merging import merge
 from finetune.record import check_unchanged

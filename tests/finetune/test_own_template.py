@@ -16,7 +16,7 @@ from chatapp.prompting.chat_template import ChatTemplate
 from finetune.check import examine, show
 from finetune.config import ConfigError, FinetuneConfig
 from finetune.data.chats import Span
-from finetune.evaluate import evaluate
+from finetune.evaluation import evaluate
 from finetune.material import gather
 from finetune.merging import merge
 from finetune.run import resume, train

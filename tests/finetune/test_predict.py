@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 
 from finetune.cli import app
 from finetune.config import ConfigError
-from finetune.evaluate import evaluate
+from finetune.evaluation import evaluate
 from finetune.objectives.head_answers import head_figures
 from finetune.objectives.head_rows import HeadExample, HeadSpec
-from finetune.predict import open_predictor
+from finetune.prediction import open_predictor
 from finetune.run import train
 
 QUIET = Console(stderr=True, quiet=True)
@@ -86,9 +86,11 @@ def test_a_killed_process_is_gone_on_with(run: Path, tmp_path: Path) -> None:
     inputs.write_text("".join(f"after {i}\n" for i in range(20_000)))
     command = [sys.executable, "-m", "finetune", "predict", str(run)]
     options = ["--inputs", str(inputs), "--output", str(out)]
-    process = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([*command, *options], env=environment)
+    deadline = time.monotonic() + 400  # on a busy machine torch alone takes a minute to load
     while (not out.exists() or not out.stat().st_size) and time.monotonic() < deadline:
+        assert process.poll() is None
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

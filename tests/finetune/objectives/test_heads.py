@@ -19,7 +19,7 @@ from finetune.config import ConfigError
 from finetune.data.batches import collate
 from finetune.data.formats import Labelled
 from finetune.data.tables import BadRow
-from finetune.evaluate import evaluate
+from finetune.evaluation import evaluate
 from finetune.objectives.head_module import Classifier, add_head, class_logits, load_head
 from finetune.objectives.head_rows import ROLES, HeadExample, HeadRows, HeadSpec
 from finetune.objectives.heads import HeadObjective
