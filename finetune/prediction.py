@@ -71,7 +71,7 @@ class Predictor:
                 place = f"{path}, line {line}"
                 yield text if isinstance(text, UserError) else self.row(text, place)
             return
-        source = TrainSource(path=str(path), columns=self.columns)
+        source = TrainSource.model_validate({"path": str(path), "columns": self.columns})
         yield from read_labelled(source, self.roles, "skip")
 
     def answers(self, rows: list[Labelled]) -> list[dict[str, Any]]:
