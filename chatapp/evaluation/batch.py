@@ -4,13 +4,13 @@ Keep: row n of the output belongs to row n of the inputs, bad ones included, so 
 run loses none and does none twice.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from chatapp.evaluation.inputs import Inputs
 from chatapp.evaluation.journal import Journal, JournalRow
-from chatapp.fewshot.answering import Answer, Answerer
+from chatapp.fewshot.answering import Answer, Answerer, Question
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.layout import Demonstration
 from chatapp.prompting.segments import text_of
@@ -69,9 +69,7 @@ def answer_all(
     report: is called with the error of each bad row, also of those an earlier start met.
     Raises PromptError when the journal is of another run or of other inputs.
     """
-    waiting = _new(inputs, journal, identity, report)
-    while batch := list(islice(waiting, answerer.batch)):
-        rows = _answered(answerer, batch, source)
+    for rows in _answered(answerer, _new(inputs, journal, identity, report), source):
         for row in rows:
             row["run"] = identity
             if "error" in row:
@@ -111,26 +109,33 @@ def _place(journal: Journal | None) -> str:
     return str(journal.path) if journal else ""
 
 
-def _answered(
-    answerer: Answerer, batch: Iterable[tuple[int, str | PromptError]], source: str
-) -> list[JournalRow]:
-    rows: list[JournalRow] = []
-    questions = []
-    for line, text in batch:
-        row: JournalRow = {"line": line, "input": None}
-        rows.append(row)
-        if isinstance(text, PromptError):
-            row["error"] = str(text)
-            continue
-        row["input"] = text
-        try:
-            questions.append((row, answerer.prepare(text)))
-        except PromptError as error:
-            row["error"] = f"{source}, line {line}: {error}"
-    answers = answerer.answer([question for _, question in questions])
-    for (row, _), answer in zip(questions, answers, strict=True):
-        if answer.finished and answer.finished.reason == "error":
-            row["error"] = f"{source}, line {row['line']}: {answer.finished.message}"
-        else:
-            row.update(document(answer))
-    return rows
+def _answered(answerer: Answerer, inputs: Inputs, source: str) -> Iterator[list[JournalRow]]:
+    """A row for each input, in their order."""
+    taken: deque[JournalRow] = deque()
+
+    def questions() -> Iterator[Question]:
+        for line, text in inputs:
+            row: JournalRow = {"line": line, "input": None}
+            taken.append(row)
+            if isinstance(text, PromptError):
+                row["error"] = str(text)
+                continue
+            row["input"] = text
+            try:
+                yield answerer.prepare(text)
+            except PromptError as error:
+                row["error"] = f"{source}, line {line}: {error}"
+
+    for answers in answerer.answers(questions()):
+        rows = []
+        for answer in answers:
+            while "error" in taken[0]:
+                rows.append(taken.popleft())
+            rows.append(taken.popleft())
+            if answer.finished and answer.finished.reason == "error":
+                rows[-1]["error"] = f"{source}, line {rows[-1]['line']}: {answer.finished.message}"
+            else:
+                rows[-1].update(document(answer))
+        yield rows
+    if taken:  # the last inputs were bad
+        yield list(taken)
