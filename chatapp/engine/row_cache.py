@@ -28,6 +28,8 @@ class RowCache:
         self.rows, self.positions = rows, positions
         self.lengths: list[int] = []
         self._finite = 0
+        # Of the tokens that are being computed.
+        self._rows = self._at = torch.zeros(0)
 
     def put(self, row: int, cache: KeyValueCache) -> None:
         """Hold in a row, a new one or another sequence's, all that a cache holds."""
