@@ -125,7 +125,7 @@ class LocalGenerator(ABC):
 
     def open(self, request: Request) -> Continuation:
         """What is to become of a request. Raises as `LanguageModel.generate` does."""
-        self.check_ids(request.ids)
+        self.check_ids(list(request.ids))
         if len(request.ids) >= self.context:
             raise ContextOverflow(
                 f"the prompt has {len(request.ids)} tokens; the model's window of {self.context} "
