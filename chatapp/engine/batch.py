@@ -11,22 +11,22 @@ float32: too little to choose another token but where two are equally good. In i
 may be rounded the other way for it, so that now and then a text differs.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from chatapp.engine.cache import KeyValueCache
 from chatapp.engine.continuation import FAILURES, Cancelled, Continuation, Drawn
+from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.events import Event, Finished
+from chatapp.engine.generation import CancelCheck
 from chatapp.engine.memory import machine_memory
-from chatapp.engine.model import Request, one_after_another
+from chatapp.engine.model import LanguageModel, Request, one_after_another
 from chatapp.engine.row_cache import RowCache
-
-if TYPE_CHECKING:
-    from chatapp.engine.local import LocalModel
+from chatapp.engine.threads import ComputeLock
 
 MOST_AT_ONCE = 8
 """Sequences; fewer where their keys and values would not fit."""
@@ -37,7 +37,24 @@ MOST_BYTES = 2**30
 Numbered = tuple[int, Event]
 
 
-def generate_many(model: "LocalModel", requests: Iterable[Request]) -> Iterator[Numbered]:
+class DecoderModel(LanguageModel, Protocol):
+    """A model whose sequences can go on together. lock: held while it computes."""
+
+    decoder: Decoder
+    lock: ComputeLock
+
+    def open(self, request: Request) -> Continuation:
+        """What is to become of a request. Raises as `LanguageModel.generate` does."""
+        ...
+
+    def read(
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+    ) -> tuple[Tensor, int, KeyValueCache]:
+        """Logits (vocabulary,) after a prompt, how much of it was known, and its cache."""
+        ...
+
+
+def generate_many(model: DecoderModel, requests: Iterable[Request]) -> Iterator[Numbered]:
     """See `LanguageModel.generate_many`."""
     coming = iter(requests)
     first = list(islice(coming, 2))
@@ -61,7 +78,7 @@ class Batch:
     """
 
     def __init__(
-        self, model: "LocalModel", most: int = MOST_AT_ONCE, limit: int | None = None
+        self, model: DecoderModel, most: int = MOST_AT_ONCE, limit: int | None = None
     ) -> None:
         self._model = model
         self._most = most
