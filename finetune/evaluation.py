@@ -25,7 +25,7 @@ from finetune.objectives.head_answers import Output, answer_document, head_figur
 from finetune.objectives.head_module import Classifier, load_head
 from finetune.objectives.head_rows import HeadExample, HeadSpec
 from finetune.objectives.l3 import L3
-from finetune.replies import greedy_reply, questions
+from finetune.replies import greedy_replies, questions
 from finetune.subjects import Subject, on_shared_rows, open_subject
 
 BATCH = 8
@@ -94,13 +94,14 @@ def _evaluate(
     for name, rows in subject.sets.items():
         examples = cast(Sequence[Encoded], rows)
         figures = _losses(network, examples, subject, name, progress)
-        asked = islice(questions(examples, subject.tokenizer, subject.window), replies)
         answers: list[Answer] = []
-        for question in asked:
-            assert speaker is not None
-            progress(f"replies, {name}", len(answers), min(replies, len(examples)))
-            reply = greedy_reply(speaker, subject.template, question.ids, max_tokens)
-            answers.append(Answer(question.text, question.reference, reply))
+        if speaker is not None:
+            asked = list(islice(questions(examples, subject.tokenizer, subject.window), replies))
+            prompts = (question.ids for question in asked)
+            made = greedy_replies(speaker, subject.template, prompts, max_tokens)
+            for question, reply in zip(asked, made, strict=True):
+                progress(f"replies, {name}", len(answers), len(asked))
+                answers.append(Answer(question.text, question.reference, reply))
         scores, intervals = _scores(answers)
         left_out = subject.left_out.get(name, 0)
         measured[name] = Measured(len(rows), figures | scores, answers, intervals, left_out)

@@ -4,13 +4,13 @@ Keep: row n of the output belongs to row n of the inputs, bad ones included, so 
 run loses none and does none twice.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, TypeVar
 
 from chatapp.evaluation.inputs import Inputs
 from chatapp.evaluation.journal import Journal, JournalRow
-from chatapp.fewshot.answering import Answer, Answerer
+from chatapp.fewshot.answering import Answer, Answerer, Question
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.layout import Demonstration
 from chatapp.prompting.segments import text_of
@@ -76,8 +76,7 @@ def answer_all(
         for line, text in inputs
     )
     waiting = unanswered(numbered, journal, identity, report)
-    while batch := list(islice(waiting, answerer.batch)):
-        rows = _answered(answerer, batch, source)
+    for rows in _answered(answerer, waiting, source):
         for row in rows:
             row["run"] = identity
             if "error" in row:
@@ -126,23 +125,32 @@ def _place(journal: Journal | None) -> str:
 
 
 def _answered(
-    answerer: Answerer, batch: Iterable[tuple[JournalRow, str | PromptError]], source: str
-) -> list[JournalRow]:
-    rows: list[JournalRow] = []
-    questions = []
-    for row, text in batch:
-        rows.append(row)
-        if isinstance(text, PromptError):
-            row["error"] = str(text)
-            continue
-        try:
-            questions.append((row, answerer.prepare(text)))
-        except PromptError as error:
-            row["error"] = f"{source}, line {row['line']}: {error}"
-    answers = answerer.answer([question for _, question in questions])
-    for (row, _), answer in zip(questions, answers, strict=True):
-        if answer.finished and answer.finished.reason == "error":
-            row["error"] = f"{source}, line {row['line']}: {answer.finished.message}"
-        else:
-            row.update(document(answer))
-    return rows
+    answerer: Answerer, inputs: Iterable[tuple[JournalRow, str | PromptError]], source: str
+) -> Iterator[list[JournalRow]]:
+    """The row of each input, whose beginning it comes with, in their order."""
+    taken: deque[JournalRow] = deque()
+
+    def questions() -> Iterator[Question]:
+        for row, text in inputs:
+            taken.append(row)
+            if isinstance(text, PromptError):
+                row["error"] = str(text)
+                continue
+            try:
+                yield answerer.prepare(text)
+            except PromptError as error:
+                row["error"] = f"{source}, line {row['line']}: {error}"
+
+    for answers in answerer.answers(questions()):
+        rows = []
+        for answer in answers:
+            while "error" in taken[0]:
+                rows.append(taken.popleft())
+            rows.append(taken.popleft())
+            if answer.finished and answer.finished.reason == "error":
+                rows[-1]["error"] = f"{source}, line {rows[-1]['line']}: {answer.finished.message}"
+            else:
+                rows[-1].update(document(answer))
+        yield rows
+    if taken:  # the last inputs were bad
+        yield list(taken)

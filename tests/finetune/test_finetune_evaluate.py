@@ -1,10 +1,10 @@
 """finetune eval: figures that agree with other ways to compute them, in the model's template."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import exp
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tiny_finetune as tiny
@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.load import load_model
+from chatapp.engine.model import LanguageModel, Request, one_after_another
 from chatapp.evaluation.metrics import rouge_l
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Segment
@@ -99,6 +100,9 @@ class FailsOnce:
             return
         yield Token(5, "half", "half", -1.0)
         yield Finished("error", " a word", message="the model failed: no [red]memory")
+
+    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+        return one_after_another(cast(LanguageModel, self), requests)
 
 
 def test_a_reply_that_failed_is_told_and_not_scored(

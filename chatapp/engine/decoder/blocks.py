@@ -55,8 +55,9 @@ class Pass:
     """What each block of one forward pass is given beside the states (rows · tokens, width).
 
     rows: sequences of one length. turns: what each rotation turns queries and keys by at the
-    positions of the tokens. masks: for each window that a block may have, (tokens, all), added to
-    the attention's scores; None where each token sees itself and all before it.
+    positions of the tokens. masks: for each window that a block may have, (tokens, all), or
+    (rows, 1, tokens, all) where each row has its own, added to the attention's scores; None where
+    each token sees itself and all before it.
     """
 
     rows: int
@@ -134,8 +135,11 @@ class Rotation:
         self._size = rotary.size
 
     def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines, and sines with a minus in the first half: (tokens, 1, size) each."""
-        angles = (positions[:, None].float() * self._frequencies)[:, None]
+        """Cosines, and sines with a minus in the first half: (…, 1, size) each.
+
+        positions: (tokens,), or (rows, tokens) where each row has its own.
+        """
+        angles = (positions[..., None].float() * self._frequencies)[..., None, :]
         cosines, sines = angles.cos() * self._magnitude, angles.sin() * self._magnitude
         return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
 

@@ -38,6 +38,7 @@ from chatapp.engine.device import device_for
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.linear import linear_layer
 from chatapp.engine.precision import is_matrix, precision_for, to_bfloat16, to_int8
+from chatapp.engine.row_cache import RowCache
 from chatapp.engine.step import Step
 
 # Whatever is computed besides the result takes memory as a chunk grows; 512 rows keep the matrix
@@ -297,6 +298,31 @@ class Decoder:
             if all_positions or start + CHUNK >= len(ids):
                 logits.append(self.head(x if all_positions else x[-1:]).cpu())
         return torch.cat(logits) if all_positions else logits[0][0]
+
+    @torch.inference_mode()
+    def forward_rows(
+        self,
+        ids: Sequence[int],
+        cache: RowCache,
+        *,
+        raise_if_cancelled: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Logits (rows, vocabulary) after one more token of each row of a cache, on the CPU."""
+        at, keys = cache.begin()
+        hidden = torch.zeros(len(at), len(keys), device=self.device)
+        hidden.masked_fill_(keys > at[:, None], -torch.inf)
+        # (rows, heads, tokens, keys): each row has its own.
+        masks = {
+            window: mask[:, None, None] for window, mask in self._masks(hidden, at, keys).items()
+        }
+        x = self._through(
+            torch.tensor(ids, device=self.device)[:, None],
+            at[:, None],
+            Pass(len(ids), self._turns(at[:, None]), cache, masks),
+            raise_if_cancelled=raise_if_cancelled,
+        )
+        cache.commit()
+        return self.head(x).cpu()
 
     @torch.inference_mode()
     def unembed(self, states: Tensor) -> Tensor:
