@@ -95,10 +95,10 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 def check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raises ConfigError that names what of a run's record is another now."""
     if before["template"] != now["template"]:
-        old, new = (each["template"] or {} for each in (before, now))
+        old, new = ((each["template"] or {}).get("name") for each in (before, now))
+        another = "another one of that name" if old == new else new
         raise ConfigError(
-            f"{folder}: the template changed: the run was begun in {old.get('name')} "
-            f"({old.get('fingerprint')}), now it is {new.get('name')} ({new.get('fingerprint')})"
+            f"{folder}: the template changed: the run was begun in {old}, now it is {another}"
         )
     check_same_data(folder, before["data"], now["data"])
     if before["weights"] != now["weights"]:

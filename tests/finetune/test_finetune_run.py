@@ -406,7 +406,7 @@ def test_another_run_is_refused_and_what_differs_is_named(
 
     edited = dataclasses.replace(CHAT, user_marker="Human:")
     (tmp_path / "base" / "chatapp_template.json").write_text(json.dumps(edited.to_dict()))
-    with pytest.raises(ConfigError, match=r"the template changed: .* chat \("):
+    with pytest.raises(ConfigError, match=r"the template changed: .* now it is"):
         resume(run, [], QUIET)
     (tmp_path / "base" / "chatapp_template.json").write_text(json.dumps(CHAT.to_dict()))
 
