@@ -186,13 +186,12 @@ class ChatTurns:
 
     async def turn_ended(self, finished: "Finished") -> None:
         status = self._widgets.status
-        self._show_stored(finished.reason)
+        failed = finished.reason == "error"
+        self._show_stored(finished.reason, "" if failed else finished.message)
         status.speed = finished.tokens_per_second
         status.state = {"cancelled": "stopped", "error": "error"}.get(finished.reason, "ready")
-        if finished.reason == "error":
+        if failed:
             self._widgets.show_problem(f"The model failed: {finished.message}")
-        elif finished.message:
-            self._widgets.inform(finished.message)
 
     async def turn_failed(self, turn: RunningTurn, reason: str) -> None:
         if self._widgets.transcript.live is not None:  # it broke down half-way
@@ -202,12 +201,15 @@ class ChatTurns:
             await self._take_back(turn.submitted, reason)
         self._widgets.status.state = "error"
 
-    def _show_stored(self, reason: str) -> None:
-        """Show what the store has kept of the reply."""
+    def _show_stored(self, reason: str, remark: str = "") -> None:
+        """Show what the store has kept of the reply.
+
+        remark: how it came about, in words; it stands under the reply.
+        """
         transcript = self._widgets.transcript
         live, transcript.live, self._reply = transcript.live, None, None
         with self._widgets.store_errors():
             if live is not None:
-                transcript.refresh_message(self._store.message(live), reason)
+                transcript.refresh_message(self._store.message(live), reason, remark)
         self._conversation.measure()
         self._inspecting.look_again()
