@@ -12,9 +12,11 @@ from torch.nn import functional as F
 
 from chatapp.engine.torch_internals import (
     has_onednn,
+    int4_linear,
     int8_matmul,
     onednn_int8_linear,
     onednn_linear,
+    prepack_int4,
     prepack_int8,
 )
 
@@ -31,6 +33,9 @@ _DOT_BELOW = 2**24
 # rounded twice, and how much finer the second time.
 _PEAK = 6.0
 _FINER = 254.0
+
+# Weights of a row that share a scale in int4, as in most files of four bits.
+INT4_GROUP = 32
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 
@@ -152,6 +157,44 @@ class Int8Linear:
         return onednn_int8_linear(unsigned, self._packed, self._scale, self._zeros, self._offset)
 
 
+class Int4Linear:
+    """y = x Wᵀ + b with weights of four bits; x, scales, zeros and products are bfloat16.
+
+    weight: (out, in / 2), as `prepack_int4` gives it. scale: (groups, out, 2), of each
+        `INT4_GROUP` inputs the scale s and the zero z, so that W ≈ s · (weight - 8) + z.
+    """
+
+    __slots__ = ("_bias", "_packed", "_scale")
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
+        self._packed, self._scale, self._bias = weight, scale, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = int4_linear(x.to(torch.bfloat16), self._packed, INT4_GROUP, self._scale).float()
+        return y if self._bias is None else y.add_(self._bias)
+
+
+def can_be_int4(weight: Tensor) -> bool:
+    """Whether a matrix (out, in) has the shape for four bits."""
+    return len(weight) % 16 == 0 and weight.shape[1] % INT4_GROUP == 0
+
+
+def quantise_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix (out, in) as an `Int4Linear` takes it; a group's least becomes 0, its largest 15.
+
+    So weights that come from four bits already, from GGUF's Q4_1, are what they were there.
+    """
+    groups = weight.unflatten(1, (-1, INT4_GROUP))
+    least, largest = groups.aminmax(dim=2, keepdim=True)
+    scale = ((largest - least) / 15).clamp_min_(_SMALLEST)
+    # What scales and zeros lose in bfloat16 is lost before the weights are rounded.
+    scale = scale.bfloat16().float().clamp_min_(_SMALLEST)
+    zero = (least + 8 * scale).bfloat16().float()
+    rounded = ((groups - zero) / scale + 8).round_().clamp_(0, 15).nan_to_num_(0.0)
+    both = torch.cat((scale, zero), 2).transpose(0, 1).bfloat16().contiguous()
+    return prepack_int4(rounded.flatten(1)), both
+
+
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix (out, in) as int8 and the scale (out,) of each row, whose largest becomes 127."""
     scale = weight.abs().amax(1).clamp_min_(_SMALLEST) / 127
@@ -163,11 +206,13 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 def linear_layer(weights: Mapping[str, Tensor], name: str) -> Layer:
     """The layer of the matrix `name`.weight, with `name`.bias if there is one.
 
-    If it is int8, the scales of its rows are `name`.weight.scale.
+    If it is int8, or four bits in uint8, `name`.weight.scale holds its scales.
     """
     weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     if weight.dtype == torch.int8:
         return Int8Linear(weight, weights[f"{name}.weight.scale"], bias)
+    if weight.dtype == torch.uint8:
+        return Int4Linear(weight, weights[f"{name}.weight.scale"], bias)
     if weight.dtype == torch.bfloat16:
         return BFloat16Linear(weight, bias)
     return Linear(weight, bias)
