@@ -184,7 +184,7 @@ def quantise_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     So weights that come from four bits already, from GGUF's Q4_1, are what they were there.
     """
-    groups = weight.unflatten(1, (-1, INT4_GROUP))
+    groups = weight.reshape(len(weight), -1, INT4_GROUP)
     least, largest = groups.aminmax(dim=2, keepdim=True)
     scale = ((largest - least) / 15).clamp_min_(_SMALLEST)
     # What scales and zeros lose in bfloat16 is lost before the weights are rounded.
