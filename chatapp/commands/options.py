@@ -34,7 +34,7 @@ TemplateOption = Annotated[
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        help="auto, float32, bfloat16 or int8: what a model multiplies in.",
+        help="auto, float32, bfloat16, int8 or int4: what a model multiplies in.",
         autocompletion=completion.precisions,
     ),
 ]

@@ -18,7 +18,7 @@ from chatapp.engine.folder import (
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.servers import server_of
 
-PRECISIONS = ("auto", "float32", "bfloat16", "int8")
+PRECISIONS = ("auto", "float32", "bfloat16", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
