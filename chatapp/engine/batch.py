@@ -23,7 +23,7 @@ from chatapp.engine.continuation import FAILURES, Cancelled, Continuation, Drawn
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.generation import CancelCheck
-from chatapp.engine.memory import machine_memory
+from chatapp.engine.machine import machine_memory
 from chatapp.engine.model import LanguageModel, Request, one_after_another
 from chatapp.engine.row_cache import RowCache
 from chatapp.engine.threads import ComputeLock

@@ -1,13 +1,13 @@
-"""How much memory a model takes, and how much this machine has.
+"""How much memory a model takes, and whether this machine has it.
 
 Keep: the formula stands here alone, and computing it reads no weights.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from chatapp.engine.description import ModelInfo
 from chatapp.engine.errors import ModelError
+from chatapp.engine.machine import machine_memory
 from chatapp.engine.sizes import size_in_words
 
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.625}
@@ -23,22 +23,6 @@ _PROGRAM = 250_000_000
 
 _CHAT_TOKENS = 4096
 """The longest chat that is reckoned with, where the context of a model is longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Of this machine, in bytes: all there is, and what programs can have now."""
-
-    total: int
-    available: int
-
-
-def machine_memory() -> Memory:
-    """What this machine has."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return Memory(memory.total, memory.available)
 
 
 def memory_needed(info: ModelInfo, precision: str) -> int:

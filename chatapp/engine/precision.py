@@ -11,7 +11,7 @@ from torch import Tensor
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.linear import can_be_int4, quantise, quantise_int4
-from chatapp.engine.memory import machine_memory
+from chatapp.engine.machine import machine_memory
 from chatapp.engine.torch_internals import has_onednn_int8
 
 # Below, a token costs less in float32: there is little to read, and int8 needs more calls.

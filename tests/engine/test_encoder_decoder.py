@@ -17,6 +17,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.load import load_model
+from chatapp.engine.machine import Memory
 from chatapp.engine.model import ContextOverflow, Sampling
 from chatapp.engine.transformers_model import load_causal
 from chatapp.lab.inspecting import inspectable
@@ -252,6 +253,6 @@ def test_a_model_that_does_not_say_how_replies_begin(tmp_path: Path) -> None:
 def test_a_huge_one_is_told_before_it_is_loaded(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from chatapp.engine import memory
 
-    monkeypatch.setattr(memory, "machine_memory", lambda: memory.Memory(1000, 500))
+    monkeypatch.setattr(memory, "machine_memory", lambda: Memory(1000, 500))
     with pytest.raises(ModelError, match=r"takes about .* of memory, and this machine has"):
         load_model(str(t5))

@@ -25,7 +25,7 @@ from chatapp.engine.linear import (
     quantise_int4,
 )
 from chatapp.engine.load import load_model
-from chatapp.engine.memory import Memory
+from chatapp.engine.machine import Memory
 from chatapp.engine.model import Sampling
 from chatapp.engine.precision import precision_for
 
