@@ -17,7 +17,7 @@ from finetune.objectives.head_answers import head_figures
 from finetune.objectives.head_module import Classifier
 from finetune.objectives.head_rows import HeadRows
 from finetune.objectives.heads import HeadObjective
-from finetune.replies import greedy_reply, questions
+from finetune.replies import greedy_replies, questions
 
 Figures = Callable[[], dict[str, float]]
 
@@ -69,7 +69,8 @@ def _exact_match(material: Material, rows: Rows) -> Figures:
     def figures() -> dict[str, float]:
         material.model.eval()
         model.forget()
-        replies = [greedy_reply(model, template, each.ids, longest).text for each in asked]
+        prompts = (each.ids for each in asked)
+        replies = [each.text for each in greedy_replies(model, template, prompts, longest)]
         model.forget()
         return {"exact_match": exact_match(replies, [each.reference for each in asked])}
 
