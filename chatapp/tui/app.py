@@ -28,7 +28,7 @@ from chatapp.tui.chat import ChatScreen
 from chatapp.tui.keymap import read_keymap
 from chatapp.tui.message import MessageView
 from chatapp.tui.prompt import Prompt
-from chatapp.tui.textual_internals import FailingApp, know_alt_enter
+from chatapp.tui.textual_internals import FailingApp, know_alt_enter, know_pastes
 from chatapp.tui.theme import CALM, FEW_COLORS
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class ChatApp(FailingApp[int]):
         # A scroll that slides is late for the next key, and costs most over a slow line.
         self.animation_level = "none"
         know_alt_enter()
+        know_pastes()
         self.register_theme(CALM)
         self._settings = settings
         self.store = store or Store(database_path())
