@@ -19,7 +19,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Event, Key, Paste
 from textual.theme import Theme
 
-from chatapp.dialogue.store import Store
+from chatapp.dialogue.store import Store, StoreError
 from chatapp.foreign import printable, without_surrogates
 from chatapp.paths import database_path
 from chatapp.settings import Settings, SettingsError, keep_settings
@@ -108,6 +108,7 @@ class ChatApp(FailingApp[int]):
         self.set_keymap(read_keymap(settings.keys, (ChatApp, ChatScreen, Prompt, MessageView)))
         self._early: list[Event] | None = []
         self._interrupted = -_SOON
+        self._knows_of_loss = False
         self._few_colors = no_color or self.console.color_system not in ("256", "truecolor")
 
     def _load_by_name(self) -> "LanguageModel":
@@ -200,7 +201,15 @@ class ChatApp(FailingApp[int]):
             os._exit(128 + signal.SIGHUP)
 
     async def action_quit(self) -> None:
-        await asyncio.to_thread(self.chat.conversation.close, _PATIENCE)
+        conversation = self.chat.conversation
+        try:
+            await asyncio.to_thread(conversation.close, _PATIENCE)
+        except StoreError as error:
+            if not self._knows_of_loss:
+                self._knows_of_loss = True
+                self.chat.widgets.show_problem(f"{error}. Leaving once more gives the reply up.")
+                return
+            conversation.forget_rest()
         self.exit(0)
 
 

@@ -38,7 +38,7 @@ from chatapp.tui.navigation import Navigation
 from chatapp.tui.parameters import ParametersScreen
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.slash_actions import SlashError
-from chatapp.tui.turn import TurnEvent
+from chatapp.tui.turn import TurnEnded, TurnEvent, TurnFailed
 from chatapp.tui.verdicts import Verdicts
 from chatapp.tui.welcome import QUESTION
 
@@ -207,6 +207,8 @@ class ChatScreen(Screen[None]):
     @on(TurnEvent)
     async def _turn_event(self, event: TurnEvent) -> None:
         await self.turns.handle(event)
+        if isinstance(event, TurnEnded | TurnFailed):
+            await self.navigation.go_on_anew()
 
     @on(events.Regenerate)
     def _regenerate(self, event: events.Regenerate) -> None:

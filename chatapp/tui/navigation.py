@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from chatapp.tui.verdicts import Verdicts
 
 
+_DELETED = (
+    "This chat was deleted in another window. What is on the screen is now stored as a new chat."
+)
+
+
 class Navigation:
     """Goes from one chat, branch or message of a conversation to another."""
 
@@ -71,9 +76,24 @@ class Navigation:
 
     async def leave_deleted(self) -> None:
         """Begin a new chat when the one that is shown has been deleted."""
-        if self._conversation.is_deleted():
-            await self.open(None)
+        with self._widgets.store_errors():
+            if self._conversation.is_deleted():
+                await self.open(None)
         self._widgets.show_title()
+
+    async def go_on_anew(self) -> None:
+        """Go on in a new chat when the one that is shown has been deleted in another window."""
+        prompt = self._widgets.prompt
+        with self._widgets.store_errors():
+            if not self._conversation.is_deleted():
+                return
+            chat_id = self._conversation.store_anew()
+            if chat_id is not None:
+                await self.open(chat_id)
+                text = prompt.text
+                prompt.leave_edit()
+                prompt.give_back(text)
+                self._widgets.show_problem(_DELETED)
 
     async def show_sibling(self, message: "StoredMessage", step: int) -> None:
         """Show the version of a message `step` places after it."""

@@ -3,7 +3,7 @@
 Keep: this is the store's face; nothing outside imports from its modules, but for tests.
 """
 
-from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.store.database import Gone, StoreError
 from chatapp.dialogue.store.feedback import FeedbackStore
 from chatapp.dialogue.store.rows import (
     Basis,
@@ -25,6 +25,7 @@ __all__ = [
     "Comparison",
     "Feedback",
     "Generation",
+    "Gone",
     "Hit",
     "Status",
     "Store",

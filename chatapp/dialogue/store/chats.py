@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from chatapp.dialogue.store.database import Database, StoreError
+from chatapp.dialogue.store.database import Database, Gone, StoreError
 from chatapp.dialogue.store.rows import (
     Basis,
     Chat,
@@ -177,10 +177,11 @@ class ChatStore(Database):
     ) -> StoredMessage:
         """A new message below `parent_id` (None: at the root). The chat's path ends in it.
 
-        A chat without a title takes that of its first user's message.
+        A chat without a title takes that of its first user's message. Raises Gone when the chat
+        is in the bin.
         """
         with self.transaction():
-            chat = self.chat(chat_id)
+            chat = self._open_chat(chat_id)
             if parent_id is not None:
                 self._check_belongs(parent_id, chat_id)
             now = time.time()
@@ -247,8 +248,10 @@ class ChatStore(Database):
         ]
 
     def set_leaf(self, chat_id: int, message_id: int) -> None:
-        """Let the chat's current path end in another of its messages."""
+        """Let the chat's current path end in another of its messages. Raises Gone when the chat
+        is in the bin."""
         with self.transaction():
+            self._open_chat(chat_id)
             self._check_belongs(message_id, chat_id)
             self._rows("UPDATE chats SET leaf_id = ? WHERE id = ?", (message_id, chat_id))
 
@@ -274,6 +277,13 @@ class ChatStore(Database):
             f"there is no message {message_id}",
         )
         return int(row["below_id"])
+
+    def _open_chat(self, chat_id: int) -> Chat:
+        """A chat that is not in the bin."""
+        chat = self.chat(chat_id)
+        if chat.deleted is not None:
+            raise Gone(f"chat {chat_id} has been deleted")
+        return chat
 
     def _check_belongs(self, message_id: int, chat_id: int) -> None:
         if self.message(message_id).chat_id != chat_id:
