@@ -160,6 +160,8 @@ class ChatApp(FailingApp[int]):
         """Have the theme that the user has chosen at the next start as well."""
         if theme.name != self._kept_theme:
             self._kept_theme = theme.name
+            if not self.store.is_kept:
+                return
             try:
                 keep_settings({"theme": theme.name})
             except SettingsError as error:
@@ -213,13 +215,20 @@ class ChatApp(FailingApp[int]):
         self.exit(0)
 
 
-def run(settings: Settings, chat_id: int | None = None, *, inline: bool = False) -> int:
+def run(
+    settings: Settings,
+    chat_id: int | None = None,
+    *,
+    store: Store | None = None,
+    inline: bool = False,
+) -> int:
     """Show the chat until the user leaves; returns the exit status.
 
-    inline: in some rows below the shell's prompt, where the last of it stays.
+    store: where the chats are, to be closed here; the user's own if not given. inline: in some
+    rows below the shell's prompt, where the last of it stays.
     Raises StoreError when the chats cannot be opened, and whatever brought the screen down.
     """
-    app = ChatApp(settings, chat_id=chat_id)
+    app = ChatApp(settings, store=store, chat_id=chat_id)
     if os.name == "posix":
         signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=app.hang_up).start())
     try:

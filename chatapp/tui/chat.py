@@ -121,6 +121,7 @@ class ChatScreen(Screen[None]):
 
     async def on_mount(self) -> None:
         self.widgets.status.model = self._first_model
+        self.widgets.status.is_kept = self.store.is_kept
         self.widgets.prompt.focus()
         await self.navigation.open(self._first_chat)
         self.call_after_refresh(self._after_first_frame)

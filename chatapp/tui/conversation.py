@@ -127,7 +127,8 @@ class Conversation:
     def load(self) -> None:
         """Load the model; ends in a ModelLoaded or a LoadFailed of the request `loading`."""
         self.loading = request = self._wanted
-        self._start_thread(lambda: request.run(self._listener))
+        note = self._store.is_kept
+        self._start_thread(lambda: request.run(self._listener, note=note))
 
     def find_models(self, listener: MessagePump | None = None) -> None:
         """Look for models, first on this machine; ends in a ModelsFound that has all.

@@ -1,6 +1,5 @@
 """What becomes of a chat when the store cannot keep it: deleted elsewhere, a full disk, no disk."""
 
-import os
 import shutil
 import sqlite3
 import subprocess
@@ -137,6 +136,23 @@ async def test_leaving_with_a_reply_that_has_no_room_asks_once(
         await driver.until_left()
 
 
+async def test_an_unsaved_chat_leaves_nothing_on_disk(open_app: OpenApp, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    store = Store(None)
+    async with open_app(
+        ScriptedModel(["Yes."], name=str(tmp_path / "model")), own_store=store
+    ) as driver:
+        await driver.say("Hello")
+        assert driver.texts == ["Hello", "Yes."]
+        assert "not saved" in driver.screen_text
+        driver.app.theme = "nord"
+        await driver.settle()
+        await driver.press("ctrl+n")
+        assert [chat.title for chat in store.chats()] == ["Hello"]
+    assert not (tmp_path / "home").exists()
+    store.close()
+
+
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
     """A disk of 256 KiB; skips where none can be mounted."""
@@ -165,9 +181,8 @@ async def test_a_disk_that_is_really_full(
             driver.prompt.text = "Go"
             await driver.press("enter")
             await driver.until(lambda: driver.texts)
-            with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="space"):
-                while True:
-                    file.write(os.urandom(4096))
+            with pytest.raises(OSError, match="space"):
+                filler.write_bytes(bytes(2**20))
             model.gate.set()
             await driver.until(lambda: driver.problem)
             assert "disk is full" in driver.problem
