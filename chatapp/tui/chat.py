@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from chatapp.settings import Settings
 
 
+_LEAVE = "exit"
+"""What leaves the program, as it does a shell. With a space before it, it is a message."""
+
+
 class ChatScreen(Screen[None]):
     """One chat with one model."""
 
@@ -166,6 +170,8 @@ class ChatScreen(Screen[None]):
         text, editing = event.text, event.editing
         if editing is not None and editing.role == "assistant":
             self._verdicts.keep_correction(editing, text)
+        elif editing is None and text == _LEAVE:
+            await self.app.run_action("app.quit")
         elif editing is None and slash.is_command(text):
             await self._run_command(text)
         else:
@@ -184,7 +190,8 @@ class ChatScreen(Screen[None]):
 
     @on(events.Suggested)
     def _suggested(self, event: events.Suggested) -> None:
-        self.widgets.completions.show(slash.described(event.text, event.completions))
+        described = slash.described(event.text, event.completions)
+        self.widgets.completions.show(described, event.chosen)
 
     def direct(self, event: Key) -> bool:
         """Give the prompt the focus for a letter that is no command of the focused message."""

@@ -50,10 +50,14 @@ class ModelsFound(Message):
 
 @dataclass
 class Suggested(Message):
-    """What a command that is being written could become."""
+    """What a command that is being written could become.
+
+    chosen: which of that stands in the prompt; -1 is none.
+    """
 
     text: str
     completions: list[str]
+    chosen: int = -1
 
 
 @dataclass

@@ -66,6 +66,49 @@ async def test_tab_goes_through_what_a_command_could_become(open_app: OpenApp) -
         assert driver.app.focused is not driver.prompt
 
 
+async def test_arrow_keys_go_through_all_commands(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press("/")
+        assert f"{len(COMMANDS)} · ↑ ↓ choose" in driver.screen_text
+        for number, command in enumerate(COMMANDS, 1):
+            await driver.press("down")
+            assert driver.prompt.text.strip() == f"/{command.name}"
+            assert f"› /{command.name}" in driver.screen_text
+            assert f"{number} of {len(COMMANDS)} · ↑ ↓ choose" in driver.screen_text
+        await driver.press("up")
+        assert driver.prompt.text.strip() == f"/{COMMANDS[-2].name}"
+        await driver.press("ctrl+u", "/", "up")
+        assert driver.prompt.text.strip() == f"/{COMMANDS[-1].name}"
+        assert f"/{COMMANDS[0].name} " not in driver.screen_text  # they scroll
+
+
+async def test_arrow_keys_go_on_through_earlier_messages(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Yes."])) as driver:
+        await driver.say("First")
+        await driver.press("up", "down")
+        await order(driver, "/theme nord")
+        await driver.press("up")
+        assert driver.prompt.text == "/theme nord"
+        await driver.press("up")
+        assert driver.prompt.text == "First"
+
+
+async def test_exit_typed_alone_leaves(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel(["Yes."])) as driver:
+        await driver.say(" exit")
+        assert driver.texts == [" exit", "Yes."]
+        await order(driver, "exit")
+        await driver.until_left()
+
+
+async def test_ctrl_d_leaves_from_an_empty_prompt(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press(*"ab", "home", "ctrl+d")
+        assert driver.prompt.text == "b"
+        await driver.press("ctrl+d", "ctrl+d")
+        await driver.until_left()
+
+
 async def test_models_are_found_when_they_are_asked_for(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
