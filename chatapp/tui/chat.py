@@ -18,7 +18,7 @@ from textual.widgets import OptionList
 
 from chatapp.dialogue.store import Basis, StoreError
 from chatapp.paths import presets_path
-from chatapp.tui import events, slash, timings
+from chatapp.tui import clipboard, events, slash, timings
 from chatapp.tui.branches import BranchScreen
 from chatapp.tui.chat_turns import ChatTurns
 from chatapp.tui.chat_widgets import ChatWidgets
@@ -100,6 +100,7 @@ class ChatScreen(Screen[None]):
     ) -> None:
         super().__init__()
         self.store = store
+        self._copied_block = 0, 0  # of which message, and how many of them so far
         self._first_chat = chat_id
         self._first_model = settings.model
         self.conversation = Conversation(settings, store, load, self)
@@ -253,6 +254,24 @@ class ChatScreen(Screen[None]):
     def _copy_message(self, event: events.Copy) -> None:
         self.app.copy_to_clipboard(event.message.text)
         self.widgets.inform("Copied to the clipboard.")
+
+    @on(events.CopyCode)
+    def _copy_code(self, event: events.CopyCode) -> None:
+        blocks = clipboard.code_blocks(event.message.text)
+        id, count = self._copied_block
+        number = count % len(blocks) if id == event.message.id else 0
+        self._copied_block = event.message.id, number + 1
+        self.app.copy_to_clipboard(blocks[number])
+        which = f" {number + 1} of {len(blocks)}" if len(blocks) > 1 else ""
+        self.widgets.inform(f"Code block{which} copied to the clipboard.")
+
+    @on(events.Delete)
+    async def _delete_message(self, event: events.Delete) -> None:
+        await self.navigation.delete(event.message)
+
+    @on(events.Undelete)
+    async def _undelete(self) -> None:
+        await self.navigation.undelete()
 
     @on(events.Edit)
     def _edit_message(self, event: events.Edit) -> None:

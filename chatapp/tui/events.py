@@ -110,6 +110,25 @@ class Copy(Message):
 
 
 @dataclass
+class CopyCode(Message):
+    """The user wants a code block of this message in the clipboard."""
+
+    message: "StoredMessage"
+
+
+@dataclass
+class Delete(Message):
+    """The user wants this message, and all that follow it, deleted."""
+
+    message: "StoredMessage"
+
+
+@dataclass
+class Undelete(Message):
+    """The user wants what was deleted last back."""
+
+
+@dataclass
 class Rate(Message):
     """The user calls this reply good (1) or bad (-1); said twice, it is taken back."""
 

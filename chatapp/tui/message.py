@@ -18,6 +18,7 @@ from chatapp.engine.events import REPEATED
 from chatapp.foreign import printable
 from chatapp.tui import events
 from chatapp.tui.body import TextBody
+from chatapp.tui.clipboard import code_blocks
 from chatapp.tui.textual_internals import bindings_for
 from chatapp.tui.thoughts import Thoughts
 
@@ -107,6 +108,30 @@ class MessageView(Vertical, can_focus=True):
             id="thoughts",
         ),
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),
+        Binding(
+            "Y",
+            "copy_code",
+            "Copy code",
+            show=False,
+            tooltip="Copy a code block; again: the next one",
+            id="copy_code",
+        ),
+        Binding(
+            "d,delete",
+            "delete",
+            "Delete",
+            show=False,
+            tooltip="Delete the message and those that follow it",
+            id="delete",
+        ),
+        Binding(
+            "u",
+            "undelete",
+            "Undo",
+            show=False,
+            tooltip="Bring back what was deleted last",
+            id="undelete",
+        ),
         Binding(
             "plus",
             "rate(1)",
@@ -250,6 +275,8 @@ class MessageView(Vertical, can_focus=True):
             return "That is for replies: this message is your own."
         if name in ("rank", "sibling") and self.message.siblings < 2:
             return "There is only this one version; r on a reply makes another."
+        if name == "copy_code" and not code_blocks(self.message.text):
+            return "There is no code block in this message."
         if name == "thoughts" and not self._thoughts.display:
             return "Nothing was thought before this message."
         return ""
@@ -274,6 +301,15 @@ class MessageView(Vertical, can_focus=True):
 
     def action_copy(self) -> None:
         self.post_message(events.Copy(self.message))
+
+    def action_copy_code(self) -> None:
+        self.post_message(events.CopyCode(self.message))
+
+    def action_delete(self) -> None:
+        self.post_message(events.Delete(self.message))
+
+    def action_undelete(self) -> None:
+        self.post_message(events.Undelete())
 
     def action_rate(self, thumb: int) -> None:
         self.post_message(events.Rate(self.message, thumb))

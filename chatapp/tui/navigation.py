@@ -7,7 +7,7 @@ be sent is not lost when another chat is opened.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Store, StoredMessage
+    from chatapp.dialogue.store import Deleted, Store, StoredMessage
     from chatapp.tui.chat_turns import ChatTurns
     from chatapp.tui.chat_widgets import ChatWidgets
     from chatapp.tui.conversation import Conversation
@@ -41,6 +41,7 @@ class Navigation:
         self._models = models
         self._verdicts = verdicts
         self._inspecting = inspecting
+        self._deleted: list[Deleted] = []
 
     async def open(self, chat_id: int | None) -> None:
         """Show a chat, or with None a new one."""
@@ -108,6 +109,31 @@ class Navigation:
                 view = transcript.view(sibling.id)
                 if view is not None and not writing:
                     view.focus()
+
+    async def delete(self, message: "StoredMessage") -> None:
+        """Delete a message with all that follow it."""
+        if self._turns.is_busy():
+            return
+        with self._widgets.store_errors():
+            deleted = self._store.delete_message(message.id)
+            self._deleted.append(deleted)
+            await self.open(deleted.chat_id)
+            others = deleted.count - 1
+            with_others = f" with the {others} that followed" if others else ""
+            self._widgets.inform(f"Message deleted{with_others}. u or /undo brings it back.")
+            self.focus_last_message()
+
+    async def undelete(self) -> None:
+        """Bring back what was deleted last."""
+        if not self._deleted:
+            self._widgets.inform("No message has been deleted.")
+        elif not self._turns.is_busy():
+            with self._widgets.store_errors():
+                deleted = self._deleted[-1]
+                self._store.restore_messages(deleted)
+                self._deleted.pop()
+                await self.open(deleted.chat_id)
+                self.focus_last_message()
 
     async def show_version(self, step: int) -> None:
         """Show the version of the last message `step` places after the one that is shown."""

@@ -52,6 +52,7 @@ COMMANDS = (
         actions.differences,
         empty=True,
     ),
+    Command("undo", "", "bring back the message deleted last", actions.undelete),
     Command("title", "TITLE", "call the chat so", actions.set_title),
     Command(
         "system",
@@ -115,7 +116,13 @@ COMMANDS = (
         lambda chat: ("on", "off"),
     ),
     Command("theme", "NAME", "other colours, from now on", actions.use_theme, actions.theme_names),
-    Command("export", "FILE", "write the chat to a .md, .json or .jsonl file", actions.export),
+    Command(
+        "export",
+        "[FILE]",
+        "write the chat to a .md, .json or .jsonl file; alone, copy it to the clipboard",
+        actions.export,
+        empty=True,
+    ),
     Command("quit", "", "leave the program", actions.leave),
 )
 _BY_NAME = {command.name: command for command in COMMANDS}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from textual.app import App
 
     from chatapp.tui.chat_widgets import ChatWidgets
+    from chatapp.tui.navigation import Navigation
 
 TEMPLATES_OWN = "default"
 
@@ -38,6 +39,7 @@ class ChatControls(Protocol):
     store: Store
     widgets: "ChatWidgets"
     models: ModelSwitch
+    navigation: "Navigation"
 
     @property
     def app(self) -> "App[object]": ...
@@ -82,6 +84,10 @@ def differences(chat: ChatControls) -> list[str]:
 
 async def leave(chat: ChatControls, argument: str) -> None:
     chat.app.call_later(chat.app.action_quit)
+
+
+async def undelete(chat: ChatControls, argument: str) -> None:
+    await chat.navigation.undelete()
 
 
 async def set_title(chat: ChatControls, argument: str) -> None:
@@ -228,6 +234,11 @@ async def export(chat: ChatControls, argument: str) -> None:
     chat_id = chat.conversation.chat_id
     if chat_id is None:
         raise SlashError("there is nothing to export yet")
+    if not argument:
+        text = await asyncio.to_thread(_as_text, chat.store, chat_id, ".md")
+        chat.app.copy_to_clipboard(text)
+        chat.widgets.inform("The chat is copied to the clipboard, as Markdown.")
+        return
     path = Path(argument).expanduser()
     try:
         await asyncio.to_thread(_write, chat.store, chat_id, path)
@@ -239,10 +250,14 @@ async def export(chat: ChatControls, argument: str) -> None:
     chat.widgets.inform(f"The chat is in {path}.")
 
 
-def _write(store: Store, chat_id: int, path: Path) -> None:
+def _as_text(store: Store, chat_id: int, suffix: str) -> str:
     from chatapp.dialogue.export import as_text
 
-    text = as_text(store.chat(chat_id), store.path(chat_id), path.suffix)
+    return as_text(store.chat(chat_id), store.path(chat_id), suffix)
+
+
+def _write(store: Store, chat_id: int, path: Path) -> None:
+    text = _as_text(store, chat_id, path.suffix)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
 

@@ -66,6 +66,16 @@ async def test_tab_goes_through_what_a_command_could_become(open_app: OpenApp) -
         assert driver.app.focused is not driver.prompt
 
 
+async def test_export_alone_copies_the_chat(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Yes."])) as driver:
+        await driver.say("Is it?")
+        await order(driver, "/export")
+        await driver.until(lambda: driver.app.clipboard)
+        assert "Is it?" in driver.app.clipboard
+        assert "Yes." in driver.app.clipboard
+        assert "copied to the clipboard, as Markdown" in notices(driver)[-1]
+
+
 async def test_arrow_keys_go_through_all_commands(open_app: OpenApp) -> None:
     async with open_app() as driver:
         await driver.press("/")

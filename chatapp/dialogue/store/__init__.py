@@ -4,12 +4,13 @@ Keep: this is the store's face; nothing outside imports from its modules, but fo
 """
 
 from chatapp.dialogue.store.database import Gone, StoreError
-from chatapp.dialogue.store.feedback import FeedbackStore
+from chatapp.dialogue.store.deletion import DeletionStore
 from chatapp.dialogue.store.rows import (
     Basis,
     Chat,
     ChatSummary,
     Comparison,
+    Deleted,
     Feedback,
     Generation,
     Hit,
@@ -23,6 +24,7 @@ __all__ = [
     "Chat",
     "ChatSummary",
     "Comparison",
+    "Deleted",
     "Feedback",
     "Generation",
     "Gone",
@@ -35,7 +37,7 @@ __all__ = [
 ]
 
 
-class Store(FeedbackStore):
+class Store(DeletionStore):
     """The chats of one file. Usable from any thread; several processes may have it open.
 
     Every method raises StoreError when the file cannot be read or written, and when the
