@@ -75,8 +75,8 @@ class ChatApp(FailingApp[int]):
     VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-high")]  # noqa: RUF012
     BINDING_GROUP_TITLE = "Everywhere"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+q", "quit", "Quit", tooltip="Leave the program", priority=True, id="quit"),
-        Binding("ctrl+c", "interrupt", "Stop what is being written", show=False, id="interrupt"),
+        Binding("ctrl+q", "quit", "Quit", tooltip="Quit the program", priority=True, id="quit"),
+        Binding("ctrl+c", "interrupt", "Stop the reply", show=False, id="interrupt"),
         Binding(
             "ctrl+p",
             "command_palette",
@@ -209,7 +209,7 @@ class ChatApp(FailingApp[int]):
         except StoreError as error:
             if not self._knows_of_loss:
                 self._knows_of_loss = True
-                self.chat.widgets.show_problem(f"{error}. Leaving once more gives the reply up.")
+                self.chat.widgets.show_problem(f"{error}. Quit again to leave without it.")
                 return
             conversation.forget_rest()
         self.exit(0)

@@ -60,35 +60,37 @@ class ChatScreen(Screen[None]):
         Binding("escape", "stop", "Stop the reply; go to the prompt", show=False, id="stop"),
         Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat", id="new_chat"),
         Binding(
-            "ctrl+o", "history", "Chats", tooltip="List, search, open and tidy up chats", id="chats"
+            "ctrl+o",
+            "history",
+            "Chats",
+            tooltip="List, search, open and rename chats",
+            id="chats",
         ),
         Binding("ctrl+b", "branches", "All branches of this chat", show=False, id="branches"),
         Binding(
             "f2",
             "parameters",
-            "Parameters",
-            tooltip="Change how replies are drawn",
+            "Sampling",
+            tooltip="Sampling settings: temperature and others",
             id="parameters",
         ),
         Binding(
             "f3",
             "inspect",
             "Inspect",
-            tooltip="Look into the model, also at a draft",
+            tooltip="Look inside the model, also while you write",
             id="inspect",
         ),
-        Binding("f8", "models", "List models; go on with another one", show=False, id="models"),
-        Binding(
-            "f4", "compare", "Two replies to one message, side by side", show=False, id="compare"
-        ),
+        Binding("f8", "models", "List models, and switch to another one", show=False, id="models"),
+        Binding("f4", "compare", "Compare two replies to one message", show=False, id="compare"),
         Binding(
             "f5",
             "prompts",
-            "Hold the chat with a persona or a prompt file",
+            "Use a persona or a prompt file",
             show=False,
             id="prompts",
         ),
-        Binding("f1", "help", "Help", tooltip="Show all keys", id="help"),
+        Binding("f1", "help", "Help", tooltip="Search all keys and commands", id="help"),
     ]
 
     def __init__(
@@ -400,7 +402,7 @@ class ChatScreen(Screen[None]):
             self.hold_with(choice)
 
     def hold_with(self, choice: PromptChoice) -> None:
-        """Hold the chat with a persona or a prompt file, or with neither."""
+        """Use a persona or a prompt file, or with neither."""
         if self.turns.is_busy():
             return
         with self.widgets.store_errors():
@@ -408,12 +410,17 @@ class ChatScreen(Screen[None]):
             self.widgets.show_problem("")
             self.models.show()
             self._inspecting.look_again()
-            how = "is put into the prompt" if choice.basis.prompt else "is answered as"
-            words = f"The next message {how} {choice.name}."
-            self.widgets.inform("The prompt is taken off." if choice.basis == Basis() else words)
+            kind = "prompt file" if choice.basis.prompt else "persona"
+            used = (
+                "no prompt file or persona" if choice.basis == Basis() else f"{kind} {choice.name}"
+            )
+            self.widgets.inform(f"The next message uses {used}.")
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen((type(self.app), ChatScreen, Prompt, MessageView)))
+        screen = self.app.screen
+        here = (screen.focused or screen).ancestors_with_self
+        places = (Prompt, MessageView, ChatScreen, type(self.app))
+        self.app.push_screen(HelpScreen(places, [type(node) for node in here]))
 
     def for_palette(self) -> "list[DOMNode]":
         """Those parts that the palette can act upon though they have no focus."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MOST = 200
 _FOUND = re.compile("\x02([^\x03]*)\x03")
 _HINT = "Enter opens · ↓ n rename, a archive, d delete, u undo · ^t archive · Esc"
-_RENAMING = "Enter keeps the new title · Esc leaves it as it was"
+_RENAMING = "Enter renames · Esc cancels"
 
 
 def ago(then: float, now: float) -> str:
@@ -66,10 +66,10 @@ class ChatList(Options):
 
     BINDING_GROUP_TITLE = "In the list of chats"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("n", "screen.rename", "Rename", tooltip="Give the chat another title"),
-        Binding("a", "screen.archive", "Archive", tooltip="Put the chat into the archive, or back"),
+        Binding("n", "screen.rename", "Rename", tooltip="Rename the chat"),
+        Binding("a", "screen.archive", "Archive", tooltip="Archive the chat, or bring it back"),
         Binding("d,delete", "screen.delete", "Delete", tooltip="Delete the chat"),
-        Binding("u", "screen.restore", "Undo", tooltip="Bring the chat deleted last back"),
+        Binding("u", "screen.restore", "Undo", tooltip="Bring back the chat deleted last"),
         Binding("slash", "screen.filter", "Filter", show=False),
     ]
 
@@ -87,7 +87,9 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Open"),
         Binding("down", "list", "Go to the list", show=False),
-        Binding("ctrl+t", "other_list", "Archive", tooltip="Show the archive, or the other chats"),
+        Binding(
+            "ctrl+t", "other_list", "Archive", tooltip="Switch between the chats and the archive"
+        ),
         Binding("escape,ctrl+o", "leave", "Close"),
     ]
 
@@ -102,7 +104,7 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Chats", classes="title")
-            yield Field(placeholder="Type to search titles and texts", id="filter", compact=True)
+            yield Field(placeholder="Search titles and messages", id="filter", compact=True)
             yield Field(id="title-field", compact=True)
             yield Static(id="nothing", markup=False)
             yield ChatList()
@@ -147,7 +149,7 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
         )
         self._list.highlighted = min(index, len(chats) - 1) if chats else None
         nothing = "The archive is empty." if self._archive else "No chats yet."
-        self._show_nothing("" if chats else "No chat has these words." if query else nothing)
+        self._show_nothing("" if chats else "No chat matches." if query else nothing)
         self.query_one(".title", Static).update("Archived chats" if self._archive else "Chats")
 
     def _show_nothing(self, words: str) -> None:
@@ -156,7 +158,7 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
         nothing.display = bool(words)
 
     def _entry(self, chat: "ChatSummary", hit: "Hit | None", now: float) -> Content:
-        title = printable(chat.title).replace("\n", " ") or "Without a title"
+        title = printable(chat.title).replace("\n", " ") or "Untitled"
         count = "1 message" if chat.messages == 1 else f"{chat.messages} messages"
         known = (count, printable(chat.model), ago(chat.updated, now), "archived" * chat.archived)
         facts = " · ".join(fact for fact in known if fact)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Complete = Callable[[str], list[str]]
 
 _TASKS = {
-    "user": "Writing anew · Enter sends it, Esc leaves it as it was",
-    "assistant": "What it should have been · Enter keeps, empty withdraws it",
+    "user": "Editing your message · Enter sends it, Esc cancels",
+    "assistant": "Correction · Enter saves it, empty removes it",
 }
 
 
@@ -49,18 +49,18 @@ class Prompt(LongTextArea):
         Binding(
             "left",
             "cursor_left",
-            "Previous version of the reply, while nothing is written",
+            "Previous version, when nothing is typed",
             show=False,
             id="earlier_reply",
         ),
         Binding(
             "right",
             "cursor_right",
-            "Next version of the reply, while nothing is written",
+            "Next version, when nothing is typed",
             show=False,
             id="later_reply",
         ),
-        Binding("ctrl+d", "leave", "Quit, while nothing is written", show=False, id="leave"),
+        Binding("ctrl+d", "leave", "Quit, when nothing is typed", show=False, id="leave"),
         Binding("tab", "complete", "Complete a command", show=False, id="complete"),
         Binding(
             "ctrl+g", "editor", "Write in your editor ($VISUAL or $EDITOR)", show=False, id="editor"
@@ -202,7 +202,7 @@ class Prompt(LongTextArea):
             self._show(text)
 
     async def action_leave(self) -> None:
-        """Leave the program; while something is written, delete the character at the cursor."""
+        """Quit the program; while something is written, delete the character at the cursor."""
         if self.text:
             self.action_delete_right()
         else:

@@ -93,7 +93,7 @@ async def undelete(chat: ChatControls, argument: str) -> None:
 async def set_title(chat: ChatControls, argument: str) -> None:
     chat_id = chat.conversation.chat_id
     if chat_id is None:
-        raise SlashError("a chat is stored, and can have a title, from its first message on")
+        raise SlashError("a chat can be renamed once it has a message")
     chat.store.rename_chat(chat_id, " ".join(argument.split()))
     chat.widgets.show_title()
 
@@ -107,7 +107,7 @@ async def set_instructions(chat: ChatControls, argument: str) -> None:
     _refuse_while_busy(chat)
     conversation.set_system(None if argument == TEMPLATES_OWN else argument)
     conversation.measure()
-    chat.widgets.inform("The next message is answered under these instructions.")
+    chat.widgets.inform("These instructions apply from the next message on.")
 
 
 async def set_parameter(chat: ChatControls, argument: str) -> None:
@@ -122,7 +122,7 @@ async def set_parameter(chat: ChatControls, argument: str) -> None:
         raise SlashError(str(error)) from None
     chat.conversation.set_sampling(sampling)
     value = getattr(sampling, name)
-    shown = "drawn anew each time" if value is None else value
+    shown = "random each time" if value is None else value
     chat.widgets.inform(f"{name} is {shown} from the next message on.")
 
 
@@ -147,7 +147,7 @@ async def use_preset(chat: ChatControls, argument: str) -> None:
     if argument not in presets:
         raise SlashError(no_preset(argument, list(presets)))
     chat.conversation.set_sampling(presets[argument])
-    chat.widgets.inform(f"The next message is answered with the values of {argument!r}.")
+    chat.widgets.inform(f"The next message uses preset {argument!r}.")
 
 
 def preset_names(chat: ChatControls) -> Iterable[str]:

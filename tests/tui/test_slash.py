@@ -52,7 +52,7 @@ async def test_tab_goes_through_what_a_command_could_become(open_app: OpenApp) -
     async with open_app() as driver:
         await driver.press(*"/te")
         assert driver.chat.query_one(Completions).display
-        assert "go on in another dialogue template" in driver.screen_text
+        assert "switch to another dialogue template" in driver.screen_text
         await driver.press("tab")
         assert driver.prompt.text == "/template "
         assert "/template plain" in driver.screen_text
@@ -155,9 +155,9 @@ async def test_an_unknown_command_is_not_sent(open_app: OpenApp, store: Store) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("/new x", "/new stands alone"),
-        ("/title", "/title is followed by TITLE"),
-        ("/title x", "from its first message on"),
+        ("/new x", "/new takes no argument"),
+        ("/title", "/title needs TITLE"),
+        ("/title x", "once it has a message"),
         ("/set temprature 1", "there is no parameter 'temprature'; did you mean 'temperature'?"),
         ("/set temp 1", "there is no parameter 'temp'; did you mean 'temperature'?"),
         ("/set temperature hot", "temperature is 'hot'; expected a number"),
@@ -204,7 +204,7 @@ async def test_set_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
         assert (model.samplings[-1].temperature, model.samplings[-1].seed) == (0.25, 5)
         await order(driver, "/set seed")
         assert driver.chat.conversation.sampling.seed is None
-        assert "seed is drawn anew each time from the next message on." in notices(driver)
+        assert "seed is random each time from the next message on." in notices(driver)
 
 
 async def test_set_alone_tells_every_value_and_whose_it_is(

@@ -131,7 +131,7 @@ async def test_leaving_with_a_reply_that_has_no_room_asks_once(
         model.gate.set()
         await driver.until(lambda: driver.problem)
         await driver.press("ctrl+q")
-        await driver.until(lambda: "Leaving once more" in driver.problem)
+        await driver.until(lambda: "Quit again" in driver.problem)
         await driver.press("ctrl+q")
         await driver.until_left()
 
