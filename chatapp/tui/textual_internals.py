@@ -71,7 +71,7 @@ _feed = XTermParser.feed
 def know_pastes() -> None:
     """Have Textual take what is pasted as it stands: it takes an escape character within, and
     what follows that, for keys."""
-    XTermParser.feed = _feed_with_pastes  # type: ignore[method-assign]
+    XTermParser.feed = _feed_with_pastes  # type: ignore[assignment, method-assign]
 
 
 def _feed_with_pastes(parser: XTermParser, data: str) -> Iterable[Message]:
