@@ -54,7 +54,7 @@ class Settings:
 
     model: str = "bundled"
     template: str = ""
-    theme: str = "textual-dark"
+    theme: str = "chatapp"
     precision: str = "auto"
     device: str = "auto"
     sampling: Sampling = field(default_factory=Sampling)

@@ -17,6 +17,9 @@ _WEIGHT = ((0.0, (28, 32, 38)), (0.35, (45, 105, 105)), (1.0, (104, 214, 190)))
 
 RGB = tuple[int, int, int]
 
+_BLACK: RGB = (0, 0, 0)
+_WHITE: RGB = (255, 255, 255)
+
 
 def visible(piece: str) -> str:
     """A token's text on one line, its line breaks and tabs as marks."""
@@ -51,10 +54,24 @@ def weight_color(weight: float) -> RGB:
     return _between(_WEIGHT, weight)
 
 
+def contrast(one: RGB, other: RGB) -> float:
+    """The contrast ratio of two colours as WCAG 2.2 has it, from 1 to 21."""
+    darker, lighter = sorted((_luminance(one), _luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(color: RGB) -> float:
+    """The relative luminance of an sRGB colour (WCAG 2.2), from 0 to 1."""
+    parts = (value / 255 for value in color)
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 def ink_on(color: RGB) -> RGB:
-    """Black or white, whichever is easier to read on a colour."""
-    red, green, blue = color
-    return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 128 else (255, 255, 255)
+    """Black or white, whichever is easier to read on a colour: never below a contrast of 4.5."""
+    return max(_BLACK, _WHITE, key=lambda ink: contrast(ink, color))
 
 
 def hexadecimal(color: RGB) -> str:

@@ -6,6 +6,7 @@ checkpoint and the count of trained parameters agree on what is learned.
 
 import shutil
 import warnings
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from chatapp.engine.folder import COMPANIONS, ModelFiles
 from chatapp.engine.transformers_tokenizer import save_tokenizer
+from chatapp.userfiles import did_you_mean, quoted
 from finetune.config import Adapter, ConfigError, Train
 
 LOW_RANK = ("lora", "dora", "rslora")
@@ -78,7 +80,9 @@ def _with_adapter(model: Any, train: Train, adapter: Adapter, files: ModelFiles,
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
-        target_modules="all-linear",
+        target_modules=_targets(model, adapter.targets),
+        modules_to_save=_modules_to_save(model, adapter.modules_to_save),
+        ensure_weight_tying=_are_tied(model, adapter.modules_to_save),
         # GPT-2's linear layers hold their weights as (in, out).
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         use_dora=train.method == "dora",
@@ -91,6 +95,49 @@ def _with_adapter(model: Any, train: Train, adapter: Adapter, files: ModelFiles,
     # While it is saved, peft would ask a hub about any other name.
     wrapped.peft_config["default"].base_model_name_or_path = str(files.path.absolute())
     return wrapped
+
+
+def _targets(model: Any, names: Sequence[str]) -> list[str] | str:
+    """The linear layers that get an adapter, as peft takes them. Raises ConfigError."""
+    if not names:
+        return "all-linear"
+    linear = {
+        name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)
+    }
+    head = next(n for n, m in model.named_modules() if m is model.get_output_embeddings())
+    _check_named("adapter.targets", names, linear - {head})
+    return list(names)
+
+
+def _modules_to_save(model: Any, names: Sequence[str]) -> list[str] | None:
+    """The modules learnt whole, as peft takes them. Raises ConfigError."""
+    modules = {
+        name
+        for name, module in model.named_modules()
+        if any(True for _ in module.parameters(recurse=False))
+    }
+    _check_named("adapter.modules_to_save", names, modules)
+    return list(names) or None
+
+
+def _check_named(key: str, names: Sequence[str], modules: Collection[str]) -> None:
+    """Raises ConfigError for a name that is no module's, nor the end of one."""
+    ends = sorted({module.rpartition(".")[2] for module in modules} - {""})
+    for name in names:
+        if not any(module == name or module.endswith(f".{name}") for module in modules):
+            raise ConfigError(
+                f"{key}: there is no such layer as {quoted(name)}{did_you_mean(name, ends)}; "
+                f"there are {', '.join(ends)}"
+            )
+
+
+def _are_tied(model: Any, names: Sequence[str]) -> bool:
+    """Whether one of the named modules shares its weights, as embeddings and head may."""
+    pair = model.get_input_embeddings(), model.get_output_embeddings()
+    if pair[0].weight is not pair[1].weight:
+        return False
+    tied = [path for path, module in model.named_modules() if module in pair]
+    return any(path == name or path.endswith(f".{name}") for path in tied for name in names)
 
 
 def _blocks(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:

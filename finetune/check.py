@@ -206,11 +206,18 @@ def _decoded(ids: list[int], tokenizer: PieceTokenizer) -> str:
 def _labels(rows: HeadRows, material: Material) -> Iterator[RenderableType]:
     """How often each class occurs, and how long the rows are."""
     objective = material.objective
-    names = objective.spec.labels if isinstance(objective, HeadObjective) else ()
-    counts = Counter(example.label for example in rows.examples)
-    for label, count in sorted(counts.items()):
-        name = names[label] if names else f"choice {label}"
-        yield Text(f"{count:,} {printable(name)}")
+    spec = objective.spec if isinstance(objective, HeadObjective) else None
+    if spec and spec.scale:
+        numbers = [example.label for example in rows.examples]
+        yield Text(
+            f"numbers from {min(numbers):g} to {max(numbers):g}, mean {spec.scale[0]:g}, "
+            f"standard deviation {spec.scale[1]:g}"
+        )
+    else:
+        counts = Counter(int(example.label) for example in rows.examples)
+        for label, count in sorted(counts.items()):
+            name = spec.labels[label] if spec and spec.labels else f"choice {label}"
+            yield Text(f"{count:,} {printable(name)}")
     yield Text(
         f"{np.mean(rows.lengths):.0f} tokens a row on average, at most {max(rows.lengths):,}"
     )

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp.engine.threads import wait_briefly
+from chatapp.foreign import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from finetune.prediction import Predictor
 
 app = typer.Typer(
     name="finetune",
@@ -110,7 +113,7 @@ def evaluate(
         from rich.text import Text
 
         from chatapp.settings import load_settings
-        from finetune.evaluate import compare
+        from finetune.evaluation import compare
         from finetune.measured import show
 
         overrides = [each for each in others or () if _OVERRIDE.match(each)]
@@ -129,6 +132,76 @@ def evaluate(
 
 
 @app.command()
+def predict(
+    run: Annotated[str, typer.Argument(help="the folder of a run with a head")],
+    text: Annotated[
+        str, typer.Option("--input", help="a text; a JSON object where a row has several fields")
+    ] = "",
+    inputs: Annotated[
+        Path | None, typer.Option(help="a file of inputs, as rows or, in .txt, as lines")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="where answers to --inputs go; continued if it is there")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer texts by a head: the label with its probabilities, or the score of regression."""
+    goes_on = f"; the same command goes on where {output} ends" if output else ""
+    with _errors_in_words(f"interrupted{goes_on}") as console:
+        from finetune.config import ConfigError
+
+        if bool(text.strip()) == bool(inputs):
+            raise ConfigError("expected --input with a text, or --inputs with a file of them")
+        if output and not inputs:
+            raise ConfigError("--output is for the answers to --inputs")
+        from chatapp.settings import load_settings
+        from finetune.prediction import open_predictor, parsed
+
+        predictor = open_predictor(run, load_settings().device)
+        if inputs:
+            _predict_file(predictor, inputs, output, console)
+            return
+        row = predictor.row(parsed(text, predictor.roles), "--input")
+        (answer,) = predictor.answers([row])
+        if as_json:
+            _answer(json.dumps({"input": text, **answer}))
+        else:
+            _answer(printable(str(answer.get("output", answer.get("score")))))
+            probabilities = answer.get("label_probabilities", {})
+            if isinstance(probabilities, dict):
+                for label, probability in probabilities.items():
+                    console.print(printable(f"  {label}  {probability:.4f}"), markup=False)
+
+
+def _predict_file(
+    predictor: "Predictor", inputs: Path, output: Path | None, console: "Console"
+) -> None:
+    """Answer a file of inputs. Raises typer.Exit(1) at the end when one of them was bad."""
+    from contextlib import ExitStack
+
+    from chatapp.evaluation.journal import Journal
+    from finetune.prediction import predict_all
+
+    bad = 0
+
+    def report(sentence: str) -> None:
+        nonlocal bad
+        bad += 1
+        console.print(printable(sentence), markup=False, soft_wrap=True)
+
+    with ExitStack() as stack:
+        journal = stack.enter_context(Journal(output)) if output else None
+        status = stack.enter_context(console.status("reading"))
+        for rows in predict_all(predictor, predictor.read(inputs), journal, report):
+            status.update(f"answered {rows[-1]['row']:,}")
+            if journal is None:
+                _answer("\n".join(map(json.dumps, rows)))
+    if bad:
+        console.print(f"{bad:,} of the inputs could not be answered")
+        raise typer.Exit(1)
+
+
+@app.command()
 def merge(
     run: Annotated[str, typer.Argument(help="the folder of a run with an adapter")],
     out: Annotated[Path, typer.Argument(help="a new folder")],
@@ -139,6 +212,22 @@ def merge(
 
         merge(run, out)
         _made(out)
+
+
+@app.command()
+def push(
+    run: Annotated[str, typer.Argument(help="the folder of a finished run, or a merged model")],
+    repository: Annotated[str, typer.Argument(help="of the hub: NAME, or OWNER/NAME")],
+    private: Annotated[bool, typer.Option("--private", help="if it has to be made")] = False,
+) -> None:
+    """Put a model on the hub, where transformers, vLLM and this program load it by its name."""
+    with _errors_in_words():
+        from huggingface_hub import HfApi
+
+        from finetune.push import push
+
+        push(run, repository, HfApi(), private=private)
+        _answer(repository)
 
 
 @app.command()
@@ -182,19 +271,20 @@ def _errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
         yield console
     except KeyboardInterrupt:
         code, text = 130, interrupted
+    except typer.Exit:
+        raise
     except Exception as error:
         code, text = _verdict(error)
     else:
         return
     # Every process may fail on its own, the others' words are heard too.
-    from chatapp.foreign import printable
-
     Console(stderr=True, highlight=False, soft_wrap=True).print(printable(text), markup=False)
     raise typer.Exit(code) from None
 
 
 def _verdict(error: Exception) -> tuple[int, str]:
     """Exit status and sentence of an error; one that nobody foresaw is raised again."""
+    from chatapp.evaluation.journal import NotWritten
     from chatapp.userfiles import UserError
     from finetune.config import Interrupted
 
@@ -202,7 +292,7 @@ def _verdict(error: Exception) -> tuple[int, str]:
         return 2, str(error)
     if isinstance(error, Interrupted):
         return 130, str(error)
-    if isinstance(error, FloatingPointError | OSError | MemoryError):
+    if isinstance(error, FloatingPointError | OSError | MemoryError | NotWritten):
         return 1, str(error) or "there is not enough memory; try a smaller train.batch_size"
     if isinstance(error, RuntimeError) and "memory" in str(error):
         line = str(error).strip().splitlines()[0]

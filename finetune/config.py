@@ -165,7 +165,9 @@ class Data(Section):
 class ObjectiveSettings(Section):
     """L3 = L2 + λ·L1: the response loss and the auxiliary language-model loss."""
 
-    aux_weight: float = Field(0.25, ge=0, le=100, description="λ; 0 learns the responses alone")
+    aux_weight: float = Field(
+        0.0, ge=0, le=100, description="λ; 0, which measured as well, learns the responses alone"
+    )
     aux_span: AuxSpan = Field("prompt", description="the tokens of L1")
     aux_norm: Literal["token", "sequence"] = Field(
         "token", description="L1 is a mean over tokens, or over the means of the examples"
@@ -175,6 +177,8 @@ class ObjectiveSettings(Section):
     )
 
 
+Metric = Literal["loss", "accuracy", "macro_f1", "exact_match", "pearson", "spearman"]
+Tracker = Literal["tensorboard", "wandb", "trackio"]
 Method = Literal["full", "embeddings-and-head", "last-blocks", "lora", "dora", "rslora"]
 
 
@@ -184,6 +188,9 @@ class Train(Section):
     method: Method = Field("full", description="which parameters are trained")
     last_blocks: int = Field(2, ge=1, description="of method last-blocks: how many")
     epochs: float = Field(2.0, gt=0, description="passes over the rows, as data.train weighs them")
+    max_steps: int = Field(
+        -1, ge=-1, description="steps of the whole run, in place of epochs where it is positive"
+    )
     batch_size: int = Field(
         8,
         ge=1,
@@ -202,6 +209,9 @@ class Train(Section):
     warmup: float = Field(
         0.03, ge=0, lt=1, description="share of the steps in which the learning rate rises"
     )
+    warmup_steps: int = Field(
+        0, ge=0, description="so many steps, in place of warmup where it is positive"
+    )
     weight_decay: float = Field(
         0.0, ge=0, description="how fast weights shrink: by this share times the learning rate"
     )
@@ -212,8 +222,22 @@ class Train(Section):
     gradient_checkpointing: bool = Field(
         False, description="computes activations twice to keep fewer: less memory, more time"
     )
+    eval_every: int = Field(
+        0, ge=0, description="steps between measurements; 0: as save_every, else twice an epoch"
+    )
     save_every: int = Field(
-        0, ge=0, description="steps between measurements with a checkpoint; 0: twice an epoch"
+        0,
+        ge=0,
+        description="steps between checkpoints; 0: as eval_every; the best one is always saved",
+    )
+    metric_for_best_model: Metric = Field(
+        "loss",
+        description="held-out figure by which the weights to keep are chosen: macro_f1 of classes, "
+        "pearson and spearman of regression, exact_match of greedy replies as long as "
+        "samples.max_tokens",
+    )
+    report_to: list[Tracker] = Field(
+        [], description="where the log goes besides log.jsonl; each has to be installed"
     )
     early_stop: int = Field(
         0, ge=0, description="measurements without a better one after which to stop; 0: never"
@@ -226,6 +250,18 @@ class Adapter(Section):
     rank: int = Field(8, ge=1, description="columns of the two factors of an update")
     alpha: float = Field(16.0, gt=0, description="the update is scaled by alpha / rank")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of an adapter's inputs left out")
+    targets: list[str] = Field(
+        [],
+        description="names of the linear layers that get one, as in ['q_proj', 'v_proj']; all "
+        "inside the blocks when empty",
+    )
+    modules_to_save: list[str] = Field(
+        [], description="names of modules learnt whole beside it, as in ['lm_head']"
+    )
+    load_in_4bit: bool = Field(
+        False,
+        description="the base's weights in four bits (QLoRA); needs a GPU and bitsandbytes",
+    )
 
 
 class Samples(Section):
@@ -242,6 +278,10 @@ class Head(Section):
 
     task: Literal["classification", "entailment", "similarity", "multiple-choice"] = Field(
         description="which fields a row has, and how they are read"
+    )
+    problem_type: Literal["single_label_classification", "regression"] = Field(
+        "single_label_classification",
+        description="regression: labels are numbers, learnt by the mean squared error",
     )
     labels: list[str] = Field([], description="the classes in order; those of the rows when empty")
     delimiter: str = Field("\n", min_length=1, description="text between the two sentences")

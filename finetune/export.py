@@ -11,7 +11,10 @@ from pathlib import Path
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ADAPTER_CONFIG, BUNDLED, CONFIG
-from chatapp.prompting.template import save_template
+from chatapp.paths import CHAT_TEMPLATE
+from chatapp.prompting.chat_template import Template
+from chatapp.prompting.jinja import as_jinja
+from chatapp.prompting.template import DialogueTemplate, save_template
 from chatapp.userfiles import read_json_object
 from finetune.adapters import copy_companions
 from finetune.checkpoints import flush
@@ -46,9 +49,18 @@ def complete(material: Material, folder: Path) -> None:
     """Put tokenizer and template beside the weights that were written into a folder."""
     copy_companions(material.files, folder)
     if material.template:
-        save_template(material.template, folder)
+        start = "".join(map(material.tokenizer.piece, material.start))
+        save_chat(material.template, folder, start)
     if (folder / ADAPTER_CONFIG).exists():
         _name_base(folder / ADAPTER_CONFIG, material)
+
+
+def save_chat(template: Template, folder: Path, start: str = "") -> None:
+    """Write the template of a run into a folder; one of our own also in Jinja, in which other
+    programs chat. start: see `as_jinja`."""
+    save_template(template, folder)
+    if isinstance(template, DialogueTemplate):
+        (folder / CHAT_TEMPLATE).write_text(as_jinja(template, start), encoding="utf-8")
 
 
 def _name_base(path: Path, material: Material) -> None:

@@ -7,7 +7,9 @@ template, on the same objective, from the same weights.
 import os
 import platform
 from dataclasses import dataclass
+from datetime import date
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -21,10 +23,10 @@ from chatapp.engine.generation import PieceTokenizer
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.transformers_model import context_of, load_causal
 from chatapp.prompting.chat_template import Template
-from finetune.adapters import choose_trained, fuse_activations
+from finetune.adapters import LOW_RANK, choose_trained, fuse_activations
 from finetune.config import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
-from finetune.data.preparation import choose_template
+from finetune.data.preparation import choose_template, on_day
 from finetune.objectives.chat_rows import prepare_chats
 from finetune.objectives.head_rows import prepare_labelled
 from finetune.objectives.heads import HeadObjective
@@ -64,16 +66,20 @@ class Material:
         return weight * self.data.response_labels / tokens if tokens else 0.0
 
 
-def gather(config: FinetuneConfig, device: str = "auto") -> Material:
+def gather(config: FinetuneConfig, device: str = "auto", begun: date | None = None) -> Material:
     """Load the model and prepare the data. Raises ConfigError and ModelError.
 
     device: as in `load_model`, but that "auto" takes a GPU for any model.
+    begun: the day of a run that is gone on with; rows are laid out as on that day.
     """
     device = _device(device)
+    begun = begun or date.today()
     files = find_model(config.model)
     tokenizer, start = chat_tokenizer(files)
-    template = None if config.head else choose_template(config.data, files.path, tokenizer.special)
-    model = load_causal(files)
+    template = None
+    if not config.head:
+        template = on_day(choose_template(config.data, files.path, tokenizer.special), begun)
+    model = _load(config, files, device)
     _check_vocabulary(config.model, model, tokenizer)
     check_head(model)
     fuse_activations(model)
@@ -93,6 +99,7 @@ def gather(config: FinetuneConfig, device: str = "auto") -> Material:
     record = {
         "config": config.model_dump(mode="json"),
         "folder": os.getcwd(),
+        "begun": begun.isoformat(),
         "template": template.to_dict() if template else None,
         "data": data.hashes,
         "weights": files.digest(),
@@ -103,6 +110,34 @@ def gather(config: FinetuneConfig, device: str = "auto") -> Material:
     return Material(
         config, files, model, tokenizer, start, template, objective, data, record, device
     )
+
+
+def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
+    """The model, in four bits where that is asked for. Raises ConfigError and ModelError."""
+    if not config.adapter.load_in_4bit:
+        return load_causal(files)
+    if config.train.method not in LOW_RANK:
+        raise ConfigError(
+            f"adapter.load_in_4bit: weights in four bits cannot learn; train.method is "
+            f"{config.train.method}, expected one of {', '.join(LOW_RANK)}"
+        )
+    if device != "cuda" or find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "adapter.load_in_4bit: needs a GPU of NVIDIA and the package bitsandbytes; "
+            f"the device is {device}"
+            + ("" if find_spec("bitsandbytes") else ", and bitsandbytes is not installed")
+        )
+    from peft import prepare_model_for_kbit_training
+    from transformers import BitsAndBytesConfig
+
+    four_bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    model = load_causal(files, quantization_config=four_bits, device_map={"": 0})
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
 def _device(asked: str) -> str:
@@ -144,7 +179,7 @@ def check_head(model: Any) -> None:
     Raises ConfigError for models that change them afterwards.
     """
     head = model.get_output_embeddings()
-    ids = torch.arange(4)[None] % model.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(4, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
     seen: list[torch.Tensor] = []
     if isinstance(head, torch.nn.Linear):
 
@@ -168,9 +203,10 @@ def check_packing(model: Any) -> None:
     """See that two examples in one row do not see each other. Raises ConfigError."""
     entries = model.get_input_embeddings().weight.shape[0]
     first, second = torch.arange(3) % entries, torch.arange(3, 8) % entries
+    first, second = first.to(model.device), second.to(model.device)
     batch: Tensors = {
         "input_ids": torch.cat([first, second])[None],
-        "position_ids": torch.cat([torch.arange(3), torch.arange(5)])[None],
+        "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]], device=model.device),
         "example_ids": torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2]]),
     }
     model.eval()

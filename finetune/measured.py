@@ -39,7 +39,8 @@ class Measured:
 
     figures: by name; loss in nats a token, loss_per_byte in nats a byte of the replies as UTF-8.
     intervals: of 95 %, over the rows, of those figures that have one. left_out: rows that
-    another model cannot hold.
+    another model cannot hold. predictions: of a head, what it answers to each row beside the
+    row's label.
     """
 
     examples: int
@@ -47,6 +48,7 @@ class Measured:
     answers: list[Answer] = field(default_factory=list)
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     left_out: int = 0
+    predictions: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Answer]:
@@ -55,10 +57,11 @@ class Measured:
 
     def document(self) -> dict[str, Any]:
         """Plain data for --json."""
+        plain = {"examples": self.examples, "left_out": self.left_out, **self.figures}
+        if self.predictions:
+            return {**plain, "predictions": self.predictions}
         return {
-            "examples": self.examples,
-            "left_out": self.left_out,
-            **self.figures,
+            **plain,
             "intervals": {name: list(interval) for name, interval in self.intervals.items()},
             "scored_replies": len(self.answers) - len(self.failed),
             **({"failed_replies": len(self.failed)} if self.failed else {}),

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from chatapp.prompting.segments import END_OF_TEXT
-from chatapp.prompting.template import named, save_template
+from chatapp.prompting.template import named
 from chatapp.userfiles import read_json_object
 from finetune.callbacks import RunCallback
 from finetune.checkpoints import last_checkpoint
@@ -45,6 +45,7 @@ from finetune.data.corpus import (
     train_tokenizer,
 )
 from finetune.data.split import draw, is_held_out
+from finetune.export import save_chat
 from finetune.initial import begin
 from finetune.log import RunLog
 from finetune.record import RESULT_FILE, check_same_data, write_json
@@ -111,7 +112,7 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
     finally:
         display.stop()
     _finish(output, config, trainer, tokenizer)
-    save_template(template, output)
+    save_chat(template, output)
     return output
 
 

@@ -2,6 +2,7 @@
 
 - config: the whole configuration, defaults included. folder: the one that its relative paths
   are read from.
+- begun: the day that chat templates write where they write one; absent in older runs.
 - template: the dialogue template as chatapp_template.json has it; null for a head.
 - data: name of a source -> digest (SHA-256) of the tokens and spans made of its rows.
 - weights: digest of the weights that training starts from.
@@ -19,6 +20,7 @@ Keep: a run is resumed only as the run it was. What differs is refused in words.
 """
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,11 @@ def configuration_of(folder: Path, record: dict[str, Any]) -> FinetuneConfig:
     return config.model_copy(update={"model": model, "data": config.data.model_copy(update=data)})
 
 
+def begun_on(record: dict[str, Any]) -> date | None:
+    """The day that a run was begun on; None in older runs."""
+    return date.fromisoformat(record["begun"]) if "begun" in record else None
+
+
 def without_places(config: FinetuneConfig) -> dict[str, Any]:
     """A configuration as plain data but for where its model and files lie, which digests tell."""
     plain = config.model_dump(mode="json", exclude={"model"})
@@ -88,10 +95,10 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 def check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raises ConfigError that names what of a run's record is another now."""
     if before["template"] != now["template"]:
-        old, new = (each["template"] or {} for each in (before, now))
+        old, new = ((each["template"] or {}).get("name") for each in (before, now))
+        another = "another one of that name" if old == new else new
         raise ConfigError(
-            f"{folder}: the template changed: the run was begun in {old.get('name')} "
-            f"({old.get('fingerprint')}), now it is {new.get('name')} ({new.get('fingerprint')})"
+            f"{folder}: the template changed: the run was begun in {old}, now it is {another}"
         )
     check_same_data(folder, before["data"], now["data"])
     if before["weights"] != now["weights"]:

@@ -5,12 +5,12 @@ where the row was trained; and a generation that failed is told as such, never t
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from chatapp.engine.events import Event, Finished
-from chatapp.engine.model import LanguageModel, Sampling, Tokenizer
+from chatapp.engine.model import LanguageModel, Request, Sampling, Tokenizer, whole_replies
 from chatapp.prompting.chat_template import Template
 from finetune.data.chats import Span
 from finetune.data.encoding import Encoded
@@ -60,12 +60,14 @@ def questions(
             )
 
 
-def greedy_reply(
-    model: LanguageModel, template: Template, ids: Sequence[int], max_tokens: int
-) -> Reply:
-    """The most probable next token again and again, until the reply ends."""
+def greedy_replies(
+    model: LanguageModel, template: Template, prompts: Iterable[Sequence[int]], max_tokens: int
+) -> Iterator[Reply]:
+    """To each prompt the most probable next token again and again, until the reply ends."""
     greedy = Sampling(temperature=0.0, max_tokens=max_tokens)
-    return whole_reply(model.generate(ids, greedy, stop=template.stop))
+    requests = (Request(ids, greedy, template.stop) for ids in prompts)
+    for text, finished in whole_replies(model.generate_many(requests)):
+        yield whole_reply([replace(finished, text=text)])
 
 
 def whole_reply(events: Iterable[Event]) -> Reply:

@@ -74,13 +74,14 @@ def write_report(
     """Write the report of the run in `folder`, from its log. lines: of `header`."""
     rows = read_log(folder / LOG_FILE)
     plotted = _plot(rows, folder / PLOT_FILE)
+    metric = record["config"]["train"]["metric_for_best_model"].replace("_", " ")
     parts = [f"# {folder.name}", *(f"- {_plain(text)}" for text in lines), ""]
     parts += ["## Result", ""]
     parts += _table(
         ("", ""),
         [
             ("steps", f"{result['steps']:,}"),
-            ("kept, by held-out response loss", f"step {result['best_step']:,}"),
+            (f"kept, by held-out {metric}", f"step {result['best_step']:,}"),
             ("time", duration(result["seconds"])),
             ("peak memory", memory(result["peak_memory_bytes"])),
             *(

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from types import FrameType
 
@@ -16,9 +17,10 @@ from rich.console import Console
 
 from chatapp.engine.errors import ModelError
 from chatapp.paths import RUN_RECORD
+from chatapp.userfiles import read_json_object
 from finetune.callbacks import RunCallback
 from finetune.checkpoints import check_whole, drop_optimizer_states, last_checkpoint
-from finetune.config import ConfigError, FinetuneConfig, Interrupted, lay_over
+from finetune.config import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
 from finetune.display import duration, memory
 from finetune.export import publish
 from finetune.log import LOG_FILE, RunLog
@@ -26,6 +28,7 @@ from finetune.material import Material, gather
 from finetune.memory import peak_memory
 from finetune.record import (
     RESULT_FILE,
+    begun_on,
     check_unchanged,
     configuration_of,
     differences,
@@ -42,7 +45,11 @@ BAD_BATCH_FILE = "bad_batch.jsonl"
 
 # What may be another in a resumed run: none of it changes a step already taken.
 # Where the model and the files lie may be another too: digests tell whether they are the same.
-FREE_KEYS = ("samples", "train.epochs", "train.save_every", "train.early_stop")
+FREE_KEYS = (
+    "samples",
+    *("train.epochs", "train.max_steps", "train.early_stop", "train.report_to"),
+    *("train.eval_every", "train.save_every"),
+)
 # What a run that diverged may be gone on with more gently.
 GENTLER_KEYS = ("train.learning_rate", "train.max_grad_norm")
 
@@ -84,20 +91,33 @@ def resume(folder: Path, overrides: Sequence[str], console: Console, device: str
             raise ConfigError(
                 f"{folder} was begun with {key} = {old!r}, not {new!r}; start a new run for that"
             )
-    if (folder / RESULT_FILE).exists() and wanted.train.epochs <= config.train.epochs:
-        raise ConfigError(f"{folder}: the run is finished; set train.epochs higher to go on")
+    if not _is_longer(folder, wanted.train, config.train):
+        key = "max_steps" if config.train.max_steps > 0 else "epochs"
+        raise ConfigError(f"{folder}: the run is finished; set train.{key} higher to go on")
     settings = wanted.train.model_copy(update={"precision": record["precision"]})
     # The folder may have been moved.
     wanted = wanted.model_copy(update={"output": str(folder), "train": settings})
-    material = _gather_again(folder, wanted, device)
+    material = _gather_again(folder, wanted, device, begun_on(record))
     check_unchanged(folder, record, material.record)
     return _run(material, console)
 
 
-def _gather_again(folder: Path, config: FinetuneConfig, device: str) -> Material:
+def _is_longer(folder: Path, wanted: Train, before: Train) -> bool:
+    """Whether there are steps to take; of a finished run, more than it took."""
+    if not (folder / RESULT_FILE).exists():
+        return True
+    if wanted.max_steps > 0:
+        taken = int(read_json_object(folder / RESULT_FILE, ConfigError)["steps"])
+        return wanted.max_steps > taken
+    return before.max_steps > 0 or wanted.epochs > before.epochs
+
+
+def _gather_again(
+    folder: Path, config: FinetuneConfig, device: str, begun: date | None
+) -> Material:
     """The same, with a hint for files that are gone. Raises ConfigError."""
     try:
-        return gather(config, device)
+        return gather(config, device, begun)
     except ModelError as error:
         raise ConfigError(
             f"{error}; a model that was moved is named by `finetune resume {folder} model=FOLDER`"

@@ -14,7 +14,7 @@ from finetune.config import ConfigError
 from finetune.data.packing import Rows
 from finetune.display import one_line
 from finetune.material import Material
-from finetune.replies import Reply, greedy_reply, questions
+from finetune.replies import Reply, greedy_replies, questions
 
 Samples = list[tuple[str, Reply]]
 """Prompts, each with the reply to it."""
@@ -48,9 +48,9 @@ def sampler(material: Material) -> Callable[[], Samples] | None:
     def take() -> Samples:
         material.model.eval()
         model.forget()
-        samples = [
-            (text, greedy_reply(model, template, ids, settings.max_tokens)) for text, ids in prompts
-        ]
+        asked = (ids for _, ids in prompts)
+        replies = greedy_replies(model, template, asked, settings.max_tokens)
+        samples = [(text, reply) for (text, _), reply in zip(prompts, replies, strict=True)]
         model.forget()
         return samples
 

@@ -6,7 +6,9 @@ Keep: what `finetune check` counts and times are the steps that `finetune train`
 import math
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from finetune.adapters import trained_parameters
-from finetune.config import FinetuneConfig
+from finetune.config import ConfigError, FinetuneConfig
 from finetune.data.batches import BucketSampler, LongestFirst, RowOrder, micro_batches
 from finetune.export import complete
+from finetune.figures import best_figure
 from finetune.material import Material, processes
 from finetune.memory import peak_memory
 from finetune.objectives.objective import RowSets
@@ -35,6 +38,8 @@ def steps_per_epoch(config: FinetuneConfig, data: RowSets) -> int:
 
 def steps_of_run(config: FinetuneConfig, data: RowSets) -> int:
     """Optimizer steps of the whole run."""
+    if config.train.max_steps > 0:
+        return config.train.max_steps
     return math.ceil(steps_per_epoch(config, data) * config.train.epochs)
 
 
@@ -86,6 +91,7 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
     if probe:
         order = LongestFirst(data.train.lengths, order, step_rows)
     measures = bool(data.held_out) and not probe
+    _check_trackers(settings.report_to)
     quiet_transformers()
     trainer = ObjectiveTrainer(
         optimizer_name=settings.optimizer,
@@ -103,8 +109,22 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
         ),
     )
     trainer.complete = partial(complete, material)
+    if metric := best_figure(material):
+        if trainer.is_fsdp_enabled:
+            raise ConfigError(
+                f"train.metric_for_best_model: {settings.metric_for_best_model} needs the whole "
+                "model, and FSDP cuts it; use loss or accuracy"
+            )
+        trainer.answer_figures = metric if measures else None
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _check_trackers(names: Sequence[str]) -> None:
+    """Raises ConfigError for one that is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise ConfigError(f"train.report_to: {name} is not installed; pip install {name}")
 
 
 def quiet_transformers() -> None:
@@ -116,16 +136,19 @@ def quiet_transformers() -> None:
 def _arguments(material: Material, output: Path, probe: bool, measures: bool) -> TrainingArguments:
     config, data = material.config, material.data
     settings, on_gpu = config.train, material.device != "cpu"
-    save_every = settings.save_every or max(1, steps_per_epoch(config, data) // 2)
+    twice_an_epoch = max(1, steps_per_epoch(config, data) // 2)
+    eval_every = settings.eval_every or settings.save_every or twice_an_epoch
+    save_every = settings.save_every or eval_every
     arguments = TrainingArguments(
         output_dir=str(output),
         num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps if settings.max_steps > 0 else -1,
         per_device_train_batch_size=settings.batch_size,
         per_device_eval_batch_size=settings.batch_size,
         gradient_accumulation_steps=settings.accumulate,
         learning_rate=settings.learning_rate,
         lr_scheduler_type=settings.schedule,
-        warmup_steps=settings.warmup,
+        warmup_steps=settings.warmup_steps or settings.warmup,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
         bf16=material.precision == "bfloat16",
@@ -137,24 +160,18 @@ def _arguments(material: Material, output: Path, probe: bool, measures: bool) ->
         logging_steps=1,
         log_level="error",
         eval_strategy="steps" if measures else "no",
-        eval_steps=save_every,
+        eval_steps=eval_every,
         save_strategy="no" if probe else "steps",
         save_steps=save_every,
         save_total_limit=2,
-        metric_for_best_model="eval_loss" if measures else None,
-        greater_is_better=False if measures else None,
+        metric_for_best_model=settings.metric_for_best_model if measures else None,
+        greater_is_better=settings.metric_for_best_model != "loss" if measures else None,
         restore_callback_states_from_checkpoint=True,
         disable_tqdm=True,
-        report_to="none" if probe or not _has_tensorboard() else "tensorboard",
+        report_to="none" if probe else settings.report_to,
         seed=config.seed,
         dataloader_pin_memory=material.device == "cuda",
     )
     # Several GPUs in one process would be DataParallel, which cuts a batch behind our back.
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
-
-
-def _has_tensorboard() -> bool:
-    from transformers.integrations import is_tensorboard_available
-
-    return bool(is_tensorboard_available())

@@ -6,6 +6,7 @@ the run's own rows were.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from chatapp.paths import RUN_RECORD
 from chatapp.prompting.chat_template import Template
 from finetune.config import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.encoding import Encoded
-from finetune.data.preparation import LONGEST, choose_template, prepare
+from finetune.data.preparation import LONGEST, choose_template, on_day, prepare
 from finetune.objectives.head_rows import (
     HEAD_FILE,
     HeadExample,
@@ -29,7 +30,7 @@ from finetune.objectives.head_rows import (
     HeadSpec,
     prepare_labelled,
 )
-from finetune.record import configuration_of, read_record
+from finetune.record import begun_on, configuration_of, read_record
 
 Example = Encoded | HeadExample
 
@@ -83,6 +84,7 @@ def open_subject(
         special = tokenizer.special
         template = own_template(files.path, special)
         template = template or choose_template(config.data, files.path, special)
+        template = on_day(template, _begun(run) or date.today())
         prepared = prepare(config.data, template, tokenizer, window, config.seed, start)
         sets = {"": prepared.train} if data_file else prepared.held_out
     if not sets:
@@ -154,6 +156,11 @@ def _configuration(run: str, data_file: str, overrides: Sequence[str]) -> Finetu
         if not override.startswith(("data.", "head.")):
             raise ConfigError(f"{override!r}: eval takes keys of data and head alone")
     return lay_over(config, overrides)
+
+
+def _begun(run: str) -> date | None:
+    folder = model_folder(run)
+    return begun_on(read_record(folder)) if (folder / RUN_RECORD).is_file() else None
 
 
 def _common(sources: Sequence[TrainSource]) -> dict[str, Any]:

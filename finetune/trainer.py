@@ -5,7 +5,7 @@ are cut into micro-batches and processes, nor on padding or packing.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,7 @@ class ObjectiveTrainer(FiniteTrainer):
         a step holds the same rows however they are cut.
     held_out: row sets by name; `HELD_OUT`, else the first, is what the best checkpoint is
         chosen by.
+    answer_figures: gives figures of that set that no loss tells; None for none.
     """
 
     loss_is_scaled_for_ga = True
@@ -144,6 +145,7 @@ class ObjectiveTrainer(FiniteTrainer):
         self.order = order
         self.collate = collate
         self.stop_requested = False
+        self.answer_figures: Callable[[], dict[str, float]] | None = None
         self._step_done = 0.0
         self._losses: list[Tensor] = []
         self.add_callback(_StopOnRequest(self))
@@ -248,7 +250,15 @@ class ObjectiveTrainer(FiniteTrainer):
             ending = "" if name == main else f"_{name}"
             for key, value in self.measure(rows).items():
                 metrics[f"{prefix}_{key}{ending}"] = value
+        if self.answer_figures:
+            metrics |= {f"{prefix}_{key}": value for key, value in self.answer_figures().items()}
         return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Whether these weights are the best so far, which are then saved whatever the step."""
+        is_best = bool(super()._determine_best_metric(metrics, trial))
+        self.control.should_save |= is_best
+        return is_best
 
     @torch.no_grad()
     def measure(self, rows: TrainingRows) -> dict[str, float]:

@@ -8,14 +8,14 @@ in a real model but better replies.
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
-from chatapp.engine.model import ContextOverflow, Sampling
+from chatapp.engine.model import ContextOverflow, Request, Sampling, one_after_another
 
 _WORD = re.compile(r" ?[^\s]+|\s")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -175,6 +175,10 @@ class ScriptedModel:
             others = tuple(Alternative(id, piece, -0.5) for _ in range(top))
             yield Token(id, piece, piece, -0.5, others)
         yield finished(self._reason, len(pieces), first)
+
+    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+        """One after another."""
+        return one_after_another(self, requests)
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Minus one nat for every token."""

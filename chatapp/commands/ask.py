@@ -5,15 +5,16 @@ been printed.
 """
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chatapp.commands import completion
 from chatapp.commands.console import complain, status, write, write_json
 from chatapp.commands.options import (
     JsonOption,
@@ -23,17 +24,25 @@ from chatapp.commands.options import (
     sampling_options,
     settings_of,
 )
-from chatapp.userfiles import UserError, encoding_hint
+from chatapp.commands.question import (
+    chat_to_go_on_with,
+    instructions,
+    message_of,
+    open_store,
+    standard_input,
+)
+from chatapp.parameters import known_values
+from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.store import Chat
     from chatapp.engine.events import Event, Finished
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.parameters import Choices
+    from chatapp.prompting.chat_template import Template
     from chatapp.settings import Settings
 
 _INTERRUPTED = 130
-_MOST_INPUT = 16 * 2**20
-"""Bytes read from standard input: far more than any model's window."""
 
 
 @sampling_options()
@@ -42,8 +51,26 @@ def ask(
     question: Annotated[
         str | None, typer.Argument(help="What to ask. Standard input is appended to it.")
     ] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", help="Put a text file into the message; may be repeated."),
+    ] = None,
     system: Annotated[
-        str | None, typer.Option(help="Instructions in place of the template's own.")
+        str | None,
+        typer.Option(help="Instructions in place of the template's own, or a file with them."),
+    ] = None,
+    persona: Annotated[
+        str | None,
+        typer.Option(help="Instructions by name.", autocompletion=completion.personas),
+    ] = None,
+    last: Annotated[
+        bool, typer.Option("--continue", "-c", help="Go on with the last chat, and store it there.")
+    ] = False,
+    chat_id: Annotated[
+        int | None,
+        typer.Option(
+            "--chat", help="Go on with the chat of this id.", autocompletion=completion.chats
+        ),
     ] = None,
     model: ModelOption = None,
     template: TemplateOption = None,
@@ -58,31 +85,63 @@ def ask(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer one question on standard output. Nothing is stored."""
-    settings = settings_of(context)
-    parts = [part for part in (question, standard_input()) if part and part.strip()]
-    if not parts:
-        raise UserError("there is no question; give it in quotes or on standard input")
+    """Answer one question on standard output.
+
+    Nothing is stored, unless the answer goes on with a chat.
+    """
+    chat = chat_to_go_on_with(last, chat_id)
+    if chat is not None and (system is not None or persona is not None):
+        raise UserError(f"chat {chat.id} has its instructions; --system and --persona begin anew")
+    settings = settings_of(context, model=None if chat is None else chat.model)
+    text = message_of(question, files or ())
+    own_system, asked_template = instructions(system, persona)
+    if chat is not None:
+        asked_template = chat.asked_template
 
     from chatapp.dialogue import oneshot
-    from chatapp.dialogue.template_choice import choose_template, with_thinking
+    from chatapp.dialogue.template_choice import choose_template, mismatch, with_thinking
 
     language_model = load(settings.model, settings.precision, settings.device)
     try:
-        chosen = choose_template(language_model, settings.template)
+        chosen = choose_template(language_model, settings.template, asked_template)
         if think is not None:
             chosen = with_thinking(language_model, chosen, think)
+        if warning := mismatch(language_model, chosen):
+            complain(warning)
     except ValueError as error:
         raise UserError(str(error)) from None
-    text = "\n\n".join(parts)
 
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
+        if chat is not None:
+            return _answer_in(chat, language_model, chosen, text, sampling, cancel)
         return oneshot.ask(
-            language_model, chosen, text, system=system, sampling=sampling, cancel=cancel
+            language_model, chosen, text, system=own_system, sampling=sampling, cancel=cancel
         )
 
     choices = choices_for(language_model, settings)
+    if chat is not None:
+        flags = {name for name, origin in settings.origins.items() if origin == "flag"}
+        own = known_values(chat.chosen)
+        choices = choices.of("this chat", {name: own[name] for name in own if name not in flags})
     _print_answer(answer, settings.model, choices, chosen.name, as_json=as_json)
+
+
+def _answer_in(
+    chat: "Chat",
+    model: "LanguageModel",
+    template: "Template",
+    text: str,
+    sampling: "Sampling",
+    cancel: threading.Event,
+) -> "Iterator[Event]":
+    """The reply to a message that goes on with a stored chat, where it ends; both are stored."""
+    from chatapp.dialogue.session import Session, Started
+
+    with open_store() as store:
+        session = Session(model, template=template, store=store, chat_id=chat.id, sampling=sampling)
+        for event in session.say(text, cancel):
+            if not isinstance(event, Started):
+                yield event
 
 
 @sampling_options()
@@ -110,24 +169,6 @@ def complete(
 
     choices = choices_for(language_model, settings)
     _print_answer(answer, settings.model, choices, None, as_json=as_json)
-
-
-def standard_input() -> str:
-    """What was piped in; "" when standard input is a terminal or closed."""
-    if sys.stdin is None or sys.stdin.isatty():
-        return ""
-    data = sys.stdin.buffer.read(_MOST_INPUT + 1)
-    if len(data) > _MOST_INPUT:
-        raise UserError(f"standard input is longer than {_MOST_INPUT // 2**20} MiB")
-    if b"\0" in data:
-        raise UserError("standard input is no text: it holds NUL bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"standard input, line {line}: is not valid UTF-8 {encoding_hint(data)}"
-        ) from None
 
 
 def load(name: str, precision: str, device: str) -> "LanguageModel":

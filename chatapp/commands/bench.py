@@ -28,10 +28,16 @@ def bench(
         loading = time.perf_counter() - started
 
         from chatapp.engine.bench import measure
+        from chatapp.engine.encoder_decoder import EncoderDecoderModel
         from chatapp.engine.generation import LocalGenerator
 
         if not isinstance(language_model, LocalGenerator):
             raise UserError(f"{settings.model}: does not run on this machine")
+        if isinstance(language_model, EncoderDecoderModel):
+            raise UserError(
+                f"{settings.model}: has an encoder and a decoder; what is measured here is how "
+                "fast a causal language model reads and writes"
+            )
         measured = measure(language_model)
     if as_json:
         write_json({"model": settings.model, "load_seconds": loading, **asdict(measured)})

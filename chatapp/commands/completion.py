@@ -98,6 +98,14 @@ def prompts() -> Iterable[str]:
 
 
 @_offered
+def personas() -> Iterable[str]:
+    """Personas by name."""
+    from chatapp.prompting.library import personas
+
+    return personas()
+
+
+@_offered
 def methods() -> Iterable[tuple[str, str]]:
     """Ways to choose demonstrations."""
     from chatapp.prompting.selection.methods import METHODS

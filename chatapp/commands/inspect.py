@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from chatapp.commands.ask import choices_for, load, standard_input
+from chatapp.commands.ask import choices_for, load
 from chatapp.commands.console import write, write_json, write_output
 from chatapp.commands.inspect_findings import SECTIONS, Findings, document
 from chatapp.commands.options import (
@@ -21,6 +21,7 @@ from chatapp.commands.options import (
     settings_of,
 )
 from chatapp.commands.prompts import interruptible
+from chatapp.commands.question import standard_input
 from chatapp.userfiles import UserError
 
 

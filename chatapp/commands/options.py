@@ -27,14 +27,14 @@ ModelOption = Annotated[
 TemplateOption = Annotated[
     str | None,
     typer.Option(
-        help="Dialogue template; the model's own if not given.",
+        help="Dialogue template; the model's own if not given. With ! in another one on purpose.",
         autocompletion=completion.templates,
     ),
 ]
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        help="auto, float32, bfloat16 or int8: what a model multiplies in.",
+        help="auto, float32, bfloat16, int8 or int4: what a model multiplies in.",
         autocompletion=completion.precisions,
     ),
 ]
@@ -63,12 +63,18 @@ def sampling_options(*names: str) -> Callable[[Callable[..., None]], Callable[..
     return decorated
 
 
-def settings_of(context: typer.Context) -> "Settings":
-    """The settings, with the flags of the command that has their names."""
+def settings_of(context: typer.Context, model: str | None = None) -> "Settings":
+    """The settings, with the flags of the command that has their names.
+
+    model: which one where no flag names one; None or "" for that of the settings.
+    """
     from chatapp.settings import load_settings
 
     names = ("model", "template", "precision", *PARAMETERS)
-    return load_settings({name: context.params.get(name) for name in names})
+    flags = {name: context.params.get(name) for name in names}
+    if flags["model"] is None:
+        flags["model"] = model or None
+    return load_settings(flags)
 
 
 def _flag(parameter: Parameter) -> inspect.Parameter:

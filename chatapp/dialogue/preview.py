@@ -10,7 +10,7 @@ from chatapp.dialogue.fewshot_chat import FewShotWriter
 from chatapp.dialogue.prompt import Exchange, Prompt, Writer
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Basis
-from chatapp.dialogue.template_choice import choose_template, writer_for
+from chatapp.dialogue.template_choice import INSIST, choose_template, writer_for
 from chatapp.fewshot.answering import sampling_of
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.promptfile import Persona, PromptFile
@@ -64,7 +64,7 @@ def preview(
         sampling, about = few_shot.sampling(sampling), _about(chosen, goes_on=few_shot.goes_on)
     else:
         asked = chosen.template if chosen is not None else ""
-        template = choose_template(model, session.template.name, asked)
+        template = choose_template(model, f"{session.template.name}{INSIST}", asked)
         writer = writer_for(model, template)
         about = f"Instructions of the chat, in the template {template.name}."
         if chosen is None:

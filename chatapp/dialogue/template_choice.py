@@ -1,6 +1,7 @@
 """The template that a chat is held in.
 
-Keep: a model is chatted with in the template it was trained in, or not at all.
+Keep: a model is chatted with in the template it was trained in, unless the user insists on another
+one and is told what that means.
 """
 
 from collections.abc import Collection
@@ -30,19 +31,24 @@ from chatapp.prompting.template import (
 )
 from chatapp.userfiles import parse_json_object
 
+INSIST = "!"
+"""After a template's name: in this one, whatever the model was trained in."""
+
 
 def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Template:
     """The template to chat with `model` in.
 
-    requested: a template's name, or "" for the model's own, or `plain` when it has none. A
-        model that its server writes for can be chatted with in any other, as text.
+    requested: a template's name, perhaps with INSIST, or "" for the model's own, or `plain`
+        when it has none. A model that its server writes for can be chatted with in any other,
+        as text.
     asked: what the chat asks for, and gets when the model has none of its own.
     Raises ValueError in one sentence when there is no such template, when the model was
     trained in another one, or when its template is damaged.
     """
     if isinstance(model, ChatModel):
-        return SERVED if requested in ("", SERVED.name) else named(requested)
-    own = own_template(model.folder, model.tokenizer.special) if model.folder else None
+        name = requested.removesuffix(INSIST)
+        return SERVED if name in ("", SERVED.name) else named(name)
+    own = _own(model)
     if asked in TEMPLATES and own is None:
         return TEMPLATES[asked]
     return _choice(model.name, own, requested)
@@ -56,20 +62,41 @@ def template_of(files: ModelFiles, special: Collection[str], requested: str) -> 
     return _choice(str(files.path), own_template(files.path, special), requested)
 
 
-def _choice(name: str, own: Template | None, requested: str) -> Template:
+def mismatch(model: LanguageModel, template: Template) -> str:
+    """What it means to chat with `model` in a template, in a sentence where it was trained in
+    another one, else nothing. Raises ValueError as `choose_template` does."""
+    own = None if isinstance(model, ChatModel) else _own(model)
+    if own is None or own.fingerprint == template.fingerprint:
+        return ""
+    return (
+        f"the model {model.name} was trained in {_told(own, template)}; in {template.name!r} it "
+        "reads what it has never seen, and its replies show it"
+    )
+
+
+def _own(model: LanguageModel) -> Template | None:
+    return own_template(model.folder, model.tokenizer.special) if model.folder else None
+
+
+def _choice(model: str, own: Template | None, requested: str) -> Template:
     """The template asked for, if a model of that name can be chatted with in it."""
-    if not requested:
+    name = requested.removesuffix(INSIST)
+    if not name:
         return own or PLAIN
-    if own and requested == own.name and requested not in TEMPLATES:
+    if own and name == own.name and name not in TEMPLATES:
         return own
-    template = named(requested)
-    if own and own.fingerprint != template.fingerprint:
+    template = named(name)
+    if own and own.fingerprint != template.fingerprint and not requested.endswith(INSIST):
         raise ValueError(
-            f"the model {name} was trained in the template {own.name!r} "
-            f"({own.fingerprint}) and cannot be chatted with in {template.name!r} "
-            f"({template.fingerprint})"
+            f"the model {model} was trained in {_told(own, template)} and cannot be chatted with "
+            f"in {template.name!r}; {template.name}{INSIST} does it all the same"
         )
     return template
+
+
+def _told(own: Template, other: Template) -> str:
+    """A model's own template in words, beside another one."""
+    return f"{'another ' if own.name == other.name else 'the '}template {own.name!r}"
 
 
 def with_thinking(model: LanguageModel, template: Template, thinking: bool) -> Template:
@@ -106,10 +133,10 @@ def own_template(folder: Path, special: Collection[str]) -> Template | None:
     brought = _brought_by(ModelFiles.read(folder).tokenizer, special)
     trained = saved_fingerprint(folder)
     if trained and (brought is None or brought.fingerprint != trained):
-        found = f"{brought.origin} has {brought.fingerprint}" if brought else "there is none now"
+        found = f"{brought.origin} has another one now" if brought else "there is none now"
         raise TemplateError(
-            f"{folder}: the model was trained in its tokenizer's chat template {trained}, "
-            f"but {found}; put the template that it was trained in back"
+            f"{folder}: the model was trained in its tokenizer's chat template, but {found}; "
+            "put the template that it was trained in back"
         )
     return brought
 

@@ -146,8 +146,10 @@ def _sizes_by_transformers(files: ModelFiles) -> _Sizes:
         value = getattr(text, key, None)
         return value if isinstance(value, int) else 0
 
-    # Of an encoder and a decoder, the decoder's, which is what writes.
-    layers = number("num_decoder_layers") or number("decoder_layers") or number("num_hidden_layers")
+    # Of an encoder and a decoder, the decoder's, which is what writes. What transformers makes of
+    # a flat configuration of both has lost the number of its layers.
+    of_decoder = (getattr(config, key, 0) for key in ("num_decoder_layers", "decoder_layers"))
+    layers = next(filter(None, of_decoder), 0) or number("num_hidden_layers")
     heads, width = number("num_attention_heads"), number("hidden_size")
     head_size = number("head_dim") or width // max(heads, 1)
     return _Sizes(

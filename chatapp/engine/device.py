@@ -18,20 +18,20 @@ _BYTES_PER_PARAMETER = 5
 def device_for(device: str, precision: str, parameters: int) -> torch.device:
     """The device that "auto" stands for: a GPU for large models that fit into its memory.
 
-    device: of `DEVICES`. precision: int8 is multiplied on the CPU alone.
+    device: of `DEVICES`. precision: int8 and int4 are multiplied on the CPU alone.
     parameters: weights in the matrices of the model.
     Raises ModelError when the device is not there or cannot do what is asked of it.
     """
     if device == "auto":
-        if precision == "int8" or parameters < _GPU_FROM:
+        if precision in ("int8", "int4") or parameters < _GPU_FROM:
             return torch.device("cpu")
         if _works("cuda") and torch.cuda.mem_get_info()[0] > _BYTES_PER_PARAMETER * parameters:
             return torch.device("cuda")
         return torch.device("mps" if _works("mps") else "cpu")
     if device != "cpu" and not _works(device):
         raise ModelError(f"device is {device!r}, which torch cannot use here; choose cpu")
-    if device != "cpu" and precision == "int8":
-        raise ModelError(f"int8 is multiplied on the CPU, not on {device}; choose bfloat16")
+    if device != "cpu" and precision in ("int8", "int4"):
+        raise ModelError(f"{precision} is multiplied on the CPU, not on {device}; choose bfloat16")
     return torch.device(device)
 
 

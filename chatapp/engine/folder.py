@@ -50,6 +50,9 @@ COMPANIONS = (
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How transformers calls the classes of causal language models."""
 
+SEQ_TO_SEQ = "ForConditionalGeneration"
+"""How it calls those of an encoder and a decoder."""
+
 DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 """The families this program has a decoder of; transformers computes all others."""
 
@@ -121,6 +124,11 @@ class ModelFiles:
     def has_decoder(self) -> bool:
         """Whether this program's own decoder computes it, if its details allow."""
         return not self.is_adapter and self.family in DECODERS
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether an encoder reads the prompt and a decoder writes the reply."""
+        return _is_encoder_decoder(self.whole.config)
 
     def digest(self) -> str:
         """Twelve hex digits over all that an answer can depend on, an adapter's base included.
@@ -207,7 +215,7 @@ def local_models() -> list[str]:
     """Names of the models on this machine, each of which `load_model` takes; reads no weights.
 
     The bundled one, those in the folder of models, those in ./runs and in folders made or used
-    before, causal models in the hub's cache, and GGUF files of other programs.
+    before, language models in the hub's cache, and GGUF files of other programs.
     """
     names = [BUNDLED] if has_bundled() else []
     names += _kept_models()
@@ -216,7 +224,7 @@ def local_models() -> list[str]:
         if _has_model(folder):
             by_place.setdefault(folder.resolve(), folder)
     names += map(_short, by_place.values())
-    return [*names, *cached_hub_models(_is_causal), *files_of_other_programs()]
+    return [*names, *cached_hub_models(_writes_text), *files_of_other_programs()]
 
 
 def model_identity(model: LanguageModel) -> str:
@@ -319,14 +327,19 @@ def _short(folder: Path) -> str:
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
 
 
-def _is_causal(folder: Path) -> bool:
-    """Whether a snapshot in the hub's cache is a causal language model with its weights."""
+def _writes_text(folder: Path) -> bool:
+    """Whether a snapshot in the hub's cache is a language model with its weights."""
     try:
         config = _read_config(folder / CONFIG)
     except (ModelError, OSError):
         return False
     names = architectures(config)
-    is_causal = any(name.endswith(_CAUSAL) for name in names) or (
+    tasks = (*_CAUSAL, SEQ_TO_SEQ) if _is_encoder_decoder(config) else _CAUSAL
+    writes = any(name.endswith(tasks) for name in names) or (
         not names and config.get("model_type") in DECODERS
     )
-    return is_causal and any(folder.glob("*.safetensors"))
+    return writes and any(folder.glob("*.safetensors"))
+
+
+def _is_encoder_decoder(config: dict[str, Any]) -> bool:
+    return config.get("is_encoder_decoder") is True

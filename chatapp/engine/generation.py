@@ -1,4 +1,4 @@
-"""The one generation loop, shared by every model that runs in this process.
+"""The generation loop of every model that runs in this process, for one sequence.
 
 Keep: a generation holds the model only while it computes a token, never while its consumer
 looks at one, so that neither a forgotten generator nor a second one can block or disturb
@@ -6,11 +6,8 @@ another. Each token's computation starts from the full sequence; the cache makes
 """
 
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,21 +16,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chatapp.engine.errors import first_line
-from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
+from chatapp.engine.continuation import FAILURES, Cancelled, Continuation, Drawn
+from chatapp.engine.events import Event
 from chatapp.engine.generation_config import read_generation_config
-from chatapp.engine.model import ContextOverflow, Sampling, Tokenizer
-from chatapp.engine.repetition import RepetitionFilter
-from chatapp.engine.sampling import Sampler
-from chatapp.engine.stopping import StopFilter
+from chatapp.engine.model import (
+    ContextOverflow,
+    Request,
+    Sampling,
+    Tokenizer,
+    one_after_another,
+)
 from chatapp.engine.threads import ComputeLock
 
 CancelCheck = Callable[[], None]
 """Called within a computation; raises Cancelled when the caller wants it no more."""
-
-
-class Cancelled(Exception):
-    """The caller's cancel event was set in the middle of a computation."""
 
 
 class PieceTokenizer(Tokenizer, Protocol):
@@ -45,14 +41,6 @@ class PieceTokenizer(Tokenizer, Protocol):
     text_size: int
 
     def piece(self, id: int) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    id: int
-    logprob: float
-    alternatives: tuple[Alternative, ...]
-    reused: int
 
 
 class LocalGenerator(ABC):
@@ -129,17 +117,27 @@ class LocalGenerator(ABC):
         top: int = 0,
     ) -> Iterator[Event]:
         """See `LanguageModel.generate`. Bad arguments raise here, before the first event."""
-        prompt = list(ids)
-        self.check_ids(prompt)
-        if len(prompt) >= self.context:
+        return self._run(self.open(Request(ids, sampling, stop, cancel, top)))
+
+    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+        """See `LanguageModel.generate_many`. One after another."""
+        return one_after_another(self, requests)
+
+    def open(self, request: Request) -> Continuation:
+        """What is to become of a request. Raises as `LanguageModel.generate` does."""
+        self.check_ids(list(request.ids))
+        if len(request.ids) >= self.context:
             raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens; the model's window of {self.context} "
+                f"the prompt has {len(request.ids)} tokens; the model's window of {self.context} "
                 f"has room for {self.context - 1} and a reply"
             )
-        special = self.tokenizer.special
-        ends = self.end_ids | {special[text] for text in stop if text in special}
-        texts = StopFilter([text for text in stop if text not in special])
-        return self._run(prompt, sampling, ends, texts, cancel or threading.Event(), top)
+        return Continuation(
+            request,
+            tokenizer=self.tokenizer,
+            piece=self.piece,
+            ends=self.end_ids,
+            context=self.context,
+        )
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """See `LanguageModel.score`."""
@@ -190,90 +188,26 @@ class LocalGenerator(ABC):
             if not 0 <= id < self.vocabulary:
                 raise ValueError(f"token id {id} is not in the vocabulary of {self.vocabulary}")
 
-    def _run(
-        self,
-        prompt: list[int],
-        sampling: Sampling,
-        ends: Collection[int],
-        stops: StopFilter,
-        cancel: threading.Event,
-        top: int,
-    ) -> Iterator[Event]:
-        started = time.perf_counter()
-        time_to_first_token = 0.0
-        sequence, reused = list(prompt), 0
-        sampler, text = Sampler(sampling), self.tokenizer.stream()
-        repeats = RepetitionFilter(partial(self.tokenizer.decode, prompt), sampling.max_repeats)
-        reason: FinishReason | None = None
-        message = ""
-        while reason is None:
+    def _run(self, reply: Continuation) -> Iterator[Event]:
+        while not reply.has_ended:
             try:
-                drawn = self._draw(sequence, sampler, cancel, top)
-            except Cancelled:
-                reason = "cancelled"
-                break
-            except (RuntimeError, MemoryError, OSError) as error:
-                reason, message = "error", f"the model failed: {first_line(error)}"
-                break
-            if len(sequence) == len(prompt):
-                time_to_first_token = time.perf_counter() - started
-                reused = drawn.reused
-            if drawn.id in ends:
-                reason = "stop"
-                break
-            sequence.append(drawn.id)
-            visible = repeats.push(drawn.id, stops.push(text.push(drawn.id)))
-            piece = self.piece(drawn.id)
-            yield Token(drawn.id, visible, piece, drawn.logprob, drawn.alternatives)
-            if repeats.hit:
-                reason = "repetition"
-                break
-            reason = self._bound(len(sequence), len(prompt) + sampling.max_tokens, stops)
-        rest = repeats.flush(stops.push(text.flush()) + stops.flush())
-        yield Finished(
-            "stop" if stops.hit else reason,
-            text=rest,
-            prompt_tokens=len(prompt),
-            reused_tokens=reused,
-            reply_tokens=len(sequence) - len(prompt),
-            time_to_first_token=time_to_first_token,
-            seconds=time.perf_counter() - started,
-            message=message,
-        )
-
-    def _bound(self, size: int, limit: int, stops: StopFilter) -> FinishReason | None:
-        """Why a sequence of `size` tokens, `limit` at most, does not go on, if it does not."""
-        if stops.hit:
-            return "stop"
-        if size == limit:
-            return "length"
-        return "context" if size == self.context else None
+                drawn = self._draw(reply)
+            except FAILURES as failure:
+                yield reply.fail(failure)
+            else:
+                yield from reply.add(drawn)
 
     @torch.inference_mode()
-    def _draw(
-        self, sequence: list[int], sampler: Sampler, cancel: threading.Event, top: int
-    ) -> _Drawn:
-        """Compute and draw one token. Raises Cancelled."""
-
-        def raise_if_cancelled() -> None:
-            if cancel.is_set():
-                raise Cancelled
-
-        raise_if_cancelled()
+    def _draw(self, reply: Continuation) -> Drawn:
+        """Compute and draw one token. Raises one of `FAILURES`."""
+        reply.raise_if_cancelled()
         with self.lock:
-            logits, reused = self._next_logits(sequence, raise_if_cancelled)
+            logits, reused = self._next_logits(reply.sequence, reply.raise_if_cancelled)
             # Drawing too: it takes torch's threads, of which the lock knows the number.
-            normaliser = float(logits.logsumexp(0))
-            if normaliser != normaliser:
-                raise RuntimeError("its weights give logits that are not numbers")
-            id = sampler.draw(logits, sequence)
-            alternatives = []
-            if top:
-                values, ids = logits.topk(min(top, len(logits)))
-                for other, value in zip(ids.tolist(), values.tolist(), strict=True):
-                    piece = self.piece(other)
-                    alternatives.append(Alternative(other, piece, value - normaliser))
-            return _Drawn(id, float(logits[id]) - normaliser, tuple(alternatives), reused)
+            drawn = reply.draw(logits)
+        if reply.is_unbegun:
+            reply.reused = reused
+        return drawn
 
     def _next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck

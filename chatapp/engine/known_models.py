@@ -64,9 +64,13 @@ class KnownModel:
 
 def advice() -> str:
     """What the bundled model is for, and which one is for conversation."""
+    return f"The bundled model is small and made to be opened; for conversation take {larger()}"
+
+
+def larger() -> str:
+    """The name and the size of the model to go on with after the bundled one."""
     package = known_models()["smollm2"].package
-    size = f", {package.bytes / 1e6:.0f} MB" if package else ""
-    return "The bundled model is small and made to be opened; for conversation take smollm2" + size
+    return f"smollm2, {package.bytes / 1e6:.0f} MB" if package else "smollm2"
 
 
 def known_models() -> dict[str, KnownModel]:

@@ -12,9 +12,11 @@ from torch.nn import functional as F
 
 from chatapp.engine.torch_internals import (
     has_onednn,
+    int4_linear,
     int8_matmul,
     onednn_int8_linear,
     onednn_linear,
+    prepack_int4,
     prepack_int8,
 )
 
@@ -31,6 +33,9 @@ _DOT_BELOW = 2**24
 # rounded twice, and how much finer the second time.
 _PEAK = 6.0
 _FINER = 254.0
+
+# Weights of a row that share a scale in int4, as in most files of four bits.
+INT4_GROUP = 32
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 
@@ -94,7 +99,7 @@ class Int8Linear:
     perplexity rises by 5.1 % without and by 0.3 % with it, as by the rounded weights alone.
     """
 
-    __slots__ = ("_bias", "_columns", "_most", "_offset", "_packed", "_scale", "_zeros")
+    __slots__ = ("_bias", "_columns", "_most", "_offset", "_packed", "_peak", "_scale", "_zeros")
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
         self._packed = prepack_int8(weight)
@@ -104,31 +109,90 @@ class Int8Linear:
         sums = torch.cat([rows.sum(1, dtype=torch.int32) for rows in torch.split(weight, 4096)])
         self._offset = sums * self._scale * -128
         self._zeros = torch.zeros(len(weight), dtype=torch.int32)
-        self._bias = torch.zeros(()) if bias is None else bias
+        self._bias = bias
+        self._peak = _PEAK / weight.shape[1] ** 0.5  # of the length of a row
         self._most = torch.tensor(127.0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # In a row of zeros, 0 / 0 becomes some integer, which is multiplied by 0 in the end.
-        largest = x.abs().amax(-1, keepdim=True)
-        scaled = x * torch.div(self._most, largest)
-        rounded = scaled.round()
-        peaked = (largest > _PEAK * x.square().mean(-1, keepdim=True).sqrt_())[:, 0].nonzero()[:, 0]
-        rest = (scaled - rounded)[peaked].mul_(_FINER).round_() if len(peaked) else None
         if self._columns is not None and len(x) == 1:
-            products = int8_matmul(rounded.char(), self._columns)
-            if rest is not None:
-                products = products + int8_matmul(rest.char(), self._columns) / _FINER
-            return torch.addcmul(self._bias, products * self._scale, largest)
-        y = self._by_onednn(rounded if rest is None else torch.cat((rounded, rest)))
-        if rest is not None:
+            return self._row(x, self._columns)
+        # In a row of zeros, 0 / 0 becomes some integer, which is multiplied by 0 in the end.
+        # Along rows, torch's largest and smallest take a tenth of its largest magnitude's time.
+        largest = torch.maximum(x.amax(-1, keepdim=True), x.amin(-1, keepdim=True).neg_())
+        peak = torch.linalg.vector_norm(x, dim=-1, keepdim=True).mul_(self._peak)
+        peaked = (largest > peak)[:, 0].nonzero()[:, 0]
+        rest = x * torch.div(self._most, largest)
+        rounded = rest.round()
+        rows = torch.empty(len(x) + len(peaked), x.shape[1], dtype=torch.int8)
+        rows[: len(x)] = rounded
+        if len(peaked):
+            rest.sub_(rounded).mul_(_FINER).round_()
+            rows[len(x) :] = rest if len(peaked) == len(x) else rest[peaked]
+        y = self._by_onednn(rows)
+        if len(peaked):
             y, finer = y[: len(x)], y[len(x) :]
             y.index_add_(0, peaked, finer, alpha=1 / _FINER)
-        return torch.addcmul(self._bias, y, largest)
+        return self._biased(y.mul_(largest))
+
+    def _row(self, x: Tensor, columns: Tensor) -> Tensor:
+        """The same of a single row, with numbers in place of small tensors: a call of torch costs
+        more here than what it computes.
+        """
+        largest = float(torch.linalg.vector_norm(x, torch.inf))
+        is_peaked = largest > self._peak * float(torch.linalg.vector_norm(x))
+        rest = x * (127 / (largest or 1.0))
+        rounded = rest.round()
+        y = int8_matmul(rounded.char(), columns)
+        if is_peaked:
+            finer = int8_matmul(rest.sub_(rounded).mul_(_FINER).round_().char(), columns)
+            y = finer.mul(1 / _FINER).add_(y)
+        return self._biased((y * self._scale).mul_(largest))
+
+    def _biased(self, y: Tensor) -> Tensor:
+        return y if self._bias is None else y.add_(self._bias)
 
     def _by_onednn(self, rounded: Tensor) -> Tensor:
         # Flipping the sign bit adds 128; torch has no fast way from float32 to uint8.
-        unsigned = rounded.char().bitwise_xor_(-128).view(torch.uint8)
+        unsigned = rounded.bitwise_xor_(-128).view(torch.uint8)
         return onednn_int8_linear(unsigned, self._packed, self._scale, self._zeros, self._offset)
+
+
+class Int4Linear:
+    """y = x Wᵀ + b with weights of four bits; x, scales, zeros and products are bfloat16.
+
+    weight: (out, in / 2), as `prepack_int4` gives it. scale: (groups, out, 2), of each
+        `INT4_GROUP` inputs the scale s and the zero z, so that W ≈ s · (weight - 8) + z.
+    """
+
+    __slots__ = ("_bias", "_packed", "_scale")
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
+        self._packed, self._scale, self._bias = weight, scale, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = int4_linear(x.to(torch.bfloat16), self._packed, INT4_GROUP, self._scale).float()
+        return y if self._bias is None else y.add_(self._bias)
+
+
+def can_be_int4(weight: Tensor) -> bool:
+    """Whether a matrix (out, in) has the shape for four bits."""
+    return len(weight) % 16 == 0 and weight.shape[1] % INT4_GROUP == 0
+
+
+def quantise_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix (out, in) as an `Int4Linear` takes it; a group's least becomes 0, its largest 15.
+
+    So weights that come from four bits already, from GGUF's Q4_1, are what they were there.
+    """
+    groups = weight.reshape(len(weight), -1, INT4_GROUP)
+    least, largest = groups.aminmax(dim=2, keepdim=True)
+    scale = ((largest - least) / 15).clamp_min_(_SMALLEST)
+    # What scales and zeros lose in bfloat16 is lost before the weights are rounded.
+    scale = scale.bfloat16().float().clamp_min_(_SMALLEST)
+    zero = (least + 8 * scale).bfloat16().float()
+    rounded = ((groups - zero) / scale + 8).round_().clamp_(0, 15).nan_to_num_(0.0)
+    both = torch.cat((scale, zero), 2).transpose(0, 1).bfloat16().contiguous()
+    return prepack_int4(rounded.flatten(1)), both
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,11 +206,13 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 def linear_layer(weights: Mapping[str, Tensor], name: str) -> Layer:
     """The layer of the matrix `name`.weight, with `name`.bias if there is one.
 
-    If it is int8, the scales of its rows are `name`.weight.scale.
+    If it is int8, or four bits in uint8, `name`.weight.scale holds its scales.
     """
     weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     if weight.dtype == torch.int8:
         return Int8Linear(weight, weights[f"{name}.weight.scale"], bias)
+    if weight.dtype == torch.uint8:
+        return Int4Linear(weight, weights[f"{name}.weight.scale"], bias)
     if weight.dtype == torch.bfloat16:
         return BFloat16Linear(weight, bias)
     return Linear(weight, bias)

@@ -7,11 +7,18 @@ heavy is imported before a model is really loaded.
 from collections.abc import Callable
 
 from chatapp.engine.errors import ModelError, NoDecoder, first_line
-from chatapp.engine.folder import BUNDLED, DECODERS, ModelFiles, architectures, find_model
+from chatapp.engine.folder import (
+    BUNDLED,
+    DECODERS,
+    SEQ_TO_SEQ,
+    ModelFiles,
+    architectures,
+    find_model,
+)
 from chatapp.engine.model import LanguageModel
 from chatapp.engine.servers import server_of
 
-PRECISIONS = ("auto", "float32", "bfloat16", "int8")
+PRECISIONS = ("auto", "float32", "bfloat16", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
@@ -24,7 +31,7 @@ def load_model(
 ) -> LanguageModel:
     """Load a model by its name. Raises ModelError.
 
-    name: "bundled", a folder of a causal model in Hugging Face layout, a folder of a PEFT
+    name: "bundled", a folder of a language model in Hugging Face layout, a folder of a PEFT
         adapter, a hub id, or a server; see `server_of`.
     precision: what its matrices are stored and multiplied as; "auto" is what is fastest on
         the device. Only `DECODERS` can be other than float32; a server chooses its own.
@@ -58,6 +65,10 @@ def load_model(
         raise ModelError(
             f"{name}: only {', '.join(DECODERS)} can be loaded in {precision}; choose float32"
         )
+    if files.is_encoder_decoder:
+        from chatapp.engine.encoder_decoder import EncoderDecoderModel
+
+        return EncoderDecoderModel.load(files, name=name, device=device)
     from chatapp.engine.transformers_model import TransformersModel
 
     return TransformersModel.load(files, name=name, device=device)
@@ -84,10 +95,11 @@ def usual_precision(files: ModelFiles, device: str) -> str:
 def _check_task(files: ModelFiles) -> None:
     """Raises ModelError when the config names a model for something else than text to come."""
     names = architectures(files.whole.config)
-    if names and all("For" in name and not name.endswith("ForCausalLM") for name in names):
+    task = SEQ_TO_SEQ if files.is_encoder_decoder else "ForCausalLM"
+    if names and all("For" in name and not name.endswith(task) for name in names):
         raise ModelError(
             f"{files.whole.config_file}: architectures is {names}; expected a causal language "
-            "model (…ForCausalLM or …LMHeadModel)"
+            f"model (…ForCausalLM or …LMHeadModel), or an encoder and a decoder (…{SEQ_TO_SEQ})"
         )
 
 

@@ -4,7 +4,7 @@ Keep: with a GPT-2's own tokenizer, nothing here or below imports transformers.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,13 +12,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from chatapp.engine.cache import CachePool
+from chatapp.engine.batch import generate_many
+from chatapp.engine.cache import CachePool, KeyValueCache
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.errors import ModelError
+from chatapp.engine.events import Event
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
 from chatapp.engine.lookup import Lookup
+from chatapp.engine.model import Request
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.tree import PrefixTree
 
@@ -100,6 +103,25 @@ class LocalModel(LocalGenerator):
     ) -> tuple[Tensor, int]:
         logits, reused = self._logits_after([*self.start, *ids], raise_if_cancelled)
         return logits, max(0, reused - len(self.start))
+
+    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+        """See `LanguageModel.generate_many`. At once, as `batch` says."""
+        return generate_many(self, requests)
+
+    def read(
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+    ) -> tuple[Tensor, int, KeyValueCache]:
+        """`next_logits` of a prompt, and the cache that holds it until the next computation."""
+        tokens = [*self.start, *ids]
+        self._cache, reused = self._pool.take(tokens)
+        try:
+            logits = self.decoder.forward(
+                tokens[reused:], self._cache, raise_if_cancelled=raise_if_cancelled
+            )
+        except BaseException:
+            self.forget()
+            raise
+        return logits, max(0, reused - len(self.start)), self._cache
 
     def _logits_after(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck

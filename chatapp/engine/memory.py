@@ -10,8 +10,9 @@ from chatapp.engine.description import ModelInfo
 from chatapp.engine.errors import ModelError
 from chatapp.engine.sizes import size_in_words
 
-_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-_HALF_BYTES = 2  # of the token embedding, which int8 keeps in float16 beside the output matrix
+_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.625}
+# Of the token embedding, which int8 and int4 keep in float16 beside the output matrix, in int8.
+_EMBEDDING_BYTES = {"int8": 2, "int4": 2.375}
 _CACHE_BYTES = 4
 
 # What the allocator holds beyond the weights, which are transposed one by one while they are read.
@@ -48,8 +49,7 @@ def memory_needed(info: ModelInfo, precision: str) -> int:
     precision: what its matrices are multiplied in, not "auto".
     """
     weights = info.parameters * _WEIGHT_BYTES[precision]
-    if precision == "int8":
-        weights += info.vocabulary * info.hidden_size * _HALF_BYTES
+    weights += info.vocabulary * info.hidden_size * _EMBEDDING_BYTES.get(precision, 0)
     cache = min(info.context, _CHAT_TOKENS) * info.cached_numbers * _CACHE_BYTES
     return int(weights * _OVERHEAD) + cache + _PROGRAM
 

@@ -4,11 +4,12 @@ Keep: free of torch, so that screens and commands can name these types before to
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from chatapp.engine.events import Event
+from chatapp.engine.events import Event, Finished
 from chatapp.parameters import Sampling as Sampling  # the protocol's own: `generate` takes it
 from chatapp.userfiles import UserError
 
@@ -55,8 +56,19 @@ class ContextOverflow(UserError, ValueError):
     """The prompt alone is longer than the model's window."""
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `LanguageModel.generate` is given, as one of many."""
+
+    ids: Sequence[int]
+    sampling: Sampling
+    stop: Sequence[str] = ()
+    cancel: threading.Event | None = None
+    top: int = 0
+
+
 class LanguageModel(Protocol):
-    """A causal language model with its tokenizer, batch of one for chat."""
+    """A causal language model with its tokenizer."""
 
     name: str
     """What the user called it: "bundled", a folder, a hub id, a server and its model."""
@@ -91,6 +103,16 @@ class LanguageModel(Protocol):
         generation within one token. `top` asks for that many alternatives a token.
         Raises ContextOverflow when `ids` leave no room for a single token, ValueError
         when `ids` is empty.
+        """
+        ...
+
+    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+        """Continue several sequences, at once where the model can.
+
+        requests: taken one by one, each as soon as there is room for it.
+        Yields events, each with the number of its request, from 0: of each request in their
+        order, and what `generate` would give of it alone. A request that `generate` would not
+        take ends as `error` with the reason as its message, and the others go on.
         """
         ...
 
@@ -131,3 +153,38 @@ class ChatModel(LanguageModel, Protocol):
         Raises ContextOverflow when they leave no room for a single token.
         """
         ...
+
+
+def one_after_another(
+    model: LanguageModel, requests: Iterable[Request]
+) -> Iterator[tuple[int, Event]]:
+    """`LanguageModel.generate_many` by `generate`."""
+    for number, request in enumerate(requests):
+        try:
+            for event in model.generate(
+                request.ids,
+                request.sampling,
+                stop=request.stop,
+                cancel=request.cancel,
+                top=request.top,
+            ):
+                yield number, event
+        except ValueError as error:  # ContextOverflow is one
+            yield number, Finished("error", message=str(error))
+
+
+def whole_replies(events: Iterable[tuple[int, Event]]) -> Iterator[tuple[str, Finished]]:
+    """The text and the end of each reply of many, in the order of their requests.
+
+    A reply comes as soon as it and all before it have ended.
+    """
+    texts: dict[int, list[str]] = {}
+    ended: dict[int, Finished] = {}
+    coming = 0
+    for number, event in events:
+        texts.setdefault(number, []).append(event.text)
+        if isinstance(event, Finished):
+            ended[number] = event
+        while coming in ended:
+            yield "".join(texts.pop(coming)), ended.pop(coming)
+            coming += 1

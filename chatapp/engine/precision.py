@@ -10,11 +10,19 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.linear import quantise
+from chatapp.engine.linear import can_be_int4, quantise, quantise_int4
+from chatapp.engine.memory import machine_memory
 from chatapp.engine.torch_internals import has_onednn_int8
 
 # Below, a token costs less in float32: there is little to read, and int8 needs more calls.
 _INT8_FROM = 2**25
+
+# How much of the machine's memory weights in int8 may take, of those that are chosen unasked:
+# besides, there are keys and values, and other programs.
+_COMFORTABLE = 0.5
+
+QUANTISED = ("int8", "int4")
+"""What is kept on disk, and multiplied on the CPU alone."""
 
 Weights = dict[str, Tensor]
 NamedTensors = Iterable[tuple[str, Tensor]]
@@ -23,13 +31,14 @@ NamedTensors = Iterable[tuple[str, Tensor]]
 def precision_for(precision: str, parameters: int, device: torch.device) -> str:
     """The precision that "auto" stands for, as what is fastest on a device.
 
-    That is int8 for large models on a CPU made for it, bfloat16 on a cuda device made
-    for that, else float32.
+    That is int8 for large models on a CPU made for it, int4 for those that would take more than
+    half of its memory, bfloat16 on a cuda device made for that, else float32.
     parameters: weights in the matrices of the model.
     Raises ModelError when this machine cannot multiply in int8 and it was asked for.
     """
-    if precision == "int8" and not has_onednn_int8():
-        raise ModelError("this build of torch cannot multiply in int8; choose float32")
+    # What int4 does not fit, the output matrix for one, is int8.
+    if precision in QUANTISED and not has_onednn_int8():
+        raise ModelError(f"this build of torch cannot multiply in {precision}; choose float32")
     if precision != "auto":
         return precision
     if device.type == "cuda":
@@ -39,12 +48,17 @@ def precision_for(precision: str, parameters: int, device: torch.device) -> str:
         return "float32"
     # Without these instructions, sums of two products overflow or take several steps.
     fast = torch.cpu.get_capabilities().get("avx512_vnni", False)
-    return "int8" if has_onednn_int8() and fast and parameters >= _INT8_FROM else "float32"
+    if not has_onednn_int8() or not fast or parameters < _INT8_FROM:
+        return "float32"
+    return "int4" if parameters > _COMFORTABLE * machine_memory().total else "int8"
 
 
 def is_matrix(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor of a decoder is the matrix of a linear layer, not an embedding."""
-    return tensor.ndim == 2 and not name.startswith(("embed.", "positions."))
+    """Whether a tensor of a decoder is the matrix of a linear layer, not an embedding.
+
+    The scales of one in int4 count as well: there are many.
+    """
+    return tensor.ndim >= 2 and not name.startswith(("embed.", "positions."))
 
 
 def to_bfloat16(weights: NamedTensors) -> Weights:
@@ -57,18 +71,22 @@ def to_bfloat16(weights: NamedTensors) -> Weights:
     }
 
 
-def to_int8(weights: NamedTensors) -> Weights:
-    """Each matrix in int8 with its scales; the output matrix apart from the embedding.
+def quantised(weights: NamedTensors, precision: str) -> Weights:
+    """Each matrix in int8 or int4 with its scales; the output matrix apart from the embedding.
+
+    The output matrix is int8 in both: rounded to four bits, it does the most harm.
 
     The token embedding, of which a token needs but one row, is in float16 if that can hold it.
     One after the other, so that few are in memory as they were.
     """
     rounded: Weights = {}
     for name, tensor in weights:
-        if is_matrix(name, tensor):
-            rounded[name], rounded[f"{name}.scale"] = quantise(tensor)
-        else:
+        if not is_matrix(name, tensor):
             rounded[name] = tensor
+        elif precision == "int4" and name != "head.weight" and can_be_int4(tensor):
+            rounded[name], rounded[f"{name}.scale"] = quantise_int4(tensor)
+        else:
+            rounded[name], rounded[f"{name}.scale"] = quantise(tensor)
     embedding = rounded["embed.weight"]
     if "head.weight" not in rounded:
         rounded["head.weight"], rounded["head.weight.scale"] = quantise(embedding)

@@ -35,6 +35,28 @@ def prepack_int8(weight: Tensor) -> Tensor:
     return packed
 
 
+def int4_order() -> str:
+    """What the order of the numbers that `prepack_int4` gives depends on."""
+    return f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def prepack_int4(weight: Tensor) -> Tensor:
+    """A matrix (out, in) of the numbers 0 to 15 in the order that `int4_linear` reads it in.
+
+    out: a multiple of 16. Returns (out, in / 2), uint8.
+    """
+    return torch._convert_weight_to_int4pack_for_cpu(weight.to(torch.int32), 1)
+
+
+def int4_linear(x: Tensor, packed: Tensor, group: int, scale_and_zero: Tensor) -> Tensor:
+    """x Wᵀ with W = scale · (weight - 8) + zero, all in bfloat16.
+
+    x: (rows, in). packed: of `prepack_int4`. group: how many weights of a row share a scale.
+    scale_and_zero: (in / group, out, 2).
+    """
+    return torch._weight_int4pack_mm_for_cpu(x, packed, group, scale_and_zero)
+
+
 def onednn_int8_linear(
     x: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, bias: Tensor
 ) -> Tensor:

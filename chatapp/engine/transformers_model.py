@@ -79,15 +79,7 @@ class TransformersModel(LocalGenerator):
 
         device: see `device_for`. Raises ModelError.
         """
-        model = load_causal(files)
-        target = device_for(device, "float32", model.num_parameters())
-        try:
-            model = model.to(target)
-        except RuntimeError as error:
-            raise ModelError(
-                f"{files.path}: cannot be put on {target.type}: {first_line(error)}; "
-                "choose device cpu"
-            ) from None
+        model = put_on(device, load_causal(files), files)
         tokenizer, start = open_tokenizer(files.tokenizer)
         return cls(model, tokenizer, name=name or str(files.path), folder=files.path, start=start)
 
@@ -254,26 +246,56 @@ def read_config(files: ModelFiles) -> Any:
         ) from None
 
 
-def load_causal(files: ModelFiles) -> Any:
-    """A model of transformers in float32; an adapter is merged into its base. Raises ModelError."""
-    model = _load_whole(files.whole)
+def load_causal(files: ModelFiles, **options: Any) -> Any:
+    """A causal model of transformers, as `load_network` gives it. Raises ModelError."""
+    if files.is_encoder_decoder:
+        raise ModelError(
+            f"{files.path}: this is a model of an encoder and a decoder ({files.family}); "
+            "expected a causal language model"
+        )
+    return load_network(files, **options)
+
+
+def load_network(files: ModelFiles, **options: Any) -> Any:
+    """A model of transformers in float32; an adapter is merged into its base.
+
+    options: of `from_pretrained`, for a folder, such as one to quantize its weights.
+    Raises ModelError.
+    """
+    model = _load_whole(files.whole, options)
     return _merge_adapter(model, files) if files.is_adapter else model
 
 
-def _load_whole(files: ModelFiles) -> Any:
+def put_on(device: str, model: Any, files: ModelFiles) -> Any:
+    """The model where it is to be computed.
+
+    device: see `device_for`. Raises ModelError.
+    """
+    target = device_for(device, "float32", model.num_parameters())
+    try:
+        return model.to(target)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{files.path}: cannot be put on {target.type}: {first_line(error)}; choose device cpu"
+        ) from None
+
+
+def _load_whole(files: ModelFiles, options: dict[str, Any]) -> Any:
     """The model, whole: transformers fills missing tensors with noise, which is refused."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     auto = transformers.AutoModelForCausalLM
+    if files.is_encoder_decoder:
+        auto = transformers.AutoModelForSeq2SeqLM
     if files.is_gguf and is_mapped(files.config):
         model, report = _load_gguf(files)
     elif files.is_gguf:
         model, report = _load(auto, files, files.path.parent, gguf_file=files.path.name)
     else:
         tensor_headers(files.path)  # finds pickles and broken files, with better words
-        model, report = _load(auto, files, files.path, use_safetensors=True)
+        model, report = _load(auto, files, files.path, use_safetensors=True, **options)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             word = problem.removesuffix("_keys")
@@ -297,7 +319,7 @@ def _load(kind: Any, files: ModelFiles, folder: Path | None, **options: Any) -> 
         )
     except Exception as error:  # transformers lets many kinds through
         raise ModelError(
-            f"{files.path}: not a causal language model that can be loaded: {first_line(error)}"
+            f"{files.path}: not a language model that can be loaded: {first_line(error)}"
         ) from None
     return model, report
 
@@ -341,7 +363,7 @@ def _merge_adapter(model: Any, files: ModelFiles) -> Any:
                 f"{files.config_file}: peft_type is {kind.peft_type}; expected an adapter "
                 "that can be merged into the weights, such as LORA"
             )
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        with warnings.catch_warnings(action="ignore"):  # of tied weights that part, as they should
             return peft.PeftModel.from_pretrained(model, files.path).merge_and_unload()
     except ModelError:
         raise

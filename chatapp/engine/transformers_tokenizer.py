@@ -125,6 +125,17 @@ def open_tokenizer(folder: Path) -> tuple[PieceTokenizer, list[int]]:
     return _as_protocol(tokenizer), start_tokens(tokenizer)
 
 
+def open_framed_tokenizer(folder: Path) -> tuple[PieceTokenizer, list[int], list[int]]:
+    """A folder's tokenizer, and the special tokens that its model expects before and after a text.
+
+    Raises ModelError.
+    """
+    tokenizer = transformers_tokenizer(folder)
+    start = start_tokens(tokenizer)
+    bare = tokenizer.encode("a", add_special_tokens=False)
+    return _as_protocol(tokenizer), start, tokenizer.encode("a")[len(start) + len(bare) :]
+
+
 def transformers_tokenizer(folder: Path) -> Any:
     """The tokenizer of transformers in a folder, or in a GGUF file. Raises ModelError."""
     import transformers

@@ -4,16 +4,18 @@ Keep: row n of the output belongs to row n of the inputs, bad ones included, so 
 run loses none and does none twice.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from chatapp.evaluation.inputs import Inputs
 from chatapp.evaluation.journal import Journal, JournalRow
-from chatapp.fewshot.answering import Answer, Answerer
+from chatapp.fewshot.answering import Answer, Answerer, Question
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.layout import Demonstration
 from chatapp.prompting.segments import text_of
+
+Item = TypeVar("Item")
 
 
 def document(answer: Answer) -> dict[str, Any]:
@@ -69,9 +71,12 @@ def answer_all(
     report: is called with the error of each bad row, also of those an earlier start met.
     Raises PromptError when the journal is of another run or of other inputs.
     """
-    waiting = _new(inputs, journal, identity, report)
-    while batch := list(islice(waiting, answerer.batch)):
-        rows = _answered(answerer, batch, source)
+    numbered = (
+        ({"line": line, "input": text if isinstance(text, str) else None}, text)
+        for line, text in inputs
+    )
+    waiting = unanswered(numbered, journal, identity, report)
+    for rows in _answered(answerer, waiting, source):
         for row in rows:
             row["run"] = identity
             if "error" in row:
@@ -81,24 +86,32 @@ def answer_all(
         yield rows
 
 
-def _new(
-    inputs: Inputs, journal: Journal | None, identity: str, report: Callable[[str], None]
-) -> Iterator[tuple[int, str | PromptError]]:
-    """The inputs that have no row yet."""
+def unanswered(
+    inputs: Iterable[tuple[JournalRow, Item]],
+    journal: Journal | None,
+    identity: str,
+    report: Callable[[str], None],
+) -> Iterator[tuple[JournalRow, Item]]:
+    """The inputs that have no row yet, each with the beginning of its row.
+
+    inputs: each with what its row begins with, where it stands and what it is; the rows that
+    there are have to begin so. identity, report: see `answer_all`. Raises PromptError.
+    """
     done = journal.rows() if journal else iter(())
-    for line, text in inputs:
+    for beginning, item in inputs:
         row = next(done, None)
         if row is None:
-            yield line, text
+            yield beginning, item
             continue
         if row.get("run") != identity:
             raise PromptError(
                 f"{_place(journal)}: was written by another prompt, model or option; "
                 "name another file to keep it"
             )
-        if row.get("line") != line or row.get("input") != (text if isinstance(text, str) else None):
+        if any(row.get(key) != value for key, value in beginning.items()):
+            place = next(iter(beginning))
             raise PromptError(
-                f"{_place(journal)}: its row for line {row.get('line')} is not of these inputs; "
+                f"{_place(journal)}: its row for {place} {row.get(place)} is not of these inputs; "
                 "name another file to keep it"
             )
         if "error" in row:
@@ -112,25 +125,32 @@ def _place(journal: Journal | None) -> str:
 
 
 def _answered(
-    answerer: Answerer, batch: Iterable[tuple[int, str | PromptError]], source: str
-) -> list[JournalRow]:
-    rows: list[JournalRow] = []
-    questions = []
-    for line, text in batch:
-        row: JournalRow = {"line": line, "input": None}
-        rows.append(row)
-        if isinstance(text, PromptError):
-            row["error"] = str(text)
-            continue
-        row["input"] = text
-        try:
-            questions.append((row, answerer.prepare(text)))
-        except PromptError as error:
-            row["error"] = f"{source}, line {line}: {error}"
-    answers = answerer.answer([question for _, question in questions])
-    for (row, _), answer in zip(questions, answers, strict=True):
-        if answer.finished and answer.finished.reason == "error":
-            row["error"] = f"{source}, line {row['line']}: {answer.finished.message}"
-        else:
-            row.update(document(answer))
-    return rows
+    answerer: Answerer, inputs: Iterable[tuple[JournalRow, str | PromptError]], source: str
+) -> Iterator[list[JournalRow]]:
+    """The row of each input, whose beginning it comes with, in their order."""
+    taken: deque[JournalRow] = deque()
+
+    def questions() -> Iterator[Question]:
+        for row, text in inputs:
+            taken.append(row)
+            if isinstance(text, PromptError):
+                row["error"] = str(text)
+                continue
+            try:
+                yield answerer.prepare(text)
+            except PromptError as error:
+                row["error"] = f"{source}, line {row['line']}: {error}"
+
+    for answers in answerer.answers(questions()):
+        rows = []
+        for answer in answers:
+            while "error" in taken[0]:
+                rows.append(taken.popleft())
+            rows.append(taken.popleft())
+            if answer.finished and answer.finished.reason == "error":
+                rows[-1]["error"] = f"{source}, line {rows[-1]['line']}: {answer.finished.message}"
+            else:
+                rows[-1].update(document(answer))
+        yield rows
+    if taken:  # the last inputs were bad
+        yield list(taken)

@@ -1,7 +1,8 @@
 """Prompt files on test items in many settings: shots × selection × order × scoring × seeds.
 
-Keep: every answer is a row of its own (see `answers`), written before the next few are asked for,
-so that an evaluation that was ended goes on where it was, also with more settings than before.
+Keep: every answer is a row of its own (see `answers`), written as soon as it and those before it
+are there, so that an evaluation that was ended goes on where it was, also with more settings than
+before.
 """
 
 import hashlib
@@ -219,23 +220,18 @@ def evaluate(
         prompt = prompt_of(task, cell)
         selector = selectors[task.name].of(prompt)
         answerer = Answerer(model, prompt, selector, template=template)
-        for start in range(0, len(missing), answerer.batch):
-            new = _ask(answerer, task, cell, missing[start : start + answerer.batch])
+        asked = (answerer.prepare(task.items[number].input) for number in missing)
+        numbers = iter(missing)
+        for answers in answerer.answers(asked):
+            new = [_row(task, cell, next(numbers), answer) for answer in answers]
+            if cell.style == "turns":
+                new = [row | {"label_tokens": answerer.label_tokens} for row in new]
             if journal:
                 journal.append(new)
             rows += new
             if progress:
                 progress(len(rows), total)
     return rows
-
-
-def _ask(answerer: Answerer, task: Task, cell: Cell, numbers: Sequence[int]) -> list[JournalRow]:
-    answers = answerer.answer([answerer.prepare(task.items[number].input) for number in numbers])
-    return [
-        _row(task, cell, number, answer)
-        | ({"label_tokens": answerer.label_tokens} if cell.style == "turns" else {})
-        for number, answer in zip(numbers, answers, strict=True)
-    ]
 
 
 def _check_fit(

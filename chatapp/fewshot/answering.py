@@ -11,13 +11,14 @@ that the prompt shown is the prompt the model saw.
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain, islice
 
 from chatapp.engine.events import Event, Finished
-from chatapp.engine.model import ChatModel, LanguageModel, Sampling
+from chatapp.engine.model import ChatModel, LanguageModel, Request, Sampling, whole_replies
 from chatapp.fewshot.encoding import ids_of, segment_ids, without_start
 from chatapp.fewshot.scoring import CONTENT_FREE, Likelihoods, best, probabilities
 from chatapp.prompting.chat_template import Template
@@ -34,7 +35,7 @@ from chatapp.prompting.selection.methods import Selector, vote
 from chatapp.prompting.template import PLAIN
 from chatapp.prompting.turns import TurnsLayout, layout_of
 
-# Questions answered at once: enough to share what their prompts have in common, few to lose.
+# Labelled at once: enough to share what their prompts have in common, few to lose.
 _BATCH = 16
 
 # Texts whose tokens are remembered; demonstrations come back, inputs do not.
@@ -63,7 +64,7 @@ class Answer:
     likelihoods: what they were computed from; None for a vote and for a generated text.
     finished: how a generation ended; None otherwise.
     prompt_tokens: of the prompt with its demonstrations. seconds: spent on this answer, its
-        share of a batch.
+        share where several were asked at once.
     """
 
     question: Question
@@ -100,8 +101,6 @@ class Answerer:
         self._encode = lru_cache(_REMEMBERED)(model.tokenizer.encode)
         self._layout = layout_of(prompt, template)
         self._labels = self._label_ids()
-        self.batch = _BATCH if prompt.labels else 1
-        """How many questions to answer at once."""
 
     @property
     def label_tokens(self) -> dict[str, int]:
@@ -115,7 +114,7 @@ class Answerer:
         """
         prompt = self._prompt
         if prompt.text is not None:
-            return Question(text, render(prompt, [], text), [], [])
+            return self._text_to_complete(text)
         chosen = demonstrations(prompt, self._selector, text)
         if prompt.select.selector.votes:
             return Question(text, [], list(chosen.values()), [])
@@ -128,22 +127,43 @@ class Answerer:
         )
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
-        """Answer a few questions at once; labels of all of them are scored together."""
+        """Answer a few questions."""
+        return list(chain.from_iterable(self.answers(questions)))
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[list[Answer]]:
+        """Answer questions in their order, each taken when there is room for it.
+
+        Labels of some are scored together, and texts of some are generated at once. Yields
+        those that are there, at least one.
+        """
         if self._prompt.select.selector.votes:
-            return [self._by_vote(question) for question in questions]
-        if not self._prompt.labels:
-            return [self._generated(question) for question in questions]
-        started = time.perf_counter()
-        scored = self._score(questions)
-        seconds = (time.perf_counter() - started) / max(1, len(questions))
-        answers = []
-        for question, likelihoods in zip(questions, scored, strict=True):
-            shares = probabilities(likelihoods, self._prompt.scoring)
-            tokens = len(self._ids(question.segments))
-            answers.append(
-                Answer(question, best(shares), shares, likelihoods, None, tokens, seconds)
+            return ([self._by_vote(question)] for question in questions)
+        return self._labelled(questions) if self._prompt.labels else self._generated(questions)
+
+    def _labelled(self, questions: Iterable[Question]) -> Iterator[list[Answer]]:
+        coming = iter(questions)
+        while some := list(islice(coming, _BATCH)):
+            started = time.perf_counter()
+            scored = self._score(some)
+            seconds = (time.perf_counter() - started) / len(some)
+            answers = []
+            for question, likelihoods in zip(some, scored, strict=True):
+                shares = probabilities(likelihoods, self._prompt.scoring)
+                tokens = len(self._ids(question.segments))
+                answers.append(
+                    Answer(question, best(shares), shares, likelihoods, None, tokens, seconds)
+                )
+            yield answers
+
+    def _text_to_complete(self, text: str) -> Question:
+        segments = render(self._prompt, [], text)
+        size, window = len(self._ids(segments)), self._model.context
+        if size >= window:
+            raise PromptError(
+                f"{self._prompt.path}: has {size} tokens; the model's window of {window} has room "
+                f"for {window - 1} and a reply"
             )
-        return answers
+        return Question(text, segments, [], [])
 
     def _render(self, kept: Sequence[int], text: str) -> list[Segment]:
         if self._prompt.scoring == "channel":
@@ -234,25 +254,42 @@ class Answerer:
         seconds = time.perf_counter() - started
         return Answer(question, output, shares, None, None, 0, seconds)
 
-    def _generated(self, question: Question) -> Answer:
-        ids = self._ids(question.segments)
-        text = ""
-        finished = Finished("error")
-        for event in self._events(question, ids):
-            text += event.text
-            if isinstance(event, Finished):
-                finished = event
-        output = text if self._prompt.text is not None else text.strip()
-        return Answer(question, output, {}, None, finished, len(ids), finished.seconds)
+    def _generated(self, questions: Iterable[Question]) -> Iterator[list[Answer]]:
+        asked: deque[Question] = deque()
 
-    def _events(self, question: Question, ids: Sequence[int]) -> Iterator[Event]:
-        """A generated answer; where a server writes the turns, in its model's own template."""
-        if isinstance(self._layout, TurnsLayout) and isinstance(self._model, ChatModel):
-            shown = [example.index for example in question.examples]
-            messages = self._layout.messages(shown, question.input)
-            sent = [{"role": each.role, "content": each.text} for each in messages]
-            return self._model.converse(sent, self._sampling)
-        return self._model.generate(ids, self._sampling, stop=self._layout.stop)
+        def taken() -> Iterator[Question]:
+            for question in questions:
+                asked.append(question)
+                yield question
+
+        ended = time.perf_counter()
+        for text, finished in whole_replies(self._events(taken())):
+            question = asked.popleft()
+            output = text if self._prompt.text is not None else text.strip()
+            tokens = len(self._ids(question.segments))
+            # Those at once share the time: of all answers together, it is what they took.
+            seconds = time.perf_counter() - ended
+            yield [Answer(question, output, {}, None, finished, tokens, seconds)]
+            ended = time.perf_counter()
+
+    def _events(self, questions: Iterable[Question]) -> Iterator[tuple[int, Event]]:
+        """Of generated answers; where a server writes the turns, in its model's own template."""
+        layout, model = self._layout, self._model
+        if not isinstance(layout, TurnsLayout) or not isinstance(model, ChatModel):
+            return model.generate_many(
+                Request(self._ids(question.segments), self._sampling, layout.stop)
+                for question in questions
+            )
+        return (
+            (number, event)
+            for number, question in enumerate(questions)
+            for event in model.converse(self._messages(layout, question), self._sampling)
+        )
+
+    def _messages(self, layout: TurnsLayout, question: Question) -> list[dict[str, str]]:
+        shown = [example.index for example in question.examples]
+        messages = layout.messages(shown, question.input)
+        return [{"role": each.role, "content": each.text} for each in messages]
 
 
 def sampling_of(prompt: PromptFile, base: Sampling | None = None) -> Sampling:

@@ -7,6 +7,7 @@ generation uses it.
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from chatapp.engine.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.local import LocalModel
@@ -50,6 +51,7 @@ class _InspectableGenerator:
     def inspect(self, ids: Sequence[int]) -> Trace:
         """See `Inspectable.inspect`."""
         model = self._model
+        _check_is_one_stack(model)
         model.check_text(ids)
         if isinstance(model, LocalModel):
             with model.lock:
@@ -61,5 +63,15 @@ class _InspectableGenerator:
     def stepper(self, ids: Sequence[int], sampling: Sampling) -> Stepper:
         """See `Inspectable.stepper`."""
         model = self._model
+        _check_is_one_stack(model)
         model.check_text(ids)
         return Stepper(model.logits, model.piece, ids, sampling, model.context, model.end_ids)
+
+
+def _check_is_one_stack(model: LocalGenerator) -> None:
+    """Raises ModelError for a model of which no single stack reads prompt and reply."""
+    if isinstance(model, EncoderDecoderModel):
+        raise ModelError(
+            f"{model.name}: an encoder reads the prompt and a decoder writes the reply; only "
+            "models that read and write in one can be looked into"
+        )

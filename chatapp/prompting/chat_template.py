@@ -15,6 +15,7 @@ import re
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from itertools import pairwise, product
 from pathlib import Path
@@ -71,6 +72,7 @@ class ChatTemplate:
     variables: what the program may read besides the messages: `bos_token`, `eos_token` and the
         other named tokens of the tokenizer, and its own switches.
     thinking: what its switch for thinking is set to; None leaves that to the template.
+    today: the date that it writes where it asks for one; None for the day it is rendered on.
     Raises ChatTemplateError when the source is no template.
     """
 
@@ -79,6 +81,7 @@ class ChatTemplate:
     special: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     thinking: bool | None = None
+    today: date | None = None
 
     def __post_init__(self) -> None:
         """Raises ChatTemplateError when the source is too long or no template."""
@@ -191,7 +194,8 @@ class ChatTemplate:
 
         chat = [{"role": turn.role, "content": turn.content, **_thoughts(turn)} for turn in turns]
         switch = {} if self.thinking is None else {self.switch: self.thinking}
-        variables = {**self.variables, **switch}
+        day = {} if self.today is None else {"strftime_now": self.today.strftime}
+        variables = {**self.variables, **switch, **day}
         try:
             return joined(
                 [

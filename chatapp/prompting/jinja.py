@@ -1,6 +1,7 @@
 """A dialogue template as a Jinja chat template, for programs that know no other.
 
-Keep: rendered, it is character for character what the dialogue template makes of the same chat.
+Keep: rendered, it is character for character what the dialogue template makes of the same chat,
+and refuses the chats that this refuses.
 """
 
 import json
@@ -15,32 +16,38 @@ _SOURCE = """\
 {%- set instruction = messages[0]['content'] | trim -%}
 {%- set turns = messages[1:] -%}
 {%- endif -%}
-{{- instruction -}}
+{{- START + instruction -}}
 {%- for message in turns -%}
-{%- if message['role'] == 'user' -%}
+{%- set text = message['content'] | trim -%}
+{%- if message['role'] == 'user' and loop.index0 % 2 == 0 -%}
 {%- if not loop.first -%}
 {{- AFTER_REPLY -}}
 {%- elif instruction -%}
 {{- AFTER_INSTRUCTION -}}
 {%- endif -%}
-{{- USER + (message['content'] | trim) -}}
-{%- else -%}
+{{- USER + text -}}
+{%- if add_generation_prompt or not loop.last -%}
 {{- ASSISTANT -}}
-{%- if message['content'] | trim -%}
-{{- LEAD + (message['content'] | trim) -}}
+{%- endif -%}
+{%- elif message['role'] == 'assistant' and loop.index0 % 2 == 1 -%}
+{%- if text -%}
+{{- LEAD + text -}}
 {%- endif -%}
 {{- END -}}
+{%- else -%}
+{{- raise_exception('expected an optional system message, then user and assistant in turn') -}}
 {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- ASSISTANT -}}
-{%- endif -%}
 """
 
 
-def as_jinja(template: DialogueTemplate) -> str:
-    """The chat template; a reply that the template closes ends in its variable `eos_token`."""
+def as_jinja(template: DialogueTemplate, start: str = "") -> str:
+    """The chat template; a reply that the template closes ends in its variable `eos_token`.
+
+    start: the special tokens that a model expects before any text, where nobody else puts them.
+    """
     expressions = {
+        "START": _literal(start),
         "INSTRUCTION": _literal(template.instruction.strip()),
         "AFTER_INSTRUCTION": _literal(template.after_instruction),
         "AFTER_REPLY": _literal(template.after_reply),

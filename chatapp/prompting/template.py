@@ -98,8 +98,8 @@ class DialogueTemplate:
         saved = data.get("fingerprint", template.fingerprint)
         if saved != template.fingerprint:
             raise TemplateError(
-                f"{origin}: the fields of template {template.name!r} give the fingerprint "
-                f"{template.fingerprint}, the file says {saved}"
+                f"{origin}: the fields of template {template.name!r} were changed after it was "
+                "saved; put back those that the model was trained with"
             )
         return template
 

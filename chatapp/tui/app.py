@@ -29,7 +29,7 @@ from chatapp.tui.keymap import read_keymap
 from chatapp.tui.message import MessageView
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.textual_internals import FailingApp, know_alt_enter, know_pastes
-from chatapp.tui.theme import CALM, FEW_COLORS
+from chatapp.tui.theme import CALM, FEW_COLORS, readable
 
 if TYPE_CHECKING:
     from textual.command import Provider
@@ -110,6 +110,12 @@ class ChatApp(FailingApp[int]):
         self._interrupted = -_SOON
         self._knows_of_loss = False
         self._few_colors = no_color or self.console.color_system not in ("256", "truecolor")
+
+    def get_css_variables(self) -> dict[str, str]:
+        variables = super().get_css_variables()
+        if not self.current_theme.ansi:  # whose colours are the terminal's
+            self.theme_variables = variables = readable(variables)
+        return variables
 
     def _load_by_name(self) -> "LanguageModel":
         from chatapp.engine.load import load_model

@@ -7,7 +7,7 @@ length and not with its square.
 Keep: the rows are the same as if the whole text had been wrapped at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rich.cells import chop_cells
@@ -81,7 +81,28 @@ class TextBody(Widget):
         self._lines = [""]
         self._rows: list[Row] = []
         self._wrapped_to = 0
+        self._marks: list[tuple[int, int, int]] = []
         self.append(text)
+
+    @property
+    def text(self) -> str:
+        """The text as it is shown."""
+        return "\n".join(self._lines)
+
+    def mark(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Let some pieces of `text` stand out, until it is replaced.
+
+        spans: where each begins and ends, in characters.
+        """
+        self._marks = []
+        start = 0
+        for number, line in enumerate(self._lines):
+            end = start + len(line)
+            for first, last in spans:
+                if first < end and last > start:
+                    self._marks.append((number, max(first, start) - start, min(last, end) - start))
+            start = end + 1
+        self.refresh()
 
     def append(self, text: str) -> None:
         """Add text at the end."""
@@ -97,6 +118,7 @@ class TextBody(Widget):
         """Show another text instead."""
         self._lines = [""]
         self._rows = [Row(0, 0, "")]
+        self._marks = []
         self.append(text)
         self.refresh(layout=True)
 
@@ -121,6 +143,10 @@ class TextBody(Widget):
             return Strip.blank(self.size.width, style.rich_style)
         row = self._rows[y]
         content = Content(row.text)
+        for line, first, last in self._marks:
+            begin, end = max(0, first - row.start), min(last - row.start, len(row.text))
+            if line == row.line and begin < end:
+                content = content.stylize("bold underline $text-warning", begin, end)
         selection = self.text_selection
         span = selection.get_span(row.line) if selection is not None else None
         if span is not None:
@@ -132,4 +158,4 @@ class TextBody(Widget):
         return strip.apply_offsets(row.start, row.line)
 
     def get_selection(self, selection: Selection) -> tuple[str, str]:
-        return selection.extract("\n".join(self._lines)), "\n"
+        return selection.extract(self.text), "\n"

@@ -24,11 +24,13 @@ from chatapp.tui.chat_turns import ChatTurns
 from chatapp.tui.chat_widgets import ChatWidgets
 from chatapp.tui.comparing import CompareScreen
 from chatapp.tui.conversation import Conversation, TurnRequest
+from chatapp.tui.field import Field
 from chatapp.tui.help import HelpScreen
-from chatapp.tui.history import HistoryScreen
+from chatapp.tui.history import ChatChoice, HistoryScreen
 from chatapp.tui.inspecting import Inspecting
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Branch
+from chatapp.tui.keymap import shown_key
 from chatapp.tui.library import LibraryScreen, PromptChoice
 from chatapp.tui.loading import LoadFailed, ModelLoaded
 from chatapp.tui.message import MessageView
@@ -37,6 +39,8 @@ from chatapp.tui.models import ModelScreen
 from chatapp.tui.navigation import Navigation
 from chatapp.tui.parameters import ParametersScreen
 from chatapp.tui.prompt import Prompt
+from chatapp.tui.sidebar import FROM as SIDEBAR_FROM
+from chatapp.tui.sidebar import Sidebar
 from chatapp.tui.slash_actions import SlashError
 from chatapp.tui.turn import TurnEnded, TurnEvent, TurnFailed
 from chatapp.tui.verdicts import Verdicts
@@ -65,6 +69,13 @@ class ChatScreen(Screen[None]):
             "Chats",
             tooltip="List, search, open and rename chats",
             id="chats",
+        ),
+        Binding(
+            "ctrl+l",
+            "sidebar",
+            "Hide the list beside the chat, or show it",
+            show=False,
+            id="chat_list",
         ),
         Binding("ctrl+b", "branches", "All branches of this chat", show=False, id="branches"),
         Binding(
@@ -105,8 +116,9 @@ class ChatScreen(Screen[None]):
         self._copied_block = 0, 0  # of which message, and how many of them so far
         self._first_chat = chat_id
         self._first_model = settings.model
+        self._wants_sidebar = True
         self.conversation = Conversation(settings, store, load, self)
-        self.widgets = ChatWidgets(self.conversation, self._completions)
+        self.widgets = ChatWidgets(self.conversation, store, self._completions)
         self.models = ModelSwitch(self.conversation, self.widgets)
         self._inspecting = Inspecting(self.conversation, self, self.widgets)
         self._verdicts = Verdicts(self.conversation, store, self.widgets)
@@ -318,10 +330,41 @@ class ChatScreen(Screen[None]):
         choice = await self.app.push_screen_wait(HistoryScreen(self.store))
         if choice is None:
             await self.navigation.leave_deleted()
-        elif choice.message_id is None:
+        else:
+            await self._open_chosen(choice)
+
+    @on(Sidebar.Chosen)
+    async def _chosen_beside(self, event: Sidebar.Chosen) -> None:
+        await self._open_chosen(event.choice)
+
+    async def _open_chosen(self, choice: ChatChoice) -> None:
+        if choice.message_id is None:
             await self.navigation.open(choice.chat_id)
         else:
             await self.navigation.open_at(choice.message_id)
+
+    def on_resize(self) -> None:
+        self._show_sidebar(self._wants_sidebar)
+
+    def _show_sidebar(self, wanted: bool) -> None:
+        """Show the list of chats beside the chat, if there is room, or not."""
+        self._wants_sidebar = wanted
+        self.set_class(wanted and self.app.size.width >= SIDEBAR_FROM, "-listed")
+
+    def action_sidebar(self) -> None:
+        """Hide the list of chats beside the chat; hidden, show it and go to it."""
+        if self.app.size.width < SIDEBAR_FROM:
+            key = shown_key(self.app, "chats", "Ctrl+O")
+            self.widgets.inform(
+                f"The list stands beside the chat from {SIDEBAR_FROM} columns on; {key} opens it."
+            )
+        elif self._wants_sidebar:
+            if self.widgets.sidebar.has_focus_within:
+                self.widgets.prompt.focus()
+            self._show_sidebar(False)
+        else:
+            self._show_sidebar(True)
+            self.widgets.sidebar.query_one(Field).focus()
 
     @work
     async def action_branches(self) -> None:

@@ -197,13 +197,12 @@ class ChatTurns:
 
     async def turn_ended(self, finished: "Finished") -> None:
         status = self._widgets.status
-        self._show_stored(finished.reason)
+        failed = finished.reason == "error"
+        self._show_stored(finished.reason, "" if failed else finished.message)
         status.speed = finished.tokens_per_second
         status.state = {"cancelled": "stopped", "error": "error"}.get(finished.reason, "ready")
-        if finished.reason == "error":
+        if failed:
             self._widgets.show_problem(f"The model failed: {finished.message}")
-        elif finished.message:
-            self._widgets.inform(finished.message)
 
     async def turn_failed(self, turn: RunningTurn, reason: str) -> None:
         if self._widgets.transcript.live is not None:  # it broke down half-way
@@ -229,12 +228,15 @@ class ChatTurns:
                 self._widgets.show_problem("")
                 self._widgets.inform("There is room again: the reply is stored.")
 
-    def _show_stored(self, reason: str) -> None:
-        """Show all of the reply, as it has been stored or is to be."""
+    def _show_stored(self, reason: str, remark: str = "") -> None:
+        """Show all of the reply, as it has been stored or is to be.
+
+        remark: how it came about, in words; it stands under the reply.
+        """
         transcript = self._widgets.transcript
         live, transcript.live, self._reply = transcript.live, None, None
         with self._widgets.store_errors():
             if live is not None:
-                transcript.refresh_message(self._conversation.message(live), reason)
+                transcript.refresh_message(self._conversation.message(live), reason, remark)
         self._conversation.measure()
         self._inspecting.look_again()

@@ -17,22 +17,26 @@ from chatapp.foreign import printable
 from chatapp.tui.completions import Completions
 from chatapp.tui.keybar import KeyBar
 from chatapp.tui.prompt import Complete, Prompt
+from chatapp.tui.sidebar import Sidebar
 from chatapp.tui.status import StatusLine
 from chatapp.tui.transcript import Transcript
 from chatapp.tui.welcome import Welcome
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.store import Store
     from chatapp.tui.conversation import Conversation
 
 
 class ChatWidgets:
     """The widgets of the screen of a conversation.
 
-    complete: what the prompt asks for the commands that a text could become.
+    store: what the list of chats shows. complete: what the prompt asks for the commands that a
+    text could become.
     """
 
-    def __init__(self, conversation: "Conversation", complete: Complete) -> None:
+    def __init__(self, conversation: "Conversation", store: "Store", complete: Complete) -> None:
         self._conversation = conversation
+        self.sidebar = Sidebar(store)
         self._title = Static(id="title", markup=False)
         self._welcome = Welcome()
         self._problem = Static(id="problem", markup=False)
@@ -43,6 +47,7 @@ class ChatWidgets:
 
     def compose(self) -> ComposeResult:
         """The widgets, laid out."""
+        yield self.sidebar
         with Vertical(id="heading"):
             yield self._title
         yield self._welcome
@@ -52,7 +57,7 @@ class ChatWidgets:
             yield self.completions
             yield self.prompt
             yield self.status
-            yield KeyBar(compact=True, show_command_palette=False)
+            yield KeyBar()
 
     @property
     def is_empty(self) -> bool:
@@ -65,7 +70,8 @@ class ChatWidgets:
         self.transcript.display = not empty
 
     def show_title(self) -> None:
-        """Show what the chat is called."""
+        """Show what the chat is called, here and in the list of chats."""
+        self.sidebar.follow(self._conversation.chat_id)
         with self.store_errors():
             self._title.update(printable(self._conversation.title()).replace("\n", " "))
 

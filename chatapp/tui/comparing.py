@@ -21,6 +21,7 @@ from chatapp.foreign import printable
 from chatapp.tui import events
 from chatapp.tui.body import TextBody
 from chatapp.tui.conversation import Conversation, TurnRequest
+from chatapp.tui.differences import difference
 from chatapp.tui.field import Field
 from chatapp.tui.keybar import KeyBar
 from chatapp.tui.message import SPEAKERS, status_words
@@ -64,10 +65,9 @@ class Side(Vertical):
         self.reply: StoredMessage | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static(self._title, classes="header")
         hint = "NAME=VALUE …, such as temperature=0"
-        yield Field(self._change, placeholder=hint, compact=True)
         yield Static(classes="variant", markup=False)
+        yield Field(self._change, placeholder=hint, compact=True)
         with VerticalScroll(can_focus=False):
             yield TextBody()
             yield Static(classes="note", markup=False)
@@ -83,10 +83,11 @@ class Side(Vertical):
 
     def describe(self, base: "Variant", others: Sequence[str]) -> None:
         """Say what the reply is drawn with; what is not among `others` stands out."""
-        line = Content(" · ").join(
+        settings = (
             Content.styled(printable(word), "" if word in others else "$text-accent bold")
             for word in self.words(base)
         )
+        line = Content(" · ").join((Content.styled(self._title, "bold"), *settings))
         self.query_one(".variant", Static).update(line)
 
     def words(self, base: "Variant") -> list[str]:
@@ -111,15 +112,20 @@ class Side(Vertical):
         """Add what has arrived of the reply."""
         scroll = self.query_one(VerticalScroll)
         follows = scroll.is_vertical_scroll_end
-        self.query_one(TextBody).append(text)
+        self.body.append(text)
         if follows:
             scroll.scroll_end(animate=False)
 
     def end(self, message: "StoredMessage", reason: str) -> None:
         """Show what the store has kept of the reply."""
         self.reply = message
-        self.query_one(TextBody).replace(message.text)
+        self.body.replace(message.text)
         self.show_note(status_words(message, reason).split(" · ")[0])
+
+    @property
+    def body(self) -> TextBody:
+        """The reply's text."""
+        return self.query_one(TextBody)
 
     def show_note(self, words: str) -> None:
         """Say below the reply what becomes of it."""
@@ -140,7 +146,7 @@ class CompareScreen(Screen[Compared]):
         Binding("2,right", "choose('right')", "Right", tooltip="The right reply is better"),
         Binding("e", "choose('equal')", "Equal", tooltip="Both are as good; go on with the left"),
         Binding("b", "choose('both bad')", "Both bad", tooltip="Both are bad; go on with the left"),
-        Binding("escape", "stop", "Stop, leave", tooltip="Stop this reply; leave without a choice"),
+        Binding("escape", "stop", "Leave", tooltip="Stop this reply; leave without a choice"),
         Binding("f1", "app.help", "Show all keys", show=False),
     ]
 
@@ -175,8 +181,9 @@ class CompareScreen(Screen[Compared]):
                 yield TextBody("" if isinstance(self._message, str) else self._message.text)
         with Horizontal(id="sides"):
             yield from self._sides
+        yield Static(id="difference")
         yield Static(id="compare-problem", markup=False)
-        yield KeyBar(compact=True, show_command_palette=False)
+        yield KeyBar()
 
     def on_mount(self) -> None:
         self._show_problem("")
@@ -262,6 +269,7 @@ class CompareScreen(Screen[Compared]):
         """Generate the next reply, or let the user choose."""
         if not self._waiting:
             self._current = None
+            self._show_difference()
         else:
             self._current, variant = self._waiting.pop(0)
             self._current.show_note("thinking · Esc stops it")
@@ -310,6 +318,15 @@ class CompareScreen(Screen[Compared]):
                 side.end(self._store.message(side.reply.id), reason)
             except StoreError as error:
                 self._show_problem(str(error))
+
+    def _show_difference(self) -> None:
+        """Mark what differs, once both have been answered."""
+        if all(side.reply is not None for side in self._sides):
+            left, right = (side.body for side in self._sides)
+            found = difference(left.text, right.text)
+            left.mark(found.left)
+            right.mark(found.right)
+            self.query_one("#difference", Static).update(found.words)
 
     # Choosing and leaving
 

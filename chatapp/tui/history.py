@@ -61,8 +61,62 @@ class ChatChoice(NamedTuple):
     message_id: int | None
 
 
-class ChatList(Options):
-    """The chats that were found."""
+class FoundChats(Options):
+    """The chats that were found, each with how long ago it was changed, and its model."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._hits: dict[int, Hit] = {}
+
+    async def find(self, store: "Store", query: str, archive: bool = False) -> int:
+        """Show the chats that match, and return how many do; a search looks into the archive too.
+
+        archive: whether to show what is there, and nothing else. Raises StoreError.
+        """
+        archived = archive or (None if query.strip() else False)
+        chats = await asyncio.to_thread(store.chats, limit=_MOST, matching=query, archived=archived)
+        hits = await asyncio.to_thread(store.search, query, limit=_MOST)
+        self._hits = {}
+        for hit in hits:
+            self._hits.setdefault(hit.chat_id, hit)
+        now = time.time()
+        self.clear_options()
+        self.add_options(
+            Option(self._entry(chat, self._hits.get(chat.id), now), id=str(chat.id))
+            for chat in chats
+        )
+        return len(chats)
+
+    def _entry(self, chat: "ChatSummary", hit: "Hit | None", now: float) -> Content:
+        title = printable(chat.title).replace("\n", " ") or "Untitled"
+        facts = " · ".join(fact for fact in self._facts(chat, now) if fact)
+        lines = [Content(title), Content.styled(facts, "$text-muted")]
+        if hit is not None:
+            lines.insert(1, highlighted_words(hit.snippet))
+        return Content("\n").join(lines)
+
+    def _facts(self, chat: "ChatSummary", now: float) -> list[str]:
+        """What there is to know of a chat, the most important first."""
+        return [ago(chat.updated, now), printable(chat.model)]
+
+    @property
+    def choice(self) -> ChatChoice | None:
+        """What the cursor is on."""
+        option = self.highlighted_option
+        if option is None or option.id is None:
+            return None
+        hit = self._hits.get(int(option.id))
+        return ChatChoice(int(option.id), hit.message_id if hit is not None else None)
+
+    def action_cursor_up(self) -> None:
+        if self.highlighted:
+            super().action_cursor_up()
+        else:
+            self.query_ancestor(Vertical).query_one(Field).focus()
+
+
+class ChatList(FoundChats):
+    """The chats that were found, and what can be done with them."""
 
     BINDING_GROUP_TITLE = "In the list of chats"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -73,11 +127,10 @@ class ChatList(Options):
         Binding("slash", "screen.filter", "Filter", show=False),
     ]
 
-    def action_cursor_up(self) -> None:
-        if self.highlighted:
-            super().action_cursor_up()
-        else:
-            self.screen.query_one(Field).focus()
+    def _facts(self, chat: "ChatSummary", now: float) -> list[str]:
+        count = "1 message" if chat.messages == 1 else f"{chat.messages} messages"
+        known = printable(chat.model), ago(chat.updated, now)
+        return [count, *known, "archived" * chat.archived]
 
 
 class HistoryScreen(ModalScreen[ChatChoice | None]):
@@ -97,7 +150,6 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
         super().__init__()
         self._store = store
         self._archive = False
-        self._hits: dict[int, Hit] = {}
         self._renamed: int | None = None
         self._binned: list[int] = []
 
@@ -128,28 +180,14 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
 
     @work(exclusive=True)
     async def _find(self, query: str, index: int = 0) -> None:
-        """Show the chats that match; a search looks into the archive too."""
-        archived = self._archive or (None if query.strip() else False)
         try:
-            chats = await asyncio.to_thread(
-                self._store.chats, limit=_MOST, matching=query, archived=archived
-            )
-            hits = await asyncio.to_thread(self._store.search, query, limit=_MOST)
+            found = await self._list.find(self._store, query, self._archive)
         except StoreError as error:
             self._show_nothing(str(error))
             return
-        self._hits = {}
-        for hit in hits:
-            self._hits.setdefault(hit.chat_id, hit)
-        now = time.time()
-        self._list.clear_options()
-        self._list.add_options(
-            Option(self._entry(chat, self._hits.get(chat.id), now), id=str(chat.id))
-            for chat in chats
-        )
-        self._list.highlighted = min(index, len(chats) - 1) if chats else None
+        self._list.highlighted = min(index, found - 1) if found else None
         nothing = "The archive is empty." if self._archive else "No chats yet."
-        self._show_nothing("" if chats else "No chat matches." if query else nothing)
+        self._show_nothing("" if found else "No chat matches." if query else nothing)
         self.query_one(".title", Static).update("Archived chats" if self._archive else "Chats")
 
     def _show_nothing(self, words: str) -> None:
@@ -157,27 +195,15 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
         nothing.update(words)
         nothing.display = bool(words)
 
-    def _entry(self, chat: "ChatSummary", hit: "Hit | None", now: float) -> Content:
-        title = printable(chat.title).replace("\n", " ") or "Untitled"
-        count = "1 message" if chat.messages == 1 else f"{chat.messages} messages"
-        known = (count, printable(chat.model), ago(chat.updated, now), "archived" * chat.archived)
-        facts = " · ".join(fact for fact in known if fact)
-        lines = [Content(title), Content.styled(facts, "dim")]
-        if hit is not None:
-            lines.insert(1, highlighted_words(hit.snippet))
-        return Content("\n").join(line for line in lines)
-
     @on(Input.Submitted, "#filter")
     @on(OptionList.OptionSelected)
     def action_open(self) -> None:
-        if (chat_id := self._chosen()) is not None:
-            hit = self._hits.get(chat_id)
-            self.dismiss(ChatChoice(chat_id, hit.message_id if hit is not None else None))
+        if self._list.choice is not None:
+            self.dismiss(self._list.choice)
 
     def _chosen(self) -> int | None:
         """The chat that the cursor is on."""
-        option = self._list.highlighted_option
-        return int(option.id) if option is not None and option.id is not None else None
+        return self._list.choice.chat_id if self._list.choice is not None else None
 
     def action_leave(self) -> None:
         if self._renamed is not None:

@@ -5,6 +5,7 @@ cannot be used is named, and cannot be chosen.
 """
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -62,6 +63,22 @@ def choice_of(name: str) -> PromptChoice:
         return PromptChoice(name, Basis())
     whole = name_of(name)
     return PromptChoice(name, basis_of(whole, _load(whole)))
+
+
+def persona_of(system: str | None) -> str:
+    """The name of the persona with these instructions; "" when there is none."""
+    from chatapp.prompting.examples import PromptError
+    from chatapp.prompting.library import personas
+    from chatapp.prompting.promptfile import Persona, load_for_chat
+
+    if system is None:
+        return ""
+    with suppress(PromptError):  # the list of prompts says what is wrong with a file
+        for name, path in personas().items():
+            persona = load_for_chat(path)
+            if isinstance(persona, Persona) and persona.system == system:
+                return name
+    return ""
 
 
 def choosable_names() -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from chatapp.dialogue.store import StoreError
 from chatapp.tui import collector, timings
 from chatapp.tui.keymap import shown_key
+from chatapp.tui.library import persona_of
 from chatapp.tui.loading import LoadFailed, LoadRequest, ModelLoaded
 from chatapp.tui.parameters import Parameters
 from chatapp.tui.words import in_words
@@ -105,7 +106,8 @@ class ModelSwitch:
         status.state = "ready"
         status.model = session.model.name
         status.limit = session.model.context
-        status.template = session.layout
+        status.template, status.is_prompt_file = session.layout, bool(session.prompt)
+        status.persona = persona_of(session.system)
         status.is_estimate = self._conversation.remote() is not None
         self._conversation.measure()
 

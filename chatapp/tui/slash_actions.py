@@ -165,9 +165,14 @@ async def load_model(chat: ChatControls, argument: str) -> None:
 
 
 async def use_template(chat: ChatControls, argument: str) -> None:
+    from chatapp.dialogue.template_choice import mismatch
+
     _refuse_while_busy(chat)
     try:
         chat.conversation.use_template(argument)
+        session = chat.conversation.session
+        if session is not None and (warning := mismatch(session.model, session.template)):
+            chat.widgets.inform(f"{warning[0].upper()}{warning[1:]}.")
     except ValueError as error:
         raise SlashError(str(error)) from None
     chat.models.show()

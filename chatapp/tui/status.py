@@ -1,4 +1,4 @@
-"""The line that says what is going on: state, model, template, context, speed.
+"""The line that says what is going on: state, model, what the chat is held with, context, speed.
 
 Keep: it always fits; what matters least is left out first.
 """
@@ -18,13 +18,17 @@ class StatusLine(Widget, can_focus=False):
     """One row, drawn from its reactive attributes.
 
     used and limit: tokens of the prompt and of the context window; a limit of 0 is unknown.
-    is_estimate: whether `used` is one. is_kept: whether the chat is stored. speed:
-    tokens per second; 0 is unknown. dropped: messages that no longer fit.
+    is_estimate: whether `used` is one. is_kept: whether the chat is stored. speed: tokens per
+    second; 0 is unknown. dropped: messages that no longer fit. template: a template's name, or
+    that of the prompt file that the chat is held with. persona: the name of the one it is held
+    with, if any.
     """
 
     state: reactive[str] = reactive("loading")
     model: reactive[str] = reactive("")
     template: reactive[str] = reactive("")
+    is_prompt_file: reactive[bool] = reactive(False)
+    persona: reactive[str] = reactive("")
     used: reactive[int] = reactive(0)
     limit: reactive[int] = reactive(0)
     is_estimate: reactive[bool] = reactive(False)
@@ -34,20 +38,26 @@ class StatusLine(Widget, can_focus=False):
 
     def render(self) -> Content:
         # In the order of the screen, each part with its rank: rank 0 is never left out.
-        parts = [(0, self._state()), (1, self._short_model()), (4, self._plain(self.template))]
+        parts = [(0, self._state()), (1, self._short(self.model))]
         if not self.is_kept:
             parts.insert(1, (0, Content.styled("not saved", "$text-warning")))
+        if self.persona:
+            parts.append((2, Content.assemble("persona ", self._short(self.persona))))
+        if self.is_prompt_file:
+            parts.append((2, Content.assemble("prompt file ", self._short(self.template))))
+        else:
+            parts.append((5, self._short(self.template)))
         if self.limit:
             about = "≈" if self.is_estimate else ""
             used = f"{about}{self.used:,}/{self.limit:,} tokens"
-            parts += [(3, self._bar()), (0, Content(used))]
+            parts += [(4, self._bar()), (0, Content(used))]
         if self.speed:
-            parts.append((2, Content(f"{self.speed:.0f} tokens/s")))
+            parts.append((3, Content(f"{self.speed:.0f} tokens/s")))
         if self.dropped:
             words = f"{self.dropped} message{'s' * (self.dropped > 1)} out of context"
             parts.append((1, Content.styled(words, "$text-warning")))
         parts = [(rank, part) for rank, part in parts if part]
-        for most in (4, 3, 2, 1, 0):
+        for most in (5, 4, 3, 2, 1, 0):
             line = _GAP.join(part for rank, part in parts if rank <= most)
             if line.cell_length <= self.content_size.width:
                 break
@@ -66,10 +76,7 @@ class StatusLine(Widget, can_focus=False):
         rest = "─" * (_BAR_WIDTH - filled)
         return Content.assemble(("━" * filled, style), (rest, "$border-blurred"))
 
-    def _short_model(self) -> Content:
+    def _short(self, name: str) -> Content:
         # The end of a path or an address tells more than its beginning.
-        long = len(self.model) > _LONGEST_NAME
-        return self._plain(f"…{self.model[1 - _LONGEST_NAME :]}" if long else self.model)
-
-    def _plain(self, text: str) -> Content:
-        return Content(printable(text).replace("\n", " "))
+        short = f"…{name[1 - _LONGEST_NAME :]}" if len(name) > _LONGEST_NAME else name
+        return Content(printable(short).replace("\n", " "))

@@ -1,9 +1,16 @@
-"""The look: one theme of our own, and the right one for terminals of few colours.
+"""The look: one theme of our own, the right one for terminals of few colours, and every theme
+made readable.
 
 Keep: a colour stands here and nowhere else; widgets name what the theme calls it.
 """
 
+from collections.abc import Iterable, Mapping
+
+from textual.color import BLACK, WHITE, Color
+from textual.constants import DIM_FACTOR
 from textual.theme import Theme
+
+from chatapp.shading import contrast
 
 CALM = Theme(
     name="chatapp",
@@ -21,7 +28,59 @@ CALM = Theme(
         "border": "#5fb3a1",
         "border-blurred": "#39414a",
         "footer-background": "#15181c",
-        "block-cursor-text-style": "none",
     },
 )
 FEW_COLORS = "ansi-dark"
+
+READABLE = 4.5
+"""The least contrast of a text with what it stands on: level AA of WCAG 2.2, 1.4.3."""
+
+_CURSOR = 0.18
+"""How much of the accent the row has that a list's cursor is on."""
+
+_GROUNDS = ("background", "surface", "panel")
+_INKS = (
+    "primary", "accent", "secondary", "warning", "error", "success",
+    "text-primary", "text-accent", "text-secondary", "text-warning", "text-error", "text-success",
+    "footer-key-foreground", "footer-description-foreground",
+)  # fmt: skip
+_STEPS = 20
+
+
+def readable(variables: Mapping[str, str]) -> dict[str, str]:
+    """A theme's colours by name, with those of texts moved towards white or black until they can
+    be read on all its backgrounds; the others are as they were.
+
+    On those of lists, plain text can be read where Textual dims it too.
+    """
+    colors = {name: Color.parse(variables[name]) for name in (*_GROUNDS, *_INKS, "foreground")}
+    cursor = colors["background"].blend(colors["accent"], _CURSOR)
+    grounds = [*(colors[name] for name in _GROUNDS), cursor]
+    better = max((WHITE, BLACK), key=lambda end: _least(end, grounds))
+    repaired = {name: _moved(colors[name], better, grounds, 1.0).hex for name in _INKS}
+    text = _moved(colors["foreground"], better, grounds, DIM_FACTOR)
+    muted = _moved(grounds[0].blend(text, DIM_FACTOR), better, grounds, 1.0)
+    repaired |= dict.fromkeys(("foreground", "text", "footer-foreground"), text.hex)
+    repaired |= dict.fromkeys(("text-muted", "text-disabled", "foreground-muted"), muted.hex)
+    return {
+        **variables,
+        **repaired,
+        "block-cursor-background": cursor.hex,
+        "block-cursor-foreground": text.hex,
+        "input-selection-background": cursor.hex,
+        "input-selection-foreground": text.hex,
+        "screen-selection-background": cursor.hex,
+        "block-cursor-text-style": "bold",
+        "block-cursor-blurred-background": cursor.hex,
+        "block-cursor-blurred-foreground": text.hex,
+    }
+
+
+def _moved(color: Color, end: Color, grounds: Iterable[Color], share: float) -> Color:
+    """The first colour on the way to `end` that can be read where `share` of it is left."""
+    shades = [color.blend(end, step / _STEPS) for step in range(_STEPS + 1)]
+    return next((each for each in shades if _least(each, grounds, share) >= READABLE), end)
+
+
+def _least(color: Color, grounds: Iterable[Color], share: float = 1.0) -> float:
+    return min(contrast(ground.blend(color, share).rgb, ground.rgb) for ground in grounds)

@@ -11,9 +11,11 @@ from textual.content import Content
 from textual.widgets import Static
 from textual.widgets.option_list import Option
 
-from chatapp.engine.known_models import advice
+from chatapp.engine.folder import BUNDLED
+from chatapp.engine.known_models import larger
 from chatapp.tui.keymap import shown_key
 from chatapp.tui.options import Options
+from chatapp.tui.status import StatusLine
 
 QUESTION = "Hello! Who are you?"
 
@@ -32,8 +34,8 @@ class Suggestion(NamedTuple):
 
 SUGGESTIONS = (
     Suggestion("Enter", f"ask it: {QUESTION}", "ask", "send"),
-    Suggestion("F5", "show it how: examples, or a persona", "prompts", "prompts"),
-    Suggestion("F3", "look inside: what it reads and attends to", "inspect", "inspect"),
+    Suggestion("F5", "show it examples: with spam it sorts messages", "prompts", "prompts"),
+    Suggestion("F3", "look inside: what it expects and attends to", "inspect", "inspect"),
 )
 KEYS = (
     ("Esc", "stop", "stop the reply"),
@@ -46,13 +48,20 @@ KEYS = (
 )
 
 
+_BUNDLED = (
+    "The bundled model is small and was made here: it chats, adds and follows examples, but knows "
+    "little. {key} brings a larger one ({larger})."
+)
+
+
 class Welcome(VerticalScroll, can_focus=False):
     """Stands in the place of the messages until there is one."""
 
     def compose(self) -> ComposeResult:
         yield Static("chatapp", classes="title")
+        yield Static("A GPT you can open. It runs on your own machine.", classes="about")
         key = shown_key(self.app, "models", "F8")
-        yield Static(f"A GPT you can open. It runs on your own machine.\n{advice()}: {key}.")
+        yield Static(_BUNDLED.format(key=key, larger=larger()), id="bundled")
         yield Static("Three things to try", classes="heading")
         yield Options(
             *(
@@ -66,6 +75,12 @@ class Welcome(VerticalScroll, can_focus=False):
             self._row(keys, words.format(editor=editor), actions) for keys, actions, words in KEYS
         ]
         yield Static(Content("\n").join(rows))
+
+    def on_mount(self) -> None:
+        self.watch(self.screen.query_one(StatusLine), "model", self._model_changed)
+
+    def _model_changed(self, name: str) -> None:
+        self.query_one("#bundled").display = name == BUNDLED
 
     def _row(self, keys: str, words: str, actions: str) -> Content:
         shown = keys

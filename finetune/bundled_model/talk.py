@@ -1,11 +1,12 @@
 """Measure how a model talks: whether its replies end, go round in circles, and admit not knowing.
 
-    python -m finetune.bundled_model.talk DATA OUT [--model M]
+    python -m finetune.bundled_model.talk DATA OUT [--model M] [--judge J]
 
 DATA is what `documents` wrote; OUT receives talk.json with the shares and talk.md with every reply
 of the first seed. First messages are those of talks kept out of training and some written for
 this; questions that cannot be answered come in wordings kept out, those that can from the facts and
-tasks of the generators. Sampling is the program's own, except the seed.
+tasks of the generators. Sampling is the model's own, except the seed. With a judge, the median over
+replies of the mean log-probability that it gives their tokens.
 
 Keep: nothing here was seen in training, and no reply is chosen.
 """
@@ -14,17 +15,21 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, median
 from typing import Annotated
 
 import typer
 
 from chatapp.dialogue.oneshot import ask
-from chatapp.dialogue.template_choice import choose_template
+from chatapp.dialogue.prompt import Exchange
+from chatapp.dialogue.template_choice import choose_template, writer_for
 from chatapp.engine.events import Finished, FinishReason
+from chatapp.engine.generation_config import generation_config
 from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.parameters import Choices
 from chatapp.prompting.chat_template import Template
 from finetune.bundled_model.generators import abstention
 from finetune.bundled_model.generators.content import table
@@ -86,44 +91,64 @@ def replies(
         yield Reply(each, "".join(event.text for event in events).strip(), end.reason)
 
 
+def likelihoods(judge: LanguageModel, said: Sequence[Reply]) -> list[float]:
+    """The mean log-probability of each reply's tokens under another model, in nats.
+
+    The reply stands where the judge's own would, in its own template. Empty replies have none.
+    """
+    writer = writer_for(judge, choose_template(judge, ""))
+    pairs = [
+        (writer.write(None, [Exchange(each.said)], max_tokens=1).ids, writer.reply_ids(each.text))
+        for each in said
+        if each.text
+    ]
+    return [fmean(row) for row in judge.score(pairs)]
+
+
 def share(kept: Sequence[bool]) -> float:
     return sum(kept) / len(kept)
 
 
 def measured(
-    model: LanguageModel, template: Template, data: Path
+    model: LanguageModel, data: Path, judge: LanguageModel | None = None
 ) -> tuple[dict[str, float], list[Reply]]:
-    """The shares by name, and the replies of the first seed to first messages and questions."""
+    """The figures by name, and the replies of the first seed to first messages and questions."""
+    own = Choices().of("model", generation_config(model).sampling).sampling
+    samplings = [replace(own, seed=seed) for seed in range(_SEEDS)]
+
+    def drawn(said: Sequence[str], sampling: Sampling = samplings[0]) -> list[Reply]:
+        return list(replies(model, choose_template(model, ""), said, sampling))
+
     messages = first_messages(data, _MESSAGES, seed=0)
-    talked = [
-        list(replies(model, template, messages, Sampling(seed=seed))) for seed in range(_SEEDS)
-    ]
+    talked = [drawn(messages, sampling) for sampling in samplings]
     every = [reply for some in talked for reply in some]
-    unknown = list(replies(model, template, abstention.measured(_UNKNOWN, 0), Sampling(seed=0)))
-    known = list(replies(model, template, known_questions(_KNOWN, 0), Sampling(seed=0)))
-    shares = {
+    unknown = drawn(abstention.measured(_UNKNOWN, 0))
+    known = drawn(known_questions(_KNOWN, 0))
+    figures = {
         "repeats_itself": share([reply.reason == "repetition" for reply in every]),
         "ends_by_itself": share([reply.reason == "stop" for reply in every]),
         "declines_unknown": share([reply.declines for reply in unknown]),
         "declines_known": share([reply.declines for reply in known]),
     }
-    return shares, [*talked[0], *unknown, *known]
+    if judge is not None:
+        figures["logprob"] = median(likelihoods(judge, every))
+    return figures, [*talked[0], *unknown, *known]
 
 
 def measure(
     data: Annotated[Path, typer.Argument(help="folder that `documents` wrote", exists=True)],
     out: Annotated[Path, typer.Argument(help="folder to write to")],
     model: Annotated[str, typer.Option(help="bundled, or a model's folder")] = "bundled",
+    judge: Annotated[str, typer.Option(help="model whose likelihood of replies is told")] = "",
 ) -> None:
     """Measure how a model talks."""
     out.mkdir(parents=True, exist_ok=True)
-    loaded = load_model(model)
-    shares, some = measured(loaded, choose_template(loaded, ""), data)
-    (out / "talk.json").write_text(json.dumps(shares, indent=2) + "\n", encoding="utf-8")
+    figures, some = measured(load_model(model), data, load_model(judge) if judge else None)
+    (out / "talk.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     lines = [f"- {each.said}\n  *{each.text}* ({each.reason})\n" for each in some]
     (out / "talk.md").write_text("".join(lines), encoding="utf-8")
-    for name, value in shares.items():
-        print(f"{name}: {value:.1%}")
+    for name, value in figures.items():
+        print(f"{name}: {value:.2f}" if name == "logprob" else f"{name}: {value:.1%}")
 
 
 if __name__ == "__main__":

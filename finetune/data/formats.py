@@ -317,13 +317,19 @@ def read_labelled(
             try:
                 if isinstance(row, BadRow):
                     raise row
-                fields = {role: _labelled_field(row, role) for role in roles}
+                labelled = read_fields(row, roles)
             except BadRow as error:
                 if bad_rows == "raise":
                     raise
                 yield error
             else:
-                yield Labelled(row.location, content_key(fields), fields)
+                yield labelled
+
+
+def read_fields(row: Row, roles: Sequence[str]) -> Labelled:
+    """The fields of a row that a task needs. Raises BadRow."""
+    fields = {role: _labelled_field(row, role) for role in roles}
+    return Labelled(row.location, content_key(fields), fields)
 
 
 def _labelled_field(row: Row, role: str) -> str | list[str]:

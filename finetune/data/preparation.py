@@ -7,13 +7,14 @@ for, and no row that is measured is ever trained on.
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import date
 from math import ceil
 from pathlib import Path
 
 from chatapp.dialogue.template_choice import own_template
 from chatapp.engine.model import Tokenizer
-from chatapp.prompting.chat_template import Template
+from chatapp.prompting.chat_template import ChatTemplate, Template
 from chatapp.prompting.template import OWN, TEMPLATES
 from chatapp.userfiles import did_you_mean, quoted
 from finetune.config import BadRows, ConfigError, Data, TrainSource
@@ -141,6 +142,11 @@ def choose_template(data: Data, folder: Path, special: Collection[str]) -> Templ
             f"{folder}: this model brings no dialogue template; set data.template to one of {known}"
         )
     return own
+
+
+def on_day(template: Template, day: date) -> Template:
+    """A template that writes the date as it did on that day."""
+    return replace(template, today=day) if isinstance(template, ChatTemplate) else template
 
 
 def _length(data: Data, window: int) -> int:

@@ -5,6 +5,7 @@ never in them, so the folder loads as a plain language model too.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from torch import Tensor, nn
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Tokenizer
-from finetune.data.batches import Tensors, collate
+from finetune.data.batches import ByLength, Tensors, collate, loader
 from finetune.data.formats import Labelled
 from finetune.objectives.head_rows import HeadExample, HeadRows, HeadSpec, HeadTask, RowEncoder
 from finetune.objectives.objective import in_place_of, model_inputs
 
 MODULE = "task_head"
 HEAD_WEIGHTS = "head.safetensors"
+BATCH = 16
+"""Rows that are asked at a time."""
 
 
 def add_head(model: Any, spec: HeadSpec, seed: int) -> None:
@@ -89,35 +92,55 @@ def owners(batch: Tensors) -> Tensor:
 
 
 class Classifier:
-    """A trained head with its model: rows to label probabilities."""
+    """A trained head with its model: rows to label probabilities, or to numbers."""
 
     def __init__(
         self, model: Any, spec: HeadSpec, tokenizer: Tokenizer, start: Sequence[int], length: int
     ) -> None:
-        self.model, self.spec, self.pad_id = model.eval(), spec, tokenizer.end_id
+        self.model, self.spec, self.pad_id = model, spec, tokenizer.end_id
         self.encoder = RowEncoder(spec, tokenizer, start, length, "truncate-prompt")
 
-    def predict(self, row: Labelled) -> list[float]:
-        """Probabilities in the order of the spec's labels, or of the row's choices.
+    def predict(self, rows: Sequence[Labelled]) -> list[list[float]]:
+        """Of each row the probabilities in the order of the spec's labels, or of the row's
+        choices; of regression the number alone.
 
-        A text too long for the model is cut at its end. The row's own label is read but not
-        used.
+        A text too long for the model is cut at its end. A row needs no label.
         """
-        example = self.encoder.encode(row)
-        assert example is not None
-        return self.probabilities(example)
+        examples = []
+        for row in rows:
+            sequences = self.encoder.sequences(row)
+            assert sequences is not None  # they are cut, not dropped
+            examples.append(HeadExample(sequences, 0, row.key))
+        return self.outputs(examples)
 
     @torch.inference_mode()
-    def probabilities(self, example: HeadExample) -> list[float]:
-        """The same of an encoded row."""
-        batch = collate([HeadRows([example], self.pad_id)[0]], self.pad_id)
-        probabilities: list[float] = []
+    def outputs(self, examples: Sequence[HeadExample]) -> list[list[float]]:
+        """The same of encoded rows, several at a time, those of like length together."""
+        self.model.eval()
+        rows = HeadRows(examples, self.pad_id)
+        order = ByLength(rows.lengths)
+        found: list[list[float]] = []
+        for batch in loader(rows, order, BATCH, partial(collate, pad_id=self.pad_id)):
+            found += self._of_batch(batch)
+        by_row = dict(zip(order, found, strict=True))
+        return [by_row[index] for index in range(len(examples))]
+
+    def _of_batch(self, batch: Tensors) -> list[list[float]]:
+        on_device = {key: value.to(self.model.device) for key, value in batch.items()}
+        found: list[list[float]] = []
 
         def compute(hidden: Tensor) -> Tensor:
-            logits, _ = class_logits(self.model.task_head, hidden, batch, self.spec.task)
-            probabilities.extend(logits[0].softmax(0).tolist())
+            logits, _ = class_logits(self.model.task_head, hidden, on_device, self.spec.task)
+            if self.spec.scale:
+                mean, deviation = self.spec.scale
+                found.extend((logits * deviation + mean).tolist())
+            else:
+                choices = self.spec.task == "multiple-choice"
+                sizes = batch["sequences"].tolist() if choices else [logits.shape[1]] * len(logits)
+                rows = zip(logits.softmax(1).tolist(), sizes, strict=True)
+                found.extend(row[:size] for row, size in rows)
             return hidden
 
         with in_place_of(self.model.get_output_embeddings(), compute):
-            self.model(**model_inputs(batch))
-        return probabilities
+            self.model(**model_inputs(on_device))
+        return found

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Literal, get_args
 
 import torch
@@ -24,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Tokenizer
 from chatapp.userfiles import read_json_object, write_whole
-from finetune.config import ConfigError, Data, FinetuneConfig, TooLong, TrainSource
+from finetune.config import ConfigError, Data, FinetuneConfig, Head, TooLong, TrainSource
 from finetune.data.batches import Tensors, collate
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.preparation import HELD_OUT, LONGEST
@@ -47,15 +48,21 @@ HEAD_FILE = "head.json"
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """A task and its classes. Of multiple choice the labels are empty: the choices differ."""
+    """A task and its classes. Of multiple choice the labels are empty: the choices differ.
+
+    scale: of regression, mean and standard deviation of the labels learnt from: the layer gives
+        the number as so many deviations from the mean, so that no learning rate depends on what
+        it is counted in. None for classes.
+    """
 
     task: HeadTask
     labels: tuple[str, ...]
     delimiter: str
+    scale: tuple[float, float] | None = None
 
     @property
     def outputs(self) -> int:
-        return 1 if self.task == "multiple-choice" else len(self.labels)
+        return len(self.labels) or 1
 
     def save(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=2, ensure_ascii=False)
@@ -66,19 +73,26 @@ class HeadSpec:
         """Raises ModelError."""
         path = folder / HEAD_FILE
         match read_json_object(path, ModelError):
-            case {"task": str(task), "labels": [*labels], "delimiter": str(delimiter)} if (
+            case {"task": str(task), "labels": [*labels], "delimiter": str(delimiter), **rest} if (
                 task in get_args(HeadTask) and all(isinstance(label, str) for label in labels)
             ):
-                return cls(task, tuple(labels), delimiter)  # type: ignore[arg-type]
+                match rest.get("scale"):
+                    case None:
+                        return cls(task, tuple(labels), delimiter)  # type: ignore[arg-type]
+                    case [float(mean), float(deviation)] if task != "multiple-choice":
+                        return cls(task, (), delimiter, (mean, deviation))  # type: ignore[arg-type]
         raise ModelError(f"{path}: expected the keys task, labels and delimiter of a head")
 
 
 @dataclass(frozen=True, slots=True)
 class HeadExample:
-    """A row as tokens: one sequence, two orders of a pair, or one sequence a choice."""
+    """A row as tokens: one sequence, two orders of a pair, or one sequence a choice.
+
+    label: which class or choice; of regression the number itself.
+    """
 
     sequences: tuple[tuple[int, ...], ...]
-    label: int
+    label: float
     key: str
 
 
@@ -131,19 +145,26 @@ class RowEncoder:
     too_long: TooLong
 
     def encode(self, row: Labelled) -> HeadExample | None:
-        """A row's sequences; None when it is dropped for its length.
+        """A row's sequences and label; None when it is dropped for its length.
 
         Raises BadRow and ConfigError.
         """
+        sequences = self.sequences(row)
+        if sequences is None:
+            return None
+        return HeadExample(sequences, _label(row, self.spec), row.key)
+
+    def sequences(self, row: Labelled) -> tuple[tuple[int, ...], ...] | None:
+        """A row's sequences, whatever its label; None when it is dropped for its length."""
         sequences = []
-        for texts in self._sequences(row):
+        for texts in self._texts(row):
             sequence = self._sequence(row, texts)
             if sequence is None:
                 return None
             sequences.append(sequence)
-        return HeadExample(tuple(sequences), _label(row, self.spec), row.key)
+        return tuple(sequences)
 
-    def _sequences(self, row: Labelled) -> list[list[str]]:
+    def _texts(self, row: Labelled) -> list[list[str]]:
         """The texts of each sequence: one text, or two with the delimiter between them."""
         texts = [row.fields[role] for role in ROLES[self.spec.task][:-1]]
         match self.spec.task:
@@ -175,8 +196,13 @@ class RowEncoder:
         return (*start, *joined, end)
 
 
-def _label(row: Labelled, spec: HeadSpec) -> int:
+def _label(row: Labelled, spec: HeadSpec) -> float:
     label = row.fields["label"]
+    if spec.scale:
+        number = _number(row)
+        if number is None:
+            raise BadRow("no number", f"{row.location}: label is {label!r}; expected a number")
+        return number
     choices = row.fields["choices"] if spec.task == "multiple-choice" else spec.labels
     if label in choices:
         return choices.index(str(label))
@@ -187,6 +213,15 @@ def _label(row: Labelled, spec: HeadSpec) -> int:
     else:
         expected = f"one of {', '.join(map(repr, spec.labels))}"
     raise BadRow("unknown label", f"{row.location}: label is {label!r}; expected {expected}")
+
+
+def _number(row: Labelled) -> float | None:
+    """A label as a number; None when it is none."""
+    try:
+        number = float(str(row.fields["label"]))
+    except ValueError:
+        return None
+    return number if isfinite(number) else None
 
 
 def classes(rows: Iterable[Labelled]) -> tuple[str, ...]:
@@ -218,7 +253,7 @@ def prepare_labelled(
     apart = [row for source in files for row in _read(source, data, head.task, dropped)]
     kept_out = {row.key for row in apart}
     known = [row for _, rows in sources for row in rows]
-    spec = HeadSpec(head.task, _labels(head.task, head.labels, known), head.delimiter)
+    spec = _spec(head, known)
     encoder = RowEncoder(spec, tokenizer, start, length, data.too_long)
 
     train: list[HeadExample] = []
@@ -245,14 +280,27 @@ def prepare_labelled(
     )
 
 
-def _labels(task: HeadTask, named: Sequence[str], rows: Iterable[Labelled]) -> tuple[str, ...]:
-    """The classes as they are named, else those that occur. Raises ConfigError."""
-    if task == "multiple-choice":
-        return tuple(named)
-    labels = tuple(named) or classes(rows)
+def _spec(head: Head, rows: Sequence[Labelled]) -> HeadSpec:
+    """The classes as they are named, else those that occur, or the scale of the numbers.
+
+    Raises ConfigError.
+    """
+    if head.problem_type == "regression":
+        if head.task == "multiple-choice" or head.labels:
+            what = "task multiple-choice" if head.task == "multiple-choice" else "labels"
+            raise ConfigError(f"head.problem_type: regression has no meaning with head.{what}")
+        numbers = [number for number in map(_number, rows) if number is not None]
+        if not numbers:
+            raise ConfigError("head.problem_type: regression needs labels that are numbers")
+        return HeadSpec(head.task, (), head.delimiter, (fmean(numbers), pstdev(numbers) or 1.0))
+    if head.task == "multiple-choice":
+        return HeadSpec(head.task, (), head.delimiter)
+    labels = tuple(head.labels) or classes(rows)
     if len(labels) < 2:
-        raise ConfigError(f"head.labels: a {task} needs two labels or more, found {list(labels)}")
-    return labels
+        raise ConfigError(
+            f"head.labels: a {head.task} needs two labels or more, found {list(labels)}"
+        )
+    return HeadSpec(head.task, labels, head.delimiter)
 
 
 def _encoded(

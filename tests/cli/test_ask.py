@@ -152,6 +152,17 @@ def test_a_models_own_template_is_used_and_another_refused(
     assert "'chat'" in err
     assert "'plain'" in err
     assert err.count("\n") == 1
+    assert CHAT.fingerprint not in err
+
+
+def test_another_template_on_purpose_is_warned_of(run, use_model: UseModel, tmp_path: Path) -> None:
+    save_template(CHAT, tmp_path)
+    model = use_model(ScriptedModel([" Ok."], folder=tmp_path))
+    status, out, err = run("ask", "Hi", "--template", "plain!")
+    assert (status, out) == (0, "Ok.\n")
+    assert err.count("\n") == 1
+    assert "was trained in the template 'chat'; in 'plain'" in err
+    assert model.prompts[0].endswith("User: Hi\nAssistant:")
 
 
 def test_a_terminal_obeys_nothing_of_the_answer(run, use_model: UseModel) -> None:

@@ -50,7 +50,8 @@ def test_what_cannot_be_measured(run, use_model, model: Path) -> None:
     status, out, err = run("bench", "--model", str(model), "--precision", "int3")
     assert (status, out) == (2, "")
     assert err == (
-        "chatapp: --precision: precision is 'int3'; expected one of auto, float32, bfloat16, int8\n"
+        "chatapp: --precision: precision is 'int3'; "
+        "expected one of auto, float32, bfloat16, int8, int4\n"
     )
     use_model(ScriptedModel("Hello"))
     status, out, err = run("bench")

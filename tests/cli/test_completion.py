@@ -28,7 +28,7 @@ def test_names(home: Path) -> None:
     assert completion.models("b") == ["bundled", "big"]
     assert completion.models("nothing") == []
     assert completion.templates("al") == ["alpaca"]
-    assert completion.precisions("int") == ["int8"]
+    assert completion.precisions("int") == ["int8", "int4"]
     assert "spam" in completion.prompts("s")
     assert completion.paper_tasks("2D") == ["2D+", "2D-", "2Dx"]
     assert "2D+,RW" in completion.paper_tasks("2D+,R")

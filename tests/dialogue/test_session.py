@@ -23,7 +23,7 @@ from chatapp.dialogue.session import (
     Started,
 )
 from chatapp.dialogue.store import Store, StoreError
-from chatapp.dialogue.template_choice import choose_template
+from chatapp.dialogue.template_choice import choose_template, mismatch
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
@@ -630,10 +630,23 @@ def test_another_template_than_the_models_is_refused(tmp_path: Path) -> None:
     assert choose_template(model, "chat") == CHAT
     with pytest.raises(ValueError, match=r"trained in the template 'chat'.*'alpaca'") as error:
         choose_template(model, "alpaca")
-    assert CHAT.fingerprint in str(error.value)
-    assert ALPACA.fingerprint in str(error.value)
+    assert CHAT.fingerprint not in str(error.value)
+    assert "alpaca! does it all the same" in str(error.value)
+    assert mismatch(model, CHAT) == ""
     with pytest.raises(ValueError, match="there is no template 'chta'"):
         choose_template(model, "chta")
+
+
+def test_another_template_on_purpose(tmp_path: Path) -> None:
+    save_template(CHAT, tmp_path)
+    model = ScriptedModel([], name="./run", folder=tmp_path)
+    assert choose_template(model, "alpaca!") == ALPACA
+    assert choose_template(model, "chat!") == CHAT
+    warning = mismatch(model, ALPACA)
+    assert warning.startswith("the model ./run was trained in the template 'chat'; in 'alpaca'")
+    assert choose_template(ScriptedModel([]), "alpaca!") == ALPACA
+    with pytest.raises(ValueError, match="there is no template 'chta'"):
+        choose_template(model, "chta!")
 
 
 def test_a_template_of_the_same_name_but_another_pattern_is_refused(tmp_path: Path) -> None:

@@ -52,6 +52,9 @@ def test_the_formula(make_gpt2: MakeGPT2) -> None:
     assert memory_needed(info, "int8") == (
         int((info.parameters + 2 * embedding) * 1.25) + cache + program
     )
+    assert memory_needed(info, "int4") == (
+        int((0.625 * (info.parameters - embedding) + 3 * embedding) * 1.25) + cache + program
+    )
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, total: int, available: int) -> None:

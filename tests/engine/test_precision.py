@@ -1,4 +1,4 @@
-"""Matrices in int8 and bfloat16: how near they stay to float32, and the file that keeps them."""
+"""Matrices in int8, int4 and bfloat16: how near they stay to float32, and what is kept."""
 
 import math
 import os
@@ -10,12 +10,22 @@ import torch
 from random_models import MakeGPT2, logits_of
 from torch.nn import functional as F
 
+from chatapp.engine import precision as precision_module
 from chatapp.engine.decoder import decoder as decoder_module
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import BUNDLED, ModelFiles, model_folder
-from chatapp.engine.linear import BFloat16Linear, Int8Linear, quantise
+from chatapp.engine.linear import (
+    INT4_GROUP,
+    BFloat16Linear,
+    Int4Linear,
+    Int8Linear,
+    linear_layer,
+    quantise,
+    quantise_int4,
+)
 from chatapp.engine.load import load_model
+from chatapp.engine.memory import Memory
 from chatapp.engine.model import Sampling
 from chatapp.engine.precision import precision_for
 
@@ -29,8 +39,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def kept_files(home: Path) -> list[Path]:
-    return sorted((home / "cache" / "int8").glob("*"))
+def kept_files(home: Path, kind: str = "int8") -> list[Path]:
+    return sorted((home / "cache" / kind).glob("*"))
 
 
 @pytest.mark.parametrize("shape", [(33, 7), (96, 32), (768, 3072)])
@@ -87,6 +97,40 @@ def test_rows_of_zeros_and_of_no_numbers() -> None:
     assert Int8Linear(*quantise(torch.ones(4, 16)))(torch.full((1, 16), torch.nan)).isnan().all()
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5, 70])
+def test_an_int4_layer(rows: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(48, 96, generator=generator)
+    bias, x = torch.randn(48, generator=generator), torch.randn(rows, 96, generator=generator)
+    weight[2, :INT4_GROUP] = 3.0  # a group without differences has no scale
+    packed, scale = quantise_int4(weight)
+    found = linear_layer({"m.weight": packed, "m.weight.scale": scale, "m.bias": bias}, "m")(x)
+    wanted = F.linear(x, weight, bias)
+    assert (found.shape, found.dtype) == (wanted.shape, torch.float32)
+    error = (found - wanted).abs() / x.norm(dim=-1, keepdim=True) / weight.norm(dim=1)
+    assert float(error.max()) < 0.05
+
+
+def test_weights_that_were_four_bits_before_are_rounded_no_further() -> None:
+    generator = torch.Generator().manual_seed(1)
+    groups = torch.randint(0, 16, (32, 4, INT4_GROUP), generator=generator).float()
+    groups[..., 0], groups[..., -1] = 0, 15  # Q4_1: the least and the largest of each group
+    step = 0.0173
+    weight = ((groups - 6 - 3 * torch.rand(32, 4, 1, generator=generator)) * step).flatten(1)
+    x = torch.eye(128)
+    found = Int4Linear(*quantise_int4(weight))(x).t()
+    # What is left is what bfloat16 takes from scale, zero and product.
+    assert float((found - weight).abs().max()) < 0.1 * step
+
+
+def test_a_row_of_no_numbers_stays_one_in_int4() -> None:
+    weight = torch.ones(16, 32)
+    weight[3, 4] = torch.nan
+    y = Int4Linear(*quantise_int4(weight))(torch.ones(1, 32))[0]
+    assert y[3].isnan()
+    assert y[2] == 32
+
+
 def test_a_bfloat16_layer() -> None:
     weight, bias, x = torch.randn(40, 64), torch.randn(40), torch.randn(3, 64)
     y = BFloat16Linear(weight.bfloat16(), bias)(x)
@@ -94,9 +138,9 @@ def test_a_bfloat16_layer() -> None:
     assert y == pytest.approx(F.linear(x, weight, bias), abs=0.5)
 
 
-@pytest.mark.parametrize("kind", ["int8", "bfloat16"])
+@pytest.mark.parametrize(("kind", "bound"), [("int8", 0.02), ("int4", 0.05), ("bfloat16", 0.02)])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_whole_model(make_gpt2: MakeGPT2, kind: str, tied: bool) -> None:
+def test_a_whole_model(make_gpt2: MakeGPT2, kind: str, bound: float, tied: bool) -> None:
     folder, theirs = make_gpt2(tie_word_embeddings=tied, n_embd=64)
     wanted = logits_of(theirs, IDS).log_softmax(-1)
     found = (
@@ -104,7 +148,7 @@ def test_a_whole_model(make_gpt2: MakeGPT2, kind: str, tied: bool) -> None:
         .forward(IDS, all_positions=True)
         .log_softmax(-1)
     )
-    assert float((wanted.exp() * (wanted - found)).sum(-1).mean()) < 0.02  # nats
+    assert float((wanted.exp() * (wanted - found)).sum(-1).mean()) < bound  # nats
 
 
 def test_int8_keeps_what_the_bundled_model_knows() -> None:
@@ -123,13 +167,29 @@ def test_int8_keeps_what_the_bundled_model_knows() -> None:
     assert float((best[0] == best[1]).float().mean()) >= 0.95
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_the_second_time_the_weights_come_from_the_file(
-    gpt2: tuple[Path, Any], home: Path, monkeypatch: pytest.MonkeyPatch
+    gpt2: tuple[Path, Any], home: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    first = Decoder.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS)
-    assert len(kept_files(home)) == 2
-    monkeypatch.setattr(decoder_module, "to_int8", lambda _: pytest.fail("rounded again"))
-    assert torch.equal(Decoder.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS), first)
+    first = Decoder.load(ModelFiles.read(gpt2[0]), precision=kind).forward(IDS)
+    assert len(kept_files(home, kind)) == 2
+    monkeypatch.setattr(decoder_module, "quantised", lambda *_: pytest.fail("rounded again"))
+    assert torch.equal(Decoder.load(ModelFiles.read(gpt2[0]), precision=kind).forward(IDS), first)
+
+
+def test_int4_on_another_kind_of_cpu_is_rounded_again(
+    make_gpt2: MakeGPT2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = make_gpt2(n_embd=64)
+    wanted = Decoder.load(ModelFiles.read(folder), precision="int4").forward(IDS)
+    monkeypatch.setattr(decoder_module, "int4_order", lambda: "another")
+    again: list[str] = []
+    real = decoder_module.quantised
+    monkeypatch.setattr(
+        decoder_module, "quantised", lambda *given: again.append(given[1]) or real(*given)
+    )
+    assert torch.equal(Decoder.load(ModelFiles.read(folder), precision="int4").forward(IDS), wanted)
+    assert again == ["int4"]
 
 
 def test_a_model_that_changed_is_rounded_again(make_gpt2: MakeGPT2, home: Path) -> None:
@@ -164,12 +224,17 @@ def test_without_a_place_for_the_file(gpt2: tuple[Path, Any], home: Path) -> Non
 
 
 def test_which_precision_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    for named in ("float32", "bfloat16", "int8"):
+    for named in ("float32", "bfloat16", "int8", "int4"):
         assert precision_for(named, 10, CPU) == precision_for(named, 10**9, CPU) == named
     for able, wanted in ((True, "int8"), (False, "float32")):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: {"avx512_vnni": able})
         assert precision_for("auto", 124_000_000, CPU) == wanted
         assert precision_for("auto", 3_000_000, CPU) == "float32"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": True})
+    memory = Memory(total=12_000_000_000, available=1)
+    monkeypatch.setattr(precision_module, "machine_memory", lambda: memory)
+    assert precision_for("auto", 5_900_000_000, CPU) == "int8"
+    assert precision_for("auto", 6_100_000_000, CPU) == "int4"
 
 
 def test_a_reply_in_int8(gpt2: tuple[Path, Any]) -> None:

@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from fakes import ScriptedModel
 
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
-from chatapp.fewshot.answering import Answerer, sampling_of
+from chatapp.fewshot.answering import Answer, Answerer, Question, sampling_of
 from chatapp.fewshot.scoring import CONTENT_FREE
 from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.promptfile import PromptFile, load_prompt
@@ -215,6 +216,46 @@ def test_texts_are_generated_with_the_stops_of_the_file() -> None:
     assert answer.finished.reply_tokens > 0
     assert not answer.probabilities
     assert answer.likelihoods is None
+
+
+def test_many_texts_are_what_each_is_alone(gpt2: LocalModel) -> None:
+    prompt = replace(
+        make(), labels=(), metrics=(), generate={"max_tokens": 9, "temperature": 1.0, "seed": 4}
+    )
+    asking = answerer(gpt2, prompt)
+    texts = inputs(20)
+    taken: list[str] = []
+    ahead = 0
+
+    def questions() -> Iterator[Question]:
+        for text in texts:
+            taken.append(text)
+            yield asking.prepare(text)
+
+    answers: list[Answer] = []
+    for some in asking.answers(questions()):
+        answers += some
+        ahead = max(ahead, len(taken) - len(answers))
+    assert 1 < ahead < len(texts)
+    assert [answer.question.input for answer in answers] == texts
+    alone = [answerer(gpt2, prompt).answer([asking.prepare(text)])[0] for text in texts]
+    assert [answer.output for answer in answers] == [answer.output for answer in alone]
+    assert len({answer.output for answer in answers}) > 1
+
+
+def test_those_asked_at_once_share_the_time(gpt2: LocalModel) -> None:
+    asking = answerer(gpt2, replace(make(), labels=(), metrics=(), generate={"max_tokens": 20}))
+    started = time.perf_counter()
+    answers = asking.answer([asking.prepare(text) for text in inputs(16)])
+    assert sum(answer.seconds for answer in answers) <= time.perf_counter() - started
+
+
+def test_a_text_that_fills_the_window_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "story.txt"
+    file.write_text("word " * 60)
+    asking = Answerer(ScriptedModel([" x"], context=50), load_prompt(file), None)
+    with pytest.raises(PromptError, match=r"story.txt: has \d+ tokens; .* window of 50 has room"):
+        asking.prepare("")
 
 
 def test_room_is_kept_for_a_generated_answer() -> None:

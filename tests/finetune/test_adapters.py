@@ -23,7 +23,7 @@ from finetune.adapters import (
     trained_parameters,
 )
 from finetune.config import Adapter, ConfigError, Train
-from finetune.evaluate import evaluate
+from finetune.evaluation import evaluate
 from finetune.merging import merge
 from finetune.run import train
 

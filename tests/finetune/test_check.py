@@ -39,6 +39,7 @@ def config(model: Path, folder: Path, data: dict[str, Any], **sections: Any) -> 
         "model": str(model),
         "output": str(folder / "run"),
         "data": {"template": "chat", "held_out": 0.2, **data},
+        "objective": {"aux_weight": 0.25},
         "train": {"batch_size": 4},
         **sections,
     }

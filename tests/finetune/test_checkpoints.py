@@ -11,7 +11,7 @@ from chatapp.dialogue.template_choice import choose_template
 from chatapp.engine.load import load_model
 from finetune.checkpoints import check_whole, last_checkpoint
 from finetune.config import ConfigError
-from finetune.evaluate import compare
+from finetune.evaluation import compare
 from finetune.run import train
 
 

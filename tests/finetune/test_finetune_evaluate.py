@@ -1,10 +1,10 @@
 """finetune eval: figures that agree with other ways to compute them, in the model's template."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import exp
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tiny_finetune as tiny
@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.load import load_model
+from chatapp.engine.model import LanguageModel, Request, one_after_another
 from chatapp.evaluation.metrics import rouge_l
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Segment
@@ -21,7 +22,7 @@ from finetune.cli import app
 from finetune.config import ConfigError
 from finetune.data.chats import Span
 from finetune.data.corpus import train_tokenizer
-from finetune.evaluate import compare, evaluate
+from finetune.evaluation import compare, evaluate
 from finetune.material import gather
 from finetune.measured import show
 from finetune.run import train
@@ -100,6 +101,9 @@ class FailsOnce:
         yield Token(5, "half", "half", -1.0)
         yield Finished("error", " a word", message="the model failed: no [red]memory")
 
+    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+        return one_after_another(cast(LanguageModel, self), requests)
+
 
 def test_a_reply_that_failed_is_told_and_not_scored(
     runs: Path, monkeypatch: pytest.MonkeyPatch
@@ -107,7 +111,7 @@ def test_a_reply_that_failed_is_told_and_not_scored(
     first = str(runs / "first")
     whole = evaluate(first, first, "", 4, 12, lambda *_: None).sets["held_out"]
     monkeypatch.setattr(
-        "finetune.evaluate.load_model", lambda *_, **__: FailsOnce(load_model(first))
+        "finetune.evaluation.load_model", lambda *_, **__: FailsOnce(load_model(first))
     )
     broken = evaluate(first, first, "", 4, 12, lambda *_: None)
     measured = broken.sets["held_out"]

@@ -36,7 +36,8 @@ def test_no_key_is_left_out() -> None:
 
 def test_a_section_and_one_that_there_is_not() -> None:
     assert [key.name for key in keys("adapter")] == [
-        "adapter.rank", "adapter.alpha", "adapter.dropout",
+        "adapter.rank", "adapter.alpha", "adapter.dropout", "adapter.targets",
+        "adapter.modules_to_save", "adapter.load_in_4bit",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="no section 'tran'; did you mean 'train'"):
         keys("tran")

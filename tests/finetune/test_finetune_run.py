@@ -29,7 +29,7 @@ from chatapp.prompting.template import ALPACA, CHAT, load_template
 from finetune.checkpoints import SaveError, last_checkpoint
 from finetune.cli import app
 from finetune.config import ConfigError, Interrupted
-from finetune.evaluate import compare
+from finetune.evaluation import compare
 from finetune.material import gather
 from finetune.merging import merge
 from finetune.record import check_unchanged
@@ -406,7 +406,7 @@ def test_another_run_is_refused_and_what_differs_is_named(
 
     edited = dataclasses.replace(CHAT, user_marker="Human:")
     (tmp_path / "base" / "chatapp_template.json").write_text(json.dumps(edited.to_dict()))
-    with pytest.raises(ConfigError, match=r"the template changed: .* chat \("):
+    with pytest.raises(ConfigError, match=r"the template changed: .* now it is"):
         resume(run, [], QUIET)
     (tmp_path / "base" / "chatapp_template.json").write_text(json.dumps(CHAT.to_dict()))
 

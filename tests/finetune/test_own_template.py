@@ -16,7 +16,7 @@ from chatapp.prompting.chat_template import ChatTemplate
 from finetune.check import examine, show
 from finetune.config import ConfigError, FinetuneConfig
 from finetune.data.chats import Span
-from finetune.evaluate import evaluate
+from finetune.evaluation import evaluate
 from finetune.material import gather
 from finetune.merging import merge
 from finetune.run import resume, train
@@ -64,22 +64,19 @@ def test_a_run_is_chatted_with_in_the_template_of_its_base(tmp_path: Path, metho
 
 def test_another_template_than_the_one_trained_in_is_refused(tmp_path: Path) -> None:
     run = train(config(tmp_path, train={"epochs": 0.3}), QUIET)
-    trained = choose_template(load_model(str(run)), "").fingerprint
     model = load_model(str(run))
-    with pytest.raises(ValueError, match=rf"template 'own' \({trained}\) .* in 'alpaca'"):
+    with pytest.raises(ValueError, match=r"template 'own' and .* in 'alpaca'"):
         choose_template(model, "alpaca")
     (run / "chat_template.jinja").write_text(tiny.CHATML.replace("good", "bad"))
-    with pytest.raises(
-        ValueError, match=rf"{trained}, but .*chat_template.jinja has (?!{trained})[0-9a-f]{{12}};"
-    ):
+    with pytest.raises(ValueError, match=r"but .*chat_template.jinja has another one now;"):
         choose_template(model, "")
-    with pytest.raises(ConfigError, match=f"{trained}, but"):
+    with pytest.raises(ConfigError, match="chat template, but"):
         train(config(tmp_path, model=str(run), output=str(tmp_path / "second")), QUIET)
     (run / "chat_template.jinja").unlink()
     names = json.loads((run / "tokenizer_config.json").read_text())
     del names["chat_template"]
     (run / "tokenizer_config.json").write_text(json.dumps(names))
-    with pytest.raises(ValueError, match=f"{trained}, but there is none now"):
+    with pytest.raises(ValueError, match="but there is none now"):
         choose_template(model, "")
 
 

@@ -212,6 +212,7 @@ def config(folder: Path, **sections: dict[str, Any] | str) -> FinetuneConfig:
         "model": str(folder / "base"),
         "output": str(folder / "run"),
         "data": data,
+        "objective": {"aux_weight": 0.25},
         "train": train,
     }
     for name, section in sections.items():

@@ -108,6 +108,11 @@ class Driver:
         await self.until(
             lambda: conversation.request is None and not conversation.has_running_threads
         )
+        await self.listed()
+
+    async def listed(self) -> None:
+        """Wait until the list of chats beside the chat, if there is one, shows them all."""
+        await self.until(lambda: not any(worker.group == "sidebar" for worker in self.app.workers))
 
     async def say(self, text: str) -> None:
         """Write a message, send it, and wait for the end of its reply."""

@@ -16,7 +16,7 @@ from chatapp.tui.app import ChatApp
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.turn import RunningTurn
 
-SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
+SIZES = {"60x20": (60, 20), "100x30": (100, 30), "130x40": (130, 40), "200x60": (200, 60)}
 REPLY = " The sea is a large body of salt water.\n\nPeople have always sailed on it."
 KEYS = {
     "prompt": ("1",),
@@ -60,10 +60,15 @@ def take(snap_compare: Compare, store: Store) -> Callable[..., bool]:
     return taken
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ["60x20", "100x30", "200x60"])
 @pytest.mark.parametrize("tab", KEYS)
 def test_tabs(take: Callable[..., bool], tab: str, size: str) -> None:
     assert take(size, KEYS[tab])
+
+
+@pytest.mark.parametrize("tab", ["tokens", "attention"])
+def test_three_columns(take: Callable[..., bool], tab: str) -> None:
+    assert take("130x40", KEYS[tab])
 
 
 @pytest.mark.parametrize("tab", ["tokens", "attention", "step"])

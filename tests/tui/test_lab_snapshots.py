@@ -63,7 +63,7 @@ def take(snap_compare: Callable[..., bool], store: Store) -> Take:
             driver = Driver(app, pilot)
             await driver.ready()
             await scene(driver)
-            await driver.settle()
+            await driver.listed()
 
         return snap_compare(app, terminal_size=SIZES[size], run_before=play)
 

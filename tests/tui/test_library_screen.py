@@ -297,6 +297,20 @@ async def test_a_model_keeps_the_template_it_was_trained_in(
         assert model.prompts == ["The monk says little.\nUser: Hello\nAssistant:"]
 
 
+async def test_a_wrong_template_on_purpose(
+    open_app: OpenApp, said: list[str], tmp_path: Path
+) -> None:
+    save_template(CHAT, tmp_path)
+    model = ScriptedModel(["No."], folder=tmp_path)
+    async with open_app(model) as driver:
+        driver.prompt.text = "/template plain!"
+        await driver.press("enter")
+        await driver.until(lambda: driver.status.template == "plain")
+        assert "trained in the template 'chat'; in 'plain' it reads" in said[-1]
+        await driver.say("Hello")
+        assert model.prompts[-1].endswith("User: Hello\nAssistant:")
+
+
 async def test_one_can_choose_before_the_model_is_there(
     open_app: OpenApp, store: Store, own: Path
 ) -> None:

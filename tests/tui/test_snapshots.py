@@ -61,7 +61,7 @@ def take(snap_compare: Compare, store: Store) -> Callable[..., bool]:
             driver = Driver(app, pilot)
             await driver.ready()
             await scene(driver)
-            await driver.settle()
+            await driver.listed()
 
         return snap_compare(app, terminal_size=SIZES[size], run_before=play)
 

@@ -1,1 +1,1 @@
-"""Weights on disk to named tensors: a model's own files, and the int8 weights kept of them."""
+"""Weights on disk to named tensors: a model's own files, and the rounded weights kept of them."""

@@ -27,6 +27,7 @@ _BUFFER = re.compile(
     r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
     r"|(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias)"
     r"|(\w+\.)*layers\.\d+\.(attention|self_attn)\.rotary_emb\.inv_freq"
+    r"|final_logits_bias"
 )
 
 
@@ -78,7 +79,7 @@ def open_weights(file: Path, framework: str) -> Iterator[Any]:
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor of a checkpoint follows from its configuration, no weight."""
+    """Whether a tensor of a checkpoint is no weight: it is never trained."""
     return _BUFFER.fullmatch(name) is not None
 
 

@@ -119,8 +119,8 @@ def attention(
     """softmax(q kᵀ · scale) v of the last positions.
 
     query: (rows, heads, new, head size). key, value: (rows, key/value heads, all, head size).
-    mask: (new, all), added to the scores; None where each position sees itself and all before
-    it, as far back as the window goes. Returns (rows, heads, new, head size).
+    mask: (new, all), or (rows, 1, new, all), added to the scores; None where each position sees
+    itself and all before it, as far back as the window goes. Returns (rows, heads, new, head size).
     """
     if mask is not None:
         return _attend(query, key, value, scale, mask)
@@ -139,7 +139,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tenso
     # Heads that share keys are to them what further tokens are to a head.
     together = query.reshape(len(query), shared, -1, query.shape[-1])
     if mask is not None:
-        mask = mask.repeat(heads // shared, 1)
+        mask = mask.repeat(*[1] * (mask.ndim - 2), heads // shared, 1)
     mixed = F.scaled_dot_product_attention(together, key, value, attn_mask=mask, scale=scale)
     return mixed.view(query.shape)
 

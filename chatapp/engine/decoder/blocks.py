@@ -55,8 +55,9 @@ class Pass:
     """What each block of one forward pass is given beside the states (rows · tokens, width).
 
     rows: sequences of one length. turns: what each rotation turns queries and keys by at the
-    positions of the tokens. masks: for each window that a block may have, (tokens, all), added to
-    the attention's scores; None where each token sees itself and all before it.
+    positions of the tokens. masks: for each window that a block may have, (tokens, all), or
+    (rows, 1, tokens, all) where each row has its own, added to the attention's scores; None where
+    each token sees itself and all before it.
     """
 
     rows: int
@@ -99,15 +100,17 @@ class LayerNorm:
 class RMSNorm:
     """x / √(mean(x²) + ε) · weight over the last dimension (Zhang and Sennrich 2019)."""
 
-    __slots__ = ("epsilon", "shape", "weight")
+    __slots__ = ("epsilon", "weight")
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         self.weight = weight
-        self.shape = weight.shape
-        self.epsilon = epsilon
+        self.epsilon = torch.tensor(epsilon, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.shape, self.weight, self.epsilon)
+        # In steps of our own: on a CPU, torch's rms_norm takes twice as many.
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        factor = torch.addcmul(self.epsilon, length, length, value=1 / x.shape[-1]).rsqrt_()
+        return (x * factor).mul_(self.weight)
 
 
 def make_norm(
@@ -134,8 +137,11 @@ class Rotation:
         self._size = rotary.size
 
     def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines, and sines with a minus in the first half: (tokens, 1, size) each."""
-        angles = (positions[:, None].float() * self._frequencies)[:, None]
+        """Cosines, and sines with a minus in the first half: (…, 1, size) each.
+
+        positions: (tokens,), or (rows, tokens) where each row has its own.
+        """
+        angles = (positions[..., None].float() * self._frequencies)[..., None, :]
         cosines, sines = angles.cos() * self._magnitude, angles.sin() * self._magnitude
         return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from chatapp.engine.cache import KeyValueCache
-from chatapp.engine.checkpoint.kept_int8 import kept_int8
+from chatapp.engine.checkpoint.kept import kept_weights
 from chatapp.engine.decoder.architecture import Architecture
 from chatapp.engine.decoder.attention import Attention, within
 from chatapp.engine.decoder.blocks import (
@@ -37,8 +37,16 @@ from chatapp.engine.decoder.weights import read_weights
 from chatapp.engine.device import device_for
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.linear import linear_layer
-from chatapp.engine.precision import is_matrix, precision_for, to_bfloat16, to_int8
+from chatapp.engine.precision import (
+    QUANTISED,
+    is_matrix,
+    precision_for,
+    quantised,
+    to_bfloat16,
+)
+from chatapp.engine.row_cache import RowCache
 from chatapp.engine.step import Step
+from chatapp.engine.torch_internals import int4_order
 
 # Whatever is computed besides the result takes memory as a chunk grows; 512 rows keep the matrix
 # products busy and the memory small.
@@ -116,8 +124,8 @@ class ParallelBlock(Block):
 class Decoder:
     """A decoder with its weights.
 
-    weights: by the names of `Architecture.parts`; matrices may be bfloat16, or int8 with a tensor
-        of row scales beside each, named with `.scale` added.
+    weights: by the names of `Architecture.parts`; matrices may be bfloat16, or int8 or int4 with
+        a tensor of scales beside each, named with `.scale` added.
     vocabulary: how many rows of the output matrix are real tokens; logits of rows that only
         pad it are never computed. All of them by default.
     matrix_bytes: what each token has to read of the weights.
@@ -151,6 +159,8 @@ class Decoder:
         }
         self.vocabulary = output[name].shape[0]
         self.precision = str(output[name].dtype).removeprefix("torch.")
+        if any(tensor.dtype == torch.uint8 for tensor in weights.values()):
+            self.precision = "int4"  # which the output matrix is not
         matrices = {key: tensor for key, tensor in weights.items() if is_matrix(key, tensor)}
         matrices[name] = output[name]
         self.matrix_bytes = sum(matrix.nbytes for matrix in matrices.values())
@@ -168,14 +178,17 @@ class Decoder:
     ) -> "Decoder":
         """From a model's files. Raises ModelError, NoDecoder for what this does not compute.
 
-        precision: float32, bfloat16, int8, or auto for what is fastest here.
+        precision: float32, bfloat16, int8, int4, or auto for what is fastest here.
         device: cpu, cuda, mps, or auto; see `device_for`.
         """
         architecture = read_architecture(files)
         target = device_for(device, precision, architecture.matrix_parameters)
         chosen = precision_for(precision, architecture.matrix_parameters, target)
-        if chosen == "int8":
-            weights = kept_int8(files, lambda: to_int8(read_weights(files, architecture)))
+        if chosen in QUANTISED:
+            order = int4_order() if chosen == "int4" else ""
+            weights = kept_weights(
+                files, chosen, order, lambda: quantised(read_weights(files, architecture), chosen)
+            )
         elif chosen == "bfloat16":
             weights = to_bfloat16(read_weights(files, architecture))
         else:
@@ -297,6 +310,31 @@ class Decoder:
             if all_positions or start + CHUNK >= len(ids):
                 logits.append(self.head(x if all_positions else x[-1:]).cpu())
         return torch.cat(logits) if all_positions else logits[0][0]
+
+    @torch.inference_mode()
+    def forward_rows(
+        self,
+        ids: Sequence[int],
+        cache: RowCache,
+        *,
+        raise_if_cancelled: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Logits (rows, vocabulary) after one more token of each row of a cache, on the CPU."""
+        at, keys = cache.begin()
+        hidden = torch.zeros(len(at), len(keys), device=self.device)
+        hidden.masked_fill_(keys > at[:, None], -torch.inf)
+        # (rows, heads, tokens, keys): each row has its own.
+        masks = {
+            window: mask[:, None, None] for window, mask in self._masks(hidden, at, keys).items()
+        }
+        x = self._through(
+            torch.tensor(ids, device=self.device)[:, None],
+            at[:, None],
+            Pass(len(ids), self._turns(at[:, None]), cache, masks),
+            raise_if_cancelled=raise_if_cancelled,
+        )
+        cache.commit()
+        return self.head(x).cpu()
 
     @torch.inference_mode()
     def unembed(self, states: Tensor) -> Tensor:

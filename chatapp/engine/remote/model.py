@@ -9,13 +9,19 @@ Keep: text that has arrived is kept, whatever happens to the connection.
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
-from chatapp.engine.model import ContextOverflow, Sampling, Tokenizer
+from chatapp.engine.model import (
+    ContextOverflow,
+    Request,
+    Sampling,
+    Tokenizer,
+    one_after_another,
+)
 from chatapp.engine.remote.chunks import DONE, Chunk, ServedToken, Usage, read_chunk
 from chatapp.engine.remote.http import BlockingStream, Body, Cancelled, post
 from chatapp.engine.remote.pieces import TextPieces
@@ -98,6 +104,10 @@ class RemoteModel:
         if top:
             body["logprobs"] = top
         return self._run("completions", body, reply, sampling, cancel)
+
+    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+        """See `LanguageModel.generate_many`. One after another."""
+        return one_after_another(self, requests)
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Raises ModelError: the protocol gives no probabilities of a given text."""

@@ -15,6 +15,7 @@ from textual.widgets import Static
 from chatapp.foreign import printable
 from chatapp.shading import percent
 from chatapp.tui.inspector.heatmap import HeatMap
+from chatapp.tui.inspector.legend import weight_legend
 from chatapp.tui.inspector.look import Look
 from chatapp.tui.inspector.token_text import TokenText, attended, quoted
 from chatapp.tui.inspector.view import Compute, View
@@ -33,7 +34,10 @@ class AttentionView(View):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,space", "hold", "Hold the token, to choose what it looks at", show=False),
     ]
-    hint = "arrows token · Enter hold · Tab heads"
+    hint = "← → choose a token · Enter holds it · Tab: choose a head, a: all heads"
+
+    def legend(self) -> Content:
+        return weight_legend(self.app.native_ansi_color)
 
     def compose(self) -> ComposeResult:
         yield TokenText(id="attention-text")

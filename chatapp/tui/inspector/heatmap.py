@@ -17,6 +17,9 @@ from textual.strip import Strip
 
 from chatapp.shading import ink_on, weight_color
 
+_WIDEST = 8
+"""Columns that a head gets at most."""
+
 
 class HeatMap(ScrollView, can_focus=True):
     """A row a layer, a column a head; one cell chosen, or none for the average of all."""
@@ -31,8 +34,7 @@ class HeatMap(ScrollView, can_focus=True):
     ]
     DEFAULT_CSS = """
     HeatMap {
-        height: auto;
-        max-height: 50%;
+        height: 1fr;
         overflow-x: hidden;
         overflow-y: auto;
     }
@@ -62,6 +64,12 @@ class HeatMap(ScrollView, can_focus=True):
     def _shape(self) -> tuple[int, int]:
         return len(self._cells), len(self._cells[0]) if self._cells else 0
 
+    @property
+    def _room(self) -> int:
+        """Columns of a head: as many as there are, but one where a number would not fit."""
+        room = (self.size.width - 4) // max(1, self._shape[1])
+        return min(room, _WIDEST) if room >= 3 else 1
+
     def render_line(self, y: int) -> Strip:
         base, width = self.rich_style, self.size.width
         y += self.scroll_offset.y
@@ -69,7 +77,7 @@ class HeatMap(ScrollView, can_focus=True):
         if not 0 <= y <= layers or not heads:
             return Strip.blank(width, base)
         dim = base + Style(dim=True)
-        room = 3 if 4 + 3 * heads <= width else 1
+        room = self._room
         if y == 0:
             names = [
                 f"{head:>{room}}" if room > 1 else str(head % 10) for head in range(1, heads + 1)
@@ -112,7 +120,6 @@ class HeatMap(ScrollView, can_focus=True):
 
     def on_click(self, event: Click) -> None:
         layers, heads = self._shape
-        room = 3 if 4 + 3 * heads <= self.size.width else 1
-        layer, head = event.y + self.scroll_offset.y - 1, (event.x - 4) // room
+        layer, head = event.y + self.scroll_offset.y - 1, (event.x - 4) // self._room
         if 0 <= layer < layers and 0 <= head < heads and event.x >= 4:
             self._choose((layer, head))

@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 class LayersView(View):
     """What each layer would predict after a token, at first the one before the reply."""
 
-    hint = "arrows token · Tab scroll layers"
+    hint = "← → choose a token · Tab: scroll the layers"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._guesses: list[Prediction] = []
+
+    def legend(self) -> Content:
+        words = "the token that came", " · bits: how open the layer leaves it"
+        return Content.assemble((words[0], "bold $text-success"), words[1])
 
     def compose(self) -> ComposeResult:
         yield TokenText(id="layers-text")

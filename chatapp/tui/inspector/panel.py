@@ -58,12 +58,13 @@ class Inspector(Vertical, can_focus=True):
         &:focus-within { border-left: outer $accent; }
         &:ansi { border-left: vkey ansi_default; }
     }
-    #inspector-tabs, #inspector-about, #inspector-keys {
+    #inspector-tabs, #inspector-about, #inspector-legend {
         height: 1;
         text-wrap: nowrap;
         text-overflow: ellipsis;
     }
-    #inspector-about, #inspector-keys { color: $text-muted; }
+    #inspector-about, #inspector-legend, #inspector-keys { color: $text-muted; }
+    #inspector-keys { height: auto; max-height: 3; }
     Inspector.-failed > #inspector-about { height: auto; text-wrap: wrap; margin-top: 1; }
     Inspector ContentSwitcher { height: 1fr; }
     Inspector View { height: 100%; }
@@ -80,9 +81,9 @@ class Inspector(Vertical, can_focus=True):
     #tokens-detail, #attention-detail, #layers-detail, #step-parameters {
         height: auto; max-height: 4; border-top: solid $border-blurred;
     }
-    Inspector OptionList { height: auto; max-height: 50%; overflow-x: hidden;
+    Inspector OptionList { height: 1fr; overflow-x: hidden;
         background: $background; background-tint: transparent; }
-    #layers-scroll { height: auto; max-height: 60%; }
+    #layers-scroll { height: 1fr; }
     ChatScreen { layers: default over; }
     Inspector.-over { layer: over; width: 100%; border-left: none; }
     """
@@ -112,6 +113,7 @@ class Inspector(Vertical, can_focus=True):
     def compose(self) -> ComposeResult:
         yield Static(id="inspector-tabs")
         yield Static(id="inspector-about", markup=False)
+        yield Static(id="inspector-legend")
         with ContentSwitcher(initial="tokens"):
             yield PromptView(id="prompt")
             yield TokensView(id="tokens")
@@ -192,6 +194,7 @@ class Inspector(Vertical, can_focus=True):
         self._about(words)
         self._shown = shown
         self._up_to_date.clear()
+        self._show_legend()
         self._show_view()
         if self.has_focus:
             self.focus_view()
@@ -202,6 +205,7 @@ class Inspector(Vertical, can_focus=True):
             self.focus()
         self.query_one(ContentSwitcher).display = False
         self.add_class("-failed")
+        self._show_legend()
         self._about(reason)
 
     def _show_view(self) -> None:
@@ -223,6 +227,13 @@ class Inspector(Vertical, can_focus=True):
         )
         self.query_one("#inspector-tabs", Static).update(tabs)
         self.query_one("#inspector-keys", Static).update(f"{self._view.hint} · Esc closes")
+        self._show_legend()
+
+    def _show_legend(self) -> None:
+        """Say what the colours of the open tab mean, while there is anything to be seen."""
+        line, legend = self.query_one("#inspector-legend", Static), self._view.legend()
+        line.update(legend)
+        line.display = bool(legend) and self._shown is not None
 
     def focus_view(self) -> None:
         """Give the keys to what is open."""

@@ -20,7 +20,7 @@ _OUTDATED = "The reply was generated from another prompt. This one it would be g
 class PromptView(View):
     """The exact string, coloured by where each part of it comes from."""
 
-    hint = "↑ ↓ scroll"
+    hint = "↑ ↓ scroll the prompt"
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=True, id="prompt-scroll"):

@@ -17,6 +17,7 @@ from textual.widgets import OptionList, Static
 from chatapp.engine.model import Sampling
 from chatapp.foreign import printable
 from chatapp.shading import bar, percent
+from chatapp.tui.inspector.legend import likelihood_legend
 from chatapp.tui.inspector.look import ALTERNATIVES, Look
 from chatapp.tui.inspector.token_text import TokenText, padded, surprise
 from chatapp.tui.inspector.view import Branch, Compute, View
@@ -91,7 +92,13 @@ class StepView(View):
             show=False,
         ),
     ]
-    hint = "Space p ⌫ Enter steps · ← → + - cut · k keep"
+    hint = (
+        "Space draws a token, Enter takes the marked one, Backspace takes it back, p plays · "
+        "← → setting, + - change it · k keeps these"
+    )
+
+    def legend(self) -> Content:
+        return likelihood_legend(self.app.native_ansi_color)
 
     def __init__(self, conversation: "Conversation", *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -186,7 +193,7 @@ class StepView(View):
     def _list(self) -> None:
         choices = self.query_one(MarkedOptions)
         lines: list[tuple[str, Content]] = []
-        size = max(2, min(20, (self.size.width - 46) // 2))
+        size = max(2, (self.size.width - 46) // 2)
         if (cut := self._step.cut) is not None:
             for candidate, drawn in zip(cut.before.candidates, cut.drawn, strict=True):
                 probability = candidate.probability

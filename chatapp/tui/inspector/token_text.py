@@ -41,6 +41,10 @@ def padded(text: str) -> Content:
     return piece.pad_right(max(0, LONGEST + 2 - piece.cell_length))
 
 
+LEVELS = (Style(dim=True), Style(), Style(bold=True), Style(bold=True, underline=True))
+"""How the levels of `Paint` are drawn where there are no colours."""
+
+
 class Paint(NamedTuple):
     """What a token looks like: its colour, and from 0 to 3 how much it stands out without."""
 
@@ -196,9 +200,7 @@ class TokenText(ScrollView, can_focus=True):
         if self.app.native_ansi_color:
             if paint is None:
                 return Style(dim=index % 2 == 1)
-            return (Style(dim=True), Style(), Style(bold=True), Style(bold=True, underline=True))[
-                paint.level
-            ]
+            return LEVELS[paint.level]
         if paint is None:
             # Two tones, so that the boundaries can be seen.
             tone = self.background_colors[1].blend(self.colors[3], 0.12 if index % 2 else 0.05)

@@ -12,6 +12,7 @@ from textual.widgets import OptionList, Static
 
 from chatapp.foreign import printable
 from chatapp.shading import bar, percent
+from chatapp.tui.inspector.legend import likelihood_legend
 from chatapp.tui.inspector.look import Look
 from chatapp.tui.inspector.token_text import LONGEST, TokenText, padded, quoted, surprise
 from chatapp.tui.inspector.view import Branch, View
@@ -27,9 +28,12 @@ class TokensView(View):
     At first the reply's first token is chosen.
     """
 
-    hint = "arrows token · Tab Enter branch there"
+    hint = "← → choose a token · Tab, then Enter: have another in its place"
 
     _look: Look | None = None
+
+    def legend(self) -> Content:
+        return likelihood_legend(self.app.native_ansi_color)
 
     def compose(self) -> ComposeResult:
         yield TokenText(id="tokens-text")
@@ -102,7 +106,7 @@ class TokensView(View):
 
 def candidate_line(candidate: "Candidate", came: bool, width: int) -> Content:
     """An alternative with its rank, text, probability and a bar."""
-    size = max(0, min(24, width - LONGEST - 18))
+    size = max(0, width - LONGEST - 18)
     return Content.assemble(
         f"{candidate.rank:>2} {'●' if came else ' '} ", padded(candidate.text),
         f" {percent(candidate.probability)} {bar(candidate.probability, size)}",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from textual.containers import Vertical
+from textual.content import Content
 from textual.message import Message
 
 from chatapp.tui.inspector.look import Look
@@ -37,9 +38,13 @@ class Branch(Message):
 
 
 class View(Vertical):
-    """One tab. hint: its main keys."""
+    """One tab. hint: its main keys, in words."""
 
     hint = ""
+
+    def legend(self) -> Content:
+        """What its colours say; empty when it says so itself."""
+        return Content()
 
     def show(self, look: Look) -> None:
         """Show another text."""

@@ -1,12 +1,12 @@
 """How a model talks is measured on what it has not seen."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 
-from chatapp.prompting.template import CHAT
 from finetune.bundled_model import talk
 from finetune.bundled_model.generators import abstention, everyday
 from finetune.bundled_model.generators.content import table
@@ -46,13 +46,44 @@ def test_shares_are_of_what_was_said_and_how_it_ended(
         asked = prompt.split("User: ")[1].split("\nAssistant:")[0]
         return " I don't know that." if asked in unknown else " It is so."
 
-    shares, some = talk.measured(ScriptedModel(reply), CHAT, data)
+    shares, some = talk.measured(ScriptedModel(reply), data)
     assert shares["declines_unknown"] == 1
     assert shares["declines_known"] == shares["repeats_itself"] == 0
     assert shares["ends_by_itself"] == 1
     assert len(some) == 70 + 150 + 300
     looping = ScriptedModel([" So so."], reason="repetition")
-    assert talk.measured(looping, CHAT, data)[0]["repeats_itself"] == 1
+    assert talk.measured(looping, data)[0]["repeats_itself"] == 1
+
+
+def test_sampling_is_what_the_model_itself_asks_for(data: Path, tmp_path: Path) -> None:
+    model = ScriptedModel([" It is so."], folder=tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7}')
+    talk.measured(model, data)
+    drawn = {(each.temperature, each.top_k, each.seed) for each in model.samplings}
+    assert drawn == {(0.3, 7, 0), (0.3, 7, 1), (0.3, 7, 2)}
+
+
+class Judge(ScriptedModel):
+    """Holds each token as likely as its text is short, and notes what it was asked."""
+
+    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        self.prompts += [self.tokenizer.decode(context) for context, _ in pairs]
+        return [[-float(len(self.tokenizer.piece(id))) for id in ids] for _, ids in pairs]
+
+
+def test_a_judge_tells_how_likely_a_reply_is_where_its_own_would_stand() -> None:
+    judge = Judge([])
+    said = [
+        talk.Reply("Hi!", "So be", "stop"),
+        talk.Reply("Hi!", "", "stop"),
+        talk.Reply("Who?", "Me", "stop"),
+    ]
+    assert talk.likelihoods(judge, said) == [-3.0, -3.0]
+    assert [prompt.rsplit("User: ")[-1] for prompt in judge.prompts] == [
+        "Hi!\nAssistant:",
+        "Who?\nAssistant:",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["fact", "news", "private", "code", "translation", "hard"])

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import tiny_finetune as tiny
 import torch
+from fakes import WordTokenizer
 from rich.console import Console
 from torch import nn
 from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles
@@ -19,7 +21,8 @@ from finetune.config import ConfigError
 from finetune.data.batches import collate
 from finetune.data.formats import Labelled
 from finetune.data.tables import BadRow
-from finetune.evaluate import evaluate
+from finetune.evaluation import evaluate
+from finetune.material import check_head
 from finetune.objectives.head_module import Classifier, add_head, class_logits, load_head
 from finetune.objectives.head_rows import ROLES, HeadExample, HeadRows, HeadSpec
 from finetune.objectives.heads import HeadObjective
@@ -157,7 +160,7 @@ def test_a_head_learns_is_saved_and_comes_back(tmp_path: Path, changes: dict[str
     model = load_causal(ModelFiles.read(run))
     load_head(model, run)
     classifier = Classifier(model, spec, load_tokenizer(tmp_path / "base"), [], 190)
-    probabilities = classifier.predict(row(text="after 77", label="yes"))
+    (probabilities,) = classifier.predict([row(text="after 77")])
     assert sum(probabilities) == pytest.approx(1)
     assert probabilities[1] > 0.5
     measured = evaluate(str(run), str(run), "", 0, 1, lambda *_: None).sets["held_out"]
@@ -203,3 +206,55 @@ def test_what_is_wrong_with_a_head_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelError, match="not the weights of this head"):
         load_head(model, tmp_path)
+
+
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 40,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    **{name: {"num_key_value_heads": 1} for name in ("llama", "mistral", "qwen2", "phi")},
+    **{name: {"num_key_value_heads": 1, "head_dim": 8} for name in ("qwen3", "gemma3_text")},
+    "gpt_neox": {},
+    "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
+    "bloom": {"n_head": 2},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_reads_any_family(family: str) -> None:
+    torch.manual_seed(0)
+    shape = AutoConfig.for_model(family, **{**SMALL, **FAMILIES[family]})
+    model = AutoModelForCausalLM.from_config(shape)
+    check_head(model)
+    spec = SPECS["classification"]
+    add_head(model, spec, seed=0)
+    nn.init.normal_(model.task_head.weight)
+    examples = EXAMPLES["classification"]
+    states: list[Any] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, inputs: states.append(inputs[0][0, -1])
+    )
+    with torch.no_grad():
+        for example in examples:
+            model.eval()(input_ids=torch.tensor([example.sequences[0]]), use_cache=False)
+        expected = model.task_head(torch.stack(states)).softmax(1)
+    hook.remove()
+    classifier = Classifier(model, spec, WordTokenizer(), [], 64)
+    torch.testing.assert_close(
+        torch.tensor(classifier.outputs(examples)), expected, rtol=1e-4, atol=1e-5
+    )
+    batch = collate([*map(HeadRows(examples, pad_id=0).__getitem__, (0, 1))], 0)
+    objective = HeadObjective(aux_weight=0.0, spec=spec)
+    losses = objective.losses(model, model, batch, objective.count([batch]), 0.0)
+    labels = torch.tensor([int(example.label) for example in examples])
+    assert losses[0].item() == pytest.approx(
+        functional.nll_loss(expected.log(), labels).item(), rel=1e-3
+    )

@@ -7,29 +7,29 @@ are made by the code that chats.
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from statistics import fmean
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from chatapp.engine.generation import PieceTokenizer
 from chatapp.engine.load import load_model
 from chatapp.engine.transformers_model import load_causal
-from chatapp.evaluation.metrics import estimate, macro_f1
+from chatapp.evaluation.metrics import estimate
 from chatapp.prompting.promptfile import Measure
 from finetune.data.batches import ByLength, collate, loader
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows, response_labels
 from finetune.measured import Answer, Evaluation, Measured
 from finetune.objectives.chat_rows import with_start
+from finetune.objectives.head_answers import Output, answer_document, head_figures
 from finetune.objectives.head_module import Classifier, load_head
-from finetune.objectives.head_rows import HeadExample
+from finetune.objectives.head_rows import HeadExample, HeadSpec
 from finetune.objectives.l3 import L3
-from finetune.replies import greedy_reply, questions
+from finetune.replies import greedy_replies, questions
 from finetune.subjects import Subject, on_shared_rows, open_subject
 
 BATCH = 8
+STRETCH = 256
 Progress = Callable[[str, int, int], None]
 """Told what is done, how many of it, and of how many."""
 
@@ -94,13 +94,14 @@ def _evaluate(
     for name, rows in subject.sets.items():
         examples = cast(Sequence[Encoded], rows)
         figures = _losses(network, examples, subject, name, progress)
-        asked = islice(questions(examples, subject.tokenizer, subject.window), replies)
         answers: list[Answer] = []
-        for question in asked:
-            assert speaker is not None
-            progress(f"replies, {name}", len(answers), min(replies, len(examples)))
-            reply = greedy_reply(speaker, subject.template, question.ids, max_tokens)
-            answers.append(Answer(question.text, question.reference, reply))
+        if speaker is not None:
+            asked = list(islice(questions(examples, subject.tokenizer, subject.window), replies))
+            prompts = (question.ids for question in asked)
+            made = greedy_replies(speaker, subject.template, prompts, max_tokens)
+            for question, reply in zip(asked, made, strict=True):
+                progress(f"replies, {name}", len(answers), len(asked))
+                answers.append(Answer(question.text, question.reference, reply))
         scores, intervals = _scores(answers)
         left_out = subject.left_out.get(name, 0)
         measured[name] = Measured(len(rows), figures | scores, answers, intervals, left_out)
@@ -159,27 +160,29 @@ def _evaluate_head(subject: Subject, network: Any, progress: Progress) -> Evalua
     classifier = Classifier(network, spec, subject.tokenizer, subject.start, length)
     measured = {}
     for name, rows in subject.sets.items():
-        found = _measure_head(classifier, cast(Sequence[HeadExample], rows), name, progress)
-        left_out = subject.left_out.get(name, 0)
-        measured[name] = Measured(len(rows), found, left_out=left_out)
+        examples = cast(Sequence[HeadExample], rows)
+        outputs = _outputs(classifier, examples, name, progress)
+        measured[name] = Measured(
+            len(rows),
+            head_figures(spec, outputs, examples),
+            left_out=subject.left_out.get(name, 0),
+            predictions=[
+                {**_gold(spec, example), **answer_document(spec, output)}
+                for example, output in zip(examples, outputs, strict=True)
+            ],
+        )
     return Evaluation(subject.name, f"head: {spec.task}", measured)
 
 
-def _measure_head(
+def _gold(spec: HeadSpec, example: HeadExample) -> dict[str, str | float]:
+    return {"label": spec.labels[int(example.label)] if spec.labels else example.label}
+
+
+def _outputs(
     classifier: Classifier, examples: Sequence[HeadExample], name: str, progress: Progress
-) -> dict[str, float]:
-    losses, answers, golds = [], [], []
-    for number, example in enumerate(examples):
-        progress(f"labels, {name}", number, len(examples))
-        probabilities = classifier.probabilities(example)
-        losses.append(-float(np.log(max(probabilities[example.label], 1e-30))))
-        answers.append(str(int(np.argmax(probabilities))))
-        golds.append(str(example.label))
-    figures = {
-        "loss": fmean(losses),
-        "accuracy": fmean(a == g for a, g in zip(answers, golds, strict=True)),
-        "majority": max(map(golds.count, set(golds))) / len(golds),
-    }
-    if classifier.spec.labels:  # the choices of multiple choice have no names in common
-        figures["macro_f1"] = macro_f1(answers, golds)
-    return figures
+) -> list[Output]:
+    outputs: list[Output] = []
+    for start in range(0, len(examples), STRETCH):
+        progress(f"labels, {name}", start, len(examples))
+        outputs += classifier.outputs(examples[start : start + STRETCH])
+    return outputs

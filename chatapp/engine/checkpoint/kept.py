@@ -1,4 +1,4 @@
-"""int8 weights of a model, kept on disk so that the next start maps them into memory.
+"""Rounded weights of a model, kept on disk so that the next start maps them into memory.
 
 Keep: the kept weights are those of the model's files as they are now. A file that is missing,
 old or broken is made again, and without room on disk the model works all the same.
@@ -20,20 +20,23 @@ from chatapp.paths import cache_dir
 from chatapp.userfiles import whole_file
 
 # To be raised when what the files hold changes.
-_VERSION = 3
+_VERSION = 4
 
 Weights = dict[str, Tensor]
 
 
-def kept_int8(files: ModelFiles, quantise: Callable[[], Weights]) -> Weights:
-    """The int8 weights of a model, mapped into memory from files.
+def kept_weights(
+    files: ModelFiles, precision: str, order: str, quantise: Callable[[], Weights]
+) -> Weights:
+    """The weights of a model in int8 or int4, mapped into memory from files.
 
+    order: of the numbers in a matrix, which differs between machines.
     quantise: makes them, asked only when no such files are kept yet.
     """
-    state = json.dumps([_VERSION, *_state(files)])
+    state = json.dumps([_VERSION, order, *_state(files)])
     # Named by the folder, so that a model trained further does not leave its old ones behind.
     key = hashlib.sha256(str(files.path.resolve()).encode(errors="surrogateescape")).hexdigest()
-    path = cache_dir() / "int8" / f"{key[:32]}.safetensors"
+    path = cache_dir() / precision / f"{key[:32]}.safetensors"
     # The output matrix is multiplied by in a form of oneDNN's own alone. In a file of its own,
     # it leaves memory when it has been brought into that.
     head = path.with_suffix(".head.safetensors")

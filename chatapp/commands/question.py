@@ -1,0 +1,124 @@
+"""What `chatapp ask` is given: its message, with files and standard input, its instructions, and
+the chat that it goes on with.
+
+Keep: what is no text is refused in a sentence that names where it stands.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chatapp.userfiles import (
+    UserError,
+    encoding_hint,
+    missing_path,
+    read_text,
+    reason,
+    suggestion,
+)
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store import Chat, Store
+
+_MOST_INPUT = 16 * 2**20
+"""Bytes that are read: far more than any model's window."""
+
+
+def standard_input() -> str:
+    """What was piped in; "" when standard input is a terminal or closed."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    return _decoded(sys.stdin.buffer.read(_MOST_INPUT + 1), "standard input")
+
+
+def message_of(question: str | None, files: Sequence[Path]) -> str:
+    """A question, what files hold under their names, and standard input, in that order."""
+    parts = [question or "", *map(_named, files), standard_input()]
+    text = "\n\n".join(part for part in parts if part.strip())
+    if not text:
+        raise UserError("there is no question; give it in quotes or on standard input")
+    return text
+
+
+def instructions(system: str | None, persona: str | None) -> tuple[str | None, str]:
+    """The instructions that a question asks for, and the template; None and "" for no wish.
+
+    system: a file's path, or the text itself.
+    """
+    if persona is None:
+        return (None if system is None else _text_or_file(system)), ""
+    if system is not None:
+        raise UserError("--system and --persona are both instructions; give one of them")
+    from chatapp.prompting.library import personas
+    from chatapp.prompting.promptfile import Persona, load_for_chat
+
+    known = personas()
+    if persona not in known:
+        raise UserError(f"there is no persona {persona!r}{suggestion(persona, known)}")
+    chosen = load_for_chat(known[persona])
+    if not isinstance(chosen, Persona):
+        raise UserError(f"{known[persona]}: is a prompt file, expected a persona")
+    return chosen.system, chosen.template
+
+
+@contextmanager
+def open_store() -> Iterator["Store"]:
+    """The user's chats."""
+    from chatapp.dialogue.store import Store
+    from chatapp.paths import database_path
+
+    with closing(Store(database_path())) as store:
+        yield store
+
+
+def chat_to_go_on_with(last: bool, chat_id: int | None) -> "Chat | None":
+    """The chat that was asked for by its id, or as the last one; None for neither."""
+    if not last and chat_id is None:
+        return None
+    if last and chat_id is not None:
+        raise UserError("--continue is the last chat and --chat another; give one of them")
+    with open_store() as store:
+        if chat_id is None:
+            newest = store.chats(limit=1)
+            if not newest:
+                raise UserError("there is no chat to go on with yet")
+            chat_id = newest[0].id
+        chat = store.chat(chat_id)
+    if chat.deleted is not None:
+        raise UserError(f"chat {chat_id} is deleted; in the list of chats it can be brought back")
+    return chat
+
+
+def _text_or_file(text: str) -> str:
+    path = os.path.expanduser(text)
+    if os.path.isfile(path):
+        return read_text(Path(path)).strip()
+    if " " not in text and (problem := missing_path(text, "file")):
+        raise UserError(problem)
+    return text
+
+
+def _named(file: Path) -> str:
+    """A file's text under its name."""
+    try:
+        with file.expanduser().open("rb") as content:
+            text = _decoded(content.read(_MOST_INPUT + 1), str(file))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{file}: cannot be read: {reason(error)}") from None
+    return f"{file.name}:\n{text.strip()}" if text.strip() else ""
+
+
+def _decoded(data: bytes, place: str) -> str:
+    """The text of a file or of standard input."""
+    if len(data) > _MOST_INPUT:
+        raise UserError(f"{place} is longer than {_MOST_INPUT // 2**20} MiB")
+    if b"\0" in data:
+        raise UserError(f"{place} is no text: it holds NUL bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{place}, line {line}: is not valid UTF-8 {encoding_hint(data)}") from None

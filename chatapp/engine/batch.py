@@ -1,0 +1,194 @@
+"""Many sequences at once: one forward pass gives each of them its next token.
+
+A pass of several rows takes hardly longer than one of a single row, because a token's time goes
+into reading the weights. A sequence joins when there is room: its prompt is read by itself, with
+what the model's caches know of it, and then it goes on with the others; it leaves when it has
+ended.
+
+Keep: what a sequence gives is what it would give alone; only speed depends on the others. Sums of
+several rows are added up in another order than those of one, which moves logits by some 1e-6 in
+float32: too little to choose another token but where two are equally good. In int8 an activation
+may be rounded the other way for it, so that now and then a text differs.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from chatapp.engine.cache import KeyValueCache
+from chatapp.engine.continuation import FAILURES, Cancelled, Continuation, Drawn
+from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.events import Event, Finished
+from chatapp.engine.generation import CancelCheck
+from chatapp.engine.memory import machine_memory
+from chatapp.engine.model import LanguageModel, Request, one_after_another
+from chatapp.engine.row_cache import RowCache
+from chatapp.engine.threads import ComputeLock
+
+MOST_AT_ONCE = 8
+"""Sequences; fewer where their keys and values would not fit."""
+
+MOST_BYTES = 2**30
+"""For these keys and values, and never more than half of the memory that is free."""
+
+Numbered = tuple[int, Event]
+
+
+class DecoderModel(LanguageModel, Protocol):
+    """A model whose sequences can go on together. lock: held while it computes."""
+
+    decoder: Decoder
+    lock: ComputeLock
+
+    def open(self, request: Request) -> Continuation:
+        """What is to become of a request. Raises as `LanguageModel.generate` does."""
+        ...
+
+    def read(
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+    ) -> tuple[Tensor, int, KeyValueCache]:
+        """Logits (vocabulary,) after a prompt, how much of it was known, and its cache."""
+        ...
+
+
+def generate_many(model: DecoderModel, requests: Iterable[Request]) -> Iterator[Numbered]:
+    """See `LanguageModel.generate_many`."""
+    coming = iter(requests)
+    first = list(islice(coming, 2))
+    if len(first) < 2:  # what is alone can be guessed ahead, and recorded
+        yield from one_after_another(model, first)
+        return
+    batch = Batch(model)
+    waiting = enumerate(chain(first, coming))
+    upcoming = next(waiting, None)
+    while upcoming is not None or not batch.is_empty:
+        while upcoming is not None and batch.has_room(upcoming[1]):
+            yield from batch.join(*upcoming)
+            upcoming = next(waiting, None)
+        yield from batch.step()
+
+
+class Batch:
+    """Sequences of one model that go on together.
+
+    most: how many. limit: bytes for their keys and values; one sequence may exceed it.
+    """
+
+    def __init__(
+        self, model: DecoderModel, most: int = MOST_AT_ONCE, limit: int | None = None
+    ) -> None:
+        self._model = model
+        self._most = most
+        self._limit = min(MOST_BYTES, machine_memory().available // 2) if limit is None else limit
+        # One each row of the cache, with its number; those that have ended leave with the next.
+        self._members: list[tuple[int, Continuation]] = []
+        self._cache: RowCache | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sequence goes on."""
+        return all(reply.has_ended for _, reply in self._members)
+
+    def has_room(self, request: Request) -> bool:
+        """Whether a request can join now."""
+        if self._cache is None or self.is_empty:
+            return True
+        going_on = sum(not reply.has_ended for _, reply in self._members)
+        return going_on < self._cache.rows and self._needed(request) <= self._cache.positions
+
+    @torch.inference_mode()
+    def join(self, number: int, request: Request) -> list[Numbered]:
+        """Read a prompt and draw its first token."""
+        try:
+            reply = self._model.open(request)
+        except ValueError as error:
+            return [(number, Finished("error", message=str(error)))]
+        try:
+            reply.raise_if_cancelled()
+            with self._model.lock:
+                logits, reply.reused, cache = self._model.read(
+                    reply.sequence, reply.raise_if_cancelled
+                )
+                self._admit(number, reply, cache, self._needed(request))
+                drawn = reply.draw(logits)
+        except FAILURES as failure:
+            return [(number, reply.fail(failure))]
+        return [(number, event) for event in reply.add(drawn)]
+
+    @torch.inference_mode()
+    def step(self) -> list[Numbered]:
+        """One more token of each."""
+        self._let_go()
+        if self._cache is None or not self._members:
+            return []
+        drawn: list[Drawn | Exception]
+        try:
+            with self._model.lock:
+                ids = [reply.sequence[-1] for _, reply in self._members]
+                logits = self._model.decoder.forward_rows(
+                    ids, self._cache, raise_if_cancelled=self._raise_if_cancelled
+                )
+                replies = [reply for _, reply in self._members]
+                drawn = [_drawn(*each) for each in zip(replies, logits, strict=True)]
+        except FAILURES as failure:
+            drawn = [failure] * len(self._members)
+        return [
+            (number, event)
+            for (number, reply), each in zip(self._members, drawn, strict=True)
+            for event in ([reply.fail(each)] if isinstance(each, Exception) else reply.add(each))
+        ]
+
+    def _needed(self, request: Request) -> int:
+        """Positions that prompt and reply can come to."""
+        longest = min(len(request.ids) + request.sampling.max_tokens, self._model.context)
+        return len(self._model.start) + longest
+
+    def _admit(self, number: int, reply: Continuation, cache: KeyValueCache, needed: int) -> None:
+        """Give a sequence a row: of one that has ended, or the next."""
+        if self.is_empty:
+            self._members.clear()
+            self._cache = self._new_cache(cache, needed)
+        assert self._cache is not None
+        row = next(
+            (row for row, (_, other) in enumerate(self._members) if other.has_ended),
+            len(self._members),
+        )
+        self._cache.put(row, cache)
+        self._members[row : row + 1] = [(number, reply)]
+
+    def _new_cache(self, like: KeyValueCache, needed: int) -> RowCache:
+        """As many rows as there may be, long enough for any that is no longer than fits so."""
+        position = sum(layer[..., :1, :].numel() * layer.itemsize for layer in like.layers)
+        whole = len(self._model.start) + self._model.context
+        positions = min(whole, max(needed, self._limit // (position * self._most)))
+        if self._cache is not None and self._cache.positions == positions:
+            self._cache.clear()
+            return self._cache
+        rows = max(1, min(self._most, self._limit // (position * positions)))
+        return RowCache(like, rows, positions)
+
+    def _let_go(self) -> None:
+        """Give up the rows of those that have ended."""
+        for row in reversed(range(len(self._members))):
+            if self._members[row][1].has_ended:
+                assert self._cache is not None
+                self._cache.remove(row)
+                self._members[row] = self._members[-1]
+                del self._members[-1]
+
+    def _raise_if_cancelled(self) -> None:
+        """Raises Cancelled when none of them is wanted any more."""
+        if all(reply.is_cancelled for _, reply in self._members):
+            raise Cancelled
+
+
+def _drawn(reply: Continuation, logits: Tensor) -> Drawn | Exception:
+    """The next token of a sequence, or why there is none."""
+    try:
+        reply.raise_if_cancelled()
+        return reply.draw(logits)
+    except FAILURES as failure:
+        return failure

@@ -1,0 +1,218 @@
+"""Models of an encoder and a decoder, such as T5 and BART, as a `LanguageModel`.
+
+The encoder reads a prompt, whole and in both directions; the decoder writes the reply, from left to
+right, and looks at what the encoder made of the prompt. So a "prompt" is here what goes to the
+encoder, and a "continuation" what comes from the decoder.
+
+Keep: a prompt is read once, however many tokens, replies and labels follow it, and what is kept of
+it changes no logits.
+"""
+
+import copy
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.events import Event
+from chatapp.engine.folder import ModelFiles
+from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
+from chatapp.engine.model import Sampling
+from chatapp.engine.transformers_model import context_of, load_network, put_on
+from chatapp.engine.transformers_tokenizer import open_framed_tokenizer
+
+
+@dataclass(slots=True)
+class _Memory:
+    """The prompt that was read last, and what was written to it.
+
+    encoded: what the encoder made of it. past: keys and values of the decoder; None when it has
+    written nothing. written: the decoder's tokens that are in `past`.
+    """
+
+    prompt: list[int] = field(default_factory=list)
+    encoded: Any = None
+    past: Any = None
+    written: list[int] = field(default_factory=list)
+
+
+class EncoderDecoderModel(LocalGenerator):
+    """A model of transformers with an encoder and a decoder, in float32.
+
+    network: transformers' model. start, end: special tokens that its encoder expects around a text;
+        they are counted nowhere. opening: the tokens after which the decoder begins a reply.
+    context: the longest prompt and reply together, though each could be as long alone.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: PieceTokenizer,
+        *,
+        name: str,
+        folder: Path | None = None,
+        start: Sequence[int] = (),
+        end: Sequence[int] = (),
+    ) -> None:
+        encoder = model.get_encoder()
+        super().__init__(
+            name=name,
+            folder=folder,
+            context=context_of(model.config) - len(start) - len(end),
+            vocabulary=min(tokenizer.size, model.get_input_embeddings().weight.shape[0]),
+            layers=encoder.config.num_hidden_layers,
+            tokenizer=tokenizer,
+        )
+        self.network = model.eval()
+        self.start = list(start)
+        self.end = list(end)
+        self.opening = _opening(model, name)
+        self._encoder = encoder
+        self._memory = _Memory()
+        self._prompt_size: int | None = None
+
+    @classmethod
+    def load(
+        cls, files: ModelFiles, *, name: str = "", device: str = "cpu"
+    ) -> "EncoderDecoderModel":
+        """From a folder in Hugging Face layout; a PEFT adapter is merged into its base.
+
+        device: see `device_for`. Raises ModelError.
+        """
+        model = put_on(device, load_network(files), files)
+        tokenizer, start, end = open_framed_tokenizer(files.tokenizer)
+        name = name or str(files.path)
+        return cls(model, tokenizer, name=name, folder=files.path, start=start, end=end)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.network.device
+        return device
+
+    @property
+    def precision(self) -> str:
+        return "float32"
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop: Sequence[str] = (),
+        cancel: threading.Event | None = None,
+        top: int = 0,
+    ) -> Iterator[Event]:
+        """See `LanguageModel.generate`."""
+        # The loop knows one sequence. A copy, which shares all else, knows where its prompt ends.
+        writing = copy.copy(self)
+        writing._prompt_size = len(ids)
+        return super(EncoderDecoderModel, writing).generate(
+            ids, sampling, stop=stop, cancel=cancel, top=top
+        )
+
+    def next_logits(
+        self, ids: Sequence[int], raise_if_cancelled: CancelCheck
+    ) -> tuple[Tensor, int]:
+        """See `LocalGenerator.next_logits`. Outside of `generate`, all of `ids` is the prompt."""
+        size = len(ids) if self._prompt_size is None else self._prompt_size
+        reused = self._read(ids[:size], raise_if_cancelled)
+        raise_if_cancelled()
+        memory, reply = self._memory, [*self.opening, *ids[size:]]
+        known = len(memory.written)
+        if memory.written != reply[:known] or known == len(reply):
+            memory.past, memory.written, known = None, [], 0
+        output = self.network(
+            encoder_outputs=memory.encoded,
+            decoder_input_ids=self._on_device(reply[known:]),
+            past_key_values=memory.past,
+            use_cache=True,
+        )
+        memory.past = output.past_key_values
+        memory.written = [] if memory.past is None else reply
+        return self._real(output.logits[0, -1]), reused
+
+    def forget(self) -> None:
+        memory = self._memory
+        memory.prompt, memory.encoded, memory.past, memory.written = [], None, None, []
+
+    def states(self, ids: Sequence[int], layer: int) -> Tensor:
+        tokens = self._on_device([*self.start, *ids, *self.end])
+        states = self._encoder(input_ids=tokens, output_hidden_states=True).hidden_states
+        first = len(self.start)
+        return torch.as_tensor(states[layer][0, first : first + len(ids)]).cpu()
+
+    def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
+        """See `LocalGenerator.score_rows`: the decoder's log-probabilities of what follows."""
+        scores: list[list[float]] = [[] for _ in rows]
+        prompts = [list(row[:first]) for row, first in zip(rows, firsts, strict=True)]
+        # In order, so that rows with the same prompt follow each other.
+        for i in sorted(range(len(rows)), key=prompts.__getitem__):
+            with self.lock, torch.inference_mode():
+                self._read(prompts[i], lambda: None)
+                scores[i] = self._logprobs(rows[i][firsts[i] :])
+        return scores
+
+    def _logprobs(self, continuation: Sequence[int]) -> list[float]:
+        """Log-probabilities of tokens that the decoder might write to what was read last."""
+        tokens = self._on_device([*self.opening, *continuation[:-1]])
+        output = self.network(encoder_outputs=self._memory.encoded, decoder_input_ids=tokens)
+        logits = self._real(output.logits[0, len(self.opening) - 1 :])
+        values = logits.log_softmax(1).gather(1, torch.tensor(continuation)[:, None])
+        return [float(value) for value in values]
+
+    def _read(self, prompt: Sequence[int], raise_if_cancelled: CancelCheck) -> int:
+        """Have the encoder read a prompt, unless it did so last; returns how many of its tokens
+        it need not read again."""
+        memory = self._memory
+        if memory.encoded is not None and memory.prompt == list(prompt):
+            return len(prompt)
+        self.forget()
+        tokens = self._on_device([*self.start, *prompt, *self.end])
+        with _before_each_part(self._encoder, raise_if_cancelled):
+            memory.encoded = self._encoder(input_ids=tokens, return_dict=True)
+        memory.prompt = list(prompt)
+        return 0
+
+    def _real(self, logits: Tensor) -> Tensor:
+        """Without the rows that only pad the vocabulary, on the CPU."""
+        return logits[..., : self.vocabulary].float().cpu()
+
+    def _on_device(self, ids: Sequence[int]) -> Tensor:
+        """Ids as a batch of one."""
+        return torch.tensor([list(ids)], device=self.device)
+
+
+def _opening(model: Any, name: str) -> list[int]:
+    """The decoder's tokens before a reply, as transformers' `generate` puts them.
+
+    Where a model names none it is the padding token, with which T5 was trained to begin.
+    Raises ModelError.
+    """
+    chosen = model.generation_config
+    for id in (chosen.decoder_start_token_id, chosen.bos_token_id, model.config.pad_token_id):
+        if isinstance(id, int):
+            forced = chosen.forced_bos_token_id
+            return [id] if forced is None else [id, int(forced)]
+    raise ModelError(
+        f"{name}: the model does not say what its decoder begins with; expected "
+        "decoder_start_token_id in its generation_config.json or config.json"
+    )
+
+
+@contextmanager
+def _before_each_part(network: Any, look: CancelCheck) -> Iterator[None]:
+    """Call `look` again and again while a network computes; what it raises ends the computation."""
+    hooks = [
+        part.register_forward_pre_hook(lambda *arguments: look()) for part in network.modules()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,166 @@
+"""`finetune predict`: what a run with a head answers to texts of the user, one or a file of them.
+
+Keep: row n of the output belongs to row n of the inputs, bad ones included, and a second start
+goes on where the output ends; texts are read and cut as the rows of training were.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from chatapp.engine.device import device_for
+from chatapp.engine.folder import find_model
+from chatapp.engine.tokenizer_files import chat_tokenizer
+from chatapp.engine.transformers_model import context_of, load_causal
+from chatapp.evaluation.batch import unanswered
+from chatapp.evaluation.inputs import read_inputs
+from chatapp.evaluation.journal import Journal, JournalRow
+from chatapp.userfiles import UserError
+from finetune.config import ConfigError, TrainSource
+from finetune.data.formats import Labelled, read_fields, read_labelled
+from finetune.data.preparation import LONGEST
+from finetune.data.tables import Row
+from finetune.objectives.head_answers import answer_document
+from finetune.objectives.head_module import Classifier, load_head
+from finetune.objectives.head_rows import HEAD_FILE, ROLES, HeadSpec
+from finetune.record import configuration_of, read_record
+
+STRETCH = 256
+"""Rows that are answered, and then written, together."""
+
+Input = Labelled | UserError
+"""A row to answer, or what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """A run with a head. columns: where its rows have their fields. identity: tells it from
+    every other."""
+
+    classifier: Classifier
+    columns: dict[str, str]
+    identity: str
+
+    @property
+    def spec(self) -> HeadSpec:
+        return self.classifier.spec
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The fields of an input."""
+        return ROLES[self.spec.task][:-1]
+
+    def row(self, given: str | dict[str, Any], location: str) -> Labelled:
+        """A text, or the fields of an input, as a row. Raises BadRow and ConfigError."""
+        if isinstance(given, str):
+            if len(self.roles) > 1:
+                raise ConfigError(
+                    f"{location}: expected a JSON object with {' and '.join(self.roles)}"
+                )
+            given = {self.roles[0]: given}
+        return read_fields(Row(location, given), self.roles)
+
+    def read(self, path: Path) -> Iterator[Input]:
+        """The inputs of a file: of a text file its lines, else its rows. Raises UserError."""
+        if path.suffix.lower() == ".txt" and len(self.roles) == 1:
+            for line, text in read_inputs(path):
+                place = f"{path}, line {line}"
+                yield text if isinstance(text, UserError) else self.row(text, place)
+            return
+        source = TrainSource.model_validate({"path": str(path), "columns": self.columns})
+        yield from read_labelled(source, self.roles, "skip")
+
+    def answers(self, rows: list[Labelled]) -> list[dict[str, Any]]:
+        """What the head answers to each, as `answer_document` has it."""
+        return [
+            answer_document(self.spec, output, _choices(row))
+            for row, output in zip(rows, self.classifier.predict(rows), strict=True)
+        ]
+
+
+def open_predictor(run: str, device: str = "auto") -> Predictor:
+    """A finished run with a head. device: as in `load_model`. Raises ConfigError and ModelError."""
+    files = find_model(run)
+    if not (files.path / HEAD_FILE).is_file():
+        raise ConfigError(
+            f"{run}: expected a run with a head; this model replies: chatapp ask --model {run}"
+        )
+    config = configuration_of(files.path, read_record(files.path))
+    tokenizer, start = chat_tokenizer(files)
+    model = load_causal(files)
+    spec = load_head(model, files.path)
+    model.to(device_for(device, "float32", model.num_parameters()))
+    longest = config.data.max_length or min(context_of(model.config), LONGEST)
+    columns = {
+        role: column
+        for role, column in config.data.train[0].columns.items()
+        if role in ROLES[spec.task][:-1]
+    }
+    head = hashlib.sha256((files.path / HEAD_FILE).read_bytes()).hexdigest()[:12]
+    classifier = Classifier(model, spec, tokenizer, start, longest)
+    return Predictor(classifier, columns, f"{files.digest()}-{head}")
+
+
+def predict_all(
+    predictor: Predictor,
+    inputs: Iterable[Input],
+    journal: Journal | None,
+    report: Callable[[str], None],
+) -> Iterator[list[JournalRow]]:
+    """Answer every input; yields the new rows some at a time, after they are written.
+
+    A row has the number of its input from 1 as `row`, the `input`, what `Predictor.answers` gives
+    or an `error`, and the `run` that it is of. report: is called with the error of each bad row,
+    also of those that an earlier start met.
+    Raises PromptError when the journal is of another run or of other inputs, and NotWritten.
+    """
+    numbered = (
+        ({"row": number, "input": _shown(each)}, each) for number, each in enumerate(inputs, 1)
+    )
+    waiting = unanswered(numbered, journal, predictor.identity, report)
+    while batch := list(islice(waiting, STRETCH)):
+        good = [(row, each) for row, each in batch if isinstance(each, Labelled)]
+        answers = predictor.answers([each for _, each in good])
+        for (row, _), answer in zip(good, answers, strict=True):
+            row |= answer
+        for row, each in batch:
+            if isinstance(each, UserError):
+                row["error"] = str(each)
+                report(str(each))
+            row["run"] = predictor.identity
+        rows = [row for row, _ in batch]
+        if journal:
+            journal.append(rows)
+        yield rows
+
+
+def _choices(row: Labelled) -> list[str]:
+    choices = row.fields.get("choices", [])
+    return choices if isinstance(choices, list) else []
+
+
+def _shown(given: Input) -> str | dict[str, Any] | None:
+    """An input as it stands in the output: its text, or its fields where it has several."""
+    if isinstance(given, UserError):
+        return None
+    return given.fields if len(given.fields) > 1 else str(next(iter(given.fields.values())))
+
+
+def parsed(text: str, roles: tuple[str, ...]) -> str | dict[str, Any]:
+    """What `--input` gives: a text; where a row has several fields a JSON object of them.
+
+    Raises ConfigError.
+    """
+    if len(roles) == 1:
+        return text
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise ConfigError(f"--input: expected a JSON object with {' and '.join(roles)}")
+    return fields

@@ -1,0 +1,75 @@
+"""`finetune push`: a finished run, or a merged model, as a repository of the hub.
+
+Keep: what goes out is what a reader needs to load the model, its weights as safetensors alone:
+no checkpoint, no pickle, and no path of this machine.
+"""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from chatapp.engine.errors import first_line
+from chatapp.engine.folder import (
+    ADAPTER_CONFIG,
+    BUNDLED,
+    COMPANIONS,
+    CONFIG,
+    ModelFiles,
+    find_model,
+)
+from finetune.config import ConfigError
+from finetune.objectives.head_rows import HEAD_FILE
+
+FILES = (
+    CONFIG,
+    ADAPTER_CONFIG,
+    "*.safetensors",
+    "*.safetensors.index.json",
+    HEAD_FILE,
+    *COMPANIONS,
+)
+"""What is pushed, as patterns of file names."""
+
+
+class Hub(Protocol):
+    """What of huggingface_hub's HfApi is used."""
+
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
+
+    def upload_folder(
+        self, *, repo_id: str, folder_path: Path, allow_patterns: list[str], commit_message: str
+    ) -> Any: ...
+
+
+def push(run: str, repository: str, hub: Hub, *, private: bool = False) -> list[str]:
+    """Make a repository, if there is none of that name, and put a model into it.
+
+    Returns the names of the files. Raises ConfigError and ModelError, also when the hub refuses.
+    """
+    files = find_model(run)
+    if files.is_gguf:
+        raise ConfigError(f"{run}: is a GGUF file; expected the folder of a run")
+    _refuse_local_base(run, files)
+    names = sorted({file.name for each in FILES for file in files.path.glob(each)})
+    try:
+        hub.create_repo(repository, private=private, exist_ok=True)
+        hub.upload_folder(
+            repo_id=repository,
+            folder_path=files.path,
+            allow_patterns=names,
+            commit_message=f"{files.path.name}, trained with chatapp",
+        )
+    except Exception as error:  # the library lets many kinds of errors through
+        raise ConfigError(f"{repository}: the hub did not take it: {first_line(error)}") from None
+    return names
+
+
+def _refuse_local_base(run: str, files: ModelFiles) -> None:
+    """Raises ConfigError for an adapter whose base nobody else can get by its name."""
+    if files.base is None:
+        return
+    base = str(files.config.get("base_model_name_or_path"))
+    if base == BUNDLED or Path(base).expanduser().exists():
+        raise ConfigError(
+            f"{run}: its base, {base}, is not on the hub; make a whole model of both first: "
+            f"finetune merge {run} OUT, then finetune push OUT"
+        )

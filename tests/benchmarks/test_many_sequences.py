@@ -1,0 +1,94 @@
+"""Tokens a second of many sequences at once, with weights of GPT-2 124M's shape in int8.
+
+Run it with `pytest -m benchmark -s tests/benchmarks/test_many_sequences.py`. Prompts of unlike
+length and sampled replies; each number of sequences in turn, the best of some rounds.
+"""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import WordTokenizer
+
+from chatapp.engine.batch import Batch
+from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.events import Finished
+from chatapp.engine.folder import ModelFiles
+from chatapp.engine.local import LocalModel
+from chatapp.engine.model import Request, Sampling
+
+pytestmark = pytest.mark.benchmark
+
+COUNTS = (1, 2, 4, 8, 16)
+ROUNDS = 3
+TOKENS = 48
+# Of eight sequences together, against one.
+LEAST_GAIN = 4.0
+
+
+class Words(WordTokenizer):
+    """As many words as GPT-2 has tokens."""
+
+    text_size = 50257
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number in range(1, self.text_size):
+            self.token(f" {number}")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("gpt2")
+    GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHATAPP_HOME", str(folder / "home"))
+        decoder = Decoder.load(ModelFiles.read(Path(folder)), precision="int8")
+    model = LocalModel(decoder, Words(), name="gpt2")
+    model.end_ids.clear()
+    return model
+
+
+def request(number: int) -> Request:
+    draw = torch.Generator().manual_seed(number)
+    ids = torch.randint(1, 50257, (64 + 3 * number,), generator=draw).tolist()
+    return Request(ids, Sampling(seed=number, max_tokens=TOKENS, max_repeats=0))
+
+
+def alone(model: LocalModel) -> float:
+    one = request(0)
+    *_, finished = model.generate(one.ids, one.sampling)
+    assert isinstance(finished, Finished)
+    return finished.tokens_per_second
+
+
+def together(model: LocalModel, count: int) -> float:
+    """Tokens a second once all have joined."""
+    batch = Batch(model, most=count)
+    for number in range(count):
+        batch.join(number, request(number))
+    batch.step()
+    started, tokens = time.perf_counter(), 0
+    while not batch.is_empty:
+        tokens += len(batch.step())
+    return (tokens - count) / (time.perf_counter() - started)  # without the last events
+
+
+def test_eight_at_once(model: LocalModel) -> None:
+    best: dict[int, float] = {}
+    one = 0.0
+    for _ in range(ROUNDS):
+        one = max(one, alone(model))
+        for count in COUNTS:
+            best[count] = max(best.get(count, 0.0), together(model, count))
+    print(f"\nalone by `generate`  {one:6.0f} tokens/s")
+    for count, rate in best.items():
+        print(f"{count:2} at once           {rate:6.0f} tokens/s, {rate / one:.1f} times as many")
+    print(
+        f"wanted of 8 at least {LEAST_GAIN} times: {'yes' if best[8] >= LEAST_GAIN * one else 'no'}"
+    )
+    assert best[8] > best[4] > best[2] > one

@@ -1,0 +1,158 @@
+"""`ask` with files, instructions by name, and on with a chat of the store."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes import ScriptedModel
+
+from chatapp.dialogue.store import Store
+from chatapp.engine import load
+from chatapp.paths import database_path, prompts_dir
+
+UseModel = Callable[[ScriptedModel], ScriptedModel]
+
+
+@pytest.fixture
+def store(home: Path) -> Iterator[Store]:
+    store = Store(database_path())
+    yield store
+    store.close()
+
+
+def held_chat(store: Store, *said: str, **values: str) -> int:
+    """A chat with these messages, the user's first."""
+    chat_id = store.create_chat(model="tiny", template="plain", **values)
+    parent = None
+    for place, text in enumerate(said):
+        role = "assistant" if place % 2 else "user"
+        parent = store.add_message(chat_id, parent, role, text).id
+    return chat_id
+
+
+def test_a_question_goes_on_with_the_last_chat(run, use_model: UseModel, store: Store) -> None:
+    held_chat(store, "An older one", "Yes.")
+    chat_id = held_chat(store, "My name is Ada.", "Hello Ada.", system="Be brief.")
+    model = use_model(ScriptedModel([" Ada."]))
+    assert run("ask", "-c", "What is my name?") == (0, "Ada.\n", "")
+    assert "Be brief." in model.prompts[0]
+    assert "User: My name is Ada.\nAssistant: Hello Ada." in model.prompts[0]
+    assert [message.text for message in store.path(chat_id)] == [
+        "My name is Ada.",
+        "Hello Ada.",
+        "What is my name?",
+        "Ada.",
+    ]
+
+
+def test_it_goes_on_in_the_branch_that_is_shown(run, use_model: UseModel, store: Store) -> None:
+    chat_id = held_chat(store, "Tea or coffee?", "Tea.")
+    first = store.path(chat_id)
+    other = store.add_message(chat_id, first[0].id, "assistant", "Coffee.")
+    held_chat(store, "A later one", "Yes.")
+    model = use_model(ScriptedModel([" Fine."]))
+    assert run("ask", "--chat", str(chat_id), "Why?").status == 0
+    assert "Coffee." in model.prompts[0]
+    assert "Tea.\n" not in model.prompts[0].split("Assistant:", 1)[1]
+    assert store.path(chat_id)[1].id == other.id
+
+
+def test_the_chats_own_model_and_sampling_are_used(
+    run, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat_id = held_chat(store, "Hi", "Hello.")
+    store.set_chosen(chat_id, {"temperature": 0.25, "top_k": 7})
+    loaded = []
+
+    def load_model(name: str, **_: object) -> ScriptedModel:
+        loaded.append(name)
+        return model
+
+    model = ScriptedModel([" Ok.", " Ok."])
+    monkeypatch.setattr(load, "load_model", load_model)
+    assert run("ask", "--chat", str(chat_id), "Well?").status == 0
+    run("ask", "--chat", str(chat_id), "Well?", "--top-k", "9", "--model", "other")
+    assert loaded == ["tiny", "other"]
+    drawn = [(sampling.temperature, sampling.top_k) for sampling in model.samplings]
+    assert drawn == [(0.25, 7), (0.25, 9)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["-c"], "there is no chat to go on with yet"),
+        (["--chat", "7"], "there is no chat 7"),
+        (["-c", "--chat", "7"], "give one of them"),
+        (["--persona", "pirat"], "there is no persona 'pirat'"),
+        (["--persona", "a", "--system", "b"], "give one of them"),
+        (["--system", "./none.txt"], "there is no such file"),
+        (["-f", "none.txt"], "none.txt: cannot be read"),
+        (["-f", "."], "cannot be read"),
+        (["-f", "bytes.bin"], "bytes.bin is no text"),
+        (["-f", "latin.txt"], "latin.txt, line 2: is not valid UTF-8"),
+    ],
+)
+def test_what_the_user_can_put_right(
+    run,
+    use_model: UseModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bytes.bin").write_bytes(b"a\0b")
+    (tmp_path / "latin.txt").write_bytes(b"a\n\xe4")
+    model = use_model(ScriptedModel([" Ok."]))
+    result = run("ask", "Hi", *flags)
+    assert (result.status, result.out) == (2, "")
+    assert words in result.err
+    assert result.err.count("\n") == 1
+    assert not model.prompts
+
+
+def test_a_chat_keeps_its_instructions_and_is_not_deleted(
+    run, use_model: UseModel, store: Store
+) -> None:
+    chat_id = held_chat(store, "Hi", "Hello.")
+    use_model(ScriptedModel([" Ok."]))
+    assert "has its instructions" in run("ask", "-c", "Hi", "--system", "Be rude.").err
+    store.bin_chat(chat_id)
+    assert f"chat {chat_id} is deleted" in run("ask", "--chat", str(chat_id), "Hi").err
+
+
+def test_instructions_from_a_file_and_by_name(
+    run, use_model: UseModel, tmp_path: Path, home: Path
+) -> None:
+    (tmp_path / "rules.txt").write_text("Answer in verse.\n")
+    folder = prompts_dir() / "personas"
+    folder.mkdir(parents=True)
+    (folder / "sailor.toml").write_text('system = "You are a sailor."\ntemplate = "alpaca"\n')
+    model = use_model(ScriptedModel([" Ok."] * 3))
+    for flags in (["--system", str(tmp_path / "rules.txt")], ["--system", "Be brief."]):
+        assert run("ask", "Hi", *flags).status == 0
+    assert run("ask", "Hi", "--persona", "sailor").status == 0
+    assert model.prompts[0].startswith("Answer in verse.\n")
+    assert model.prompts[1].startswith("Be brief.")
+    assert model.prompts[2].startswith("You are a sailor.")
+    assert "### Response:" in model.prompts[2]
+
+
+def test_files_are_put_into_the_message(run, use_model: UseModel, tmp_path: Path) -> None:
+    for name in ("one.txt", "two.md"):
+        (tmp_path / name).write_text(f"what {name} says — ü\n")
+    model = use_model(ScriptedModel([" Ok."]))
+    flags = [word for name in ("one.txt", "two.md") for word in ("-f", str(tmp_path / name))]
+    assert run("ask", "Compare:", *flags, stdin=b"piped").status == 0
+    assert model.prompts[0].endswith(
+        "User: Compare:\n\none.txt:\nwhat one.txt says — ü\n\n"
+        "two.md:\nwhat two.md says — ü\n\npiped\nAssistant:"
+    )
+
+
+def test_a_file_longer_than_the_window_is_told(run, use_model: UseModel, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("word " * 2000)
+    use_model(ScriptedModel([" Ok."]))
+    result = run("ask", "Sum up:", "-f", str(tmp_path / "long.txt"))
+    assert result.status == 2
+    assert "tokens long; at most" in result.err

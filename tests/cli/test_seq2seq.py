@@ -1,0 +1,120 @@
+"""A model of an encoder and a decoder behind the commands and in a chat."""
+
+import json
+from pathlib import Path
+
+import pytest
+from seq2seq_models import write_seq2seq
+
+from chatapp.dialogue.session import Session
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.template_choice import choose_template
+from chatapp.engine.events import Finished
+from chatapp.engine.load import load_model
+from chatapp.engine.model import Sampling
+
+SPAM = """instruction = "Say."
+input_prefix = "In: "
+output_prefix = "Out:"
+examples = [{input = "a fox", output = "dog"}, {input = "a dog", output = "model"}]
+"""
+GENERATE = "[generate]\nmax_tokens = 4\ntemperature = 0\n"
+
+
+@pytest.fixture(scope="module", params=["t5", "bart"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("seq2seq")
+    write_seq2seq(request.param, folder)
+    return str(folder)
+
+
+@pytest.fixture
+def prompt(tmp_path: Path) -> Path:
+    path = tmp_path / "say.toml"
+    path.write_text(SPAM + GENERATE)
+    return path
+
+
+def test_it_answers(run, model: str) -> None:
+    flags = ("--model", model, "--seed", "1", "--max-tokens", "6", "--json")
+    for command in ("ask", "complete"):
+        result = run(command, "The lazy dog", *flags)
+        assert result.status == 0, result.err
+        answer = json.loads(result.out)
+        assert answer["reply"]
+        assert answer["finish_reason"] in ("length", "stop", "repetition")
+        assert json.loads(run(command, "The lazy dog", *flags).out)["reply"] == answer["reply"]
+
+
+def test_it_takes_prompt_files(run, model: str, prompt: Path, tmp_path: Path) -> None:
+    flags = (str(prompt), "--model", model)
+    assert run("run", *flags, "--input", "a cat").status == 0
+    inputs = tmp_path / "inputs.jsonl"
+    inputs.write_text("".join(json.dumps({"input": f"fox {i}"}) + "\n" for i in range(3)))
+    result = run("run", *flags, "--inputs", str(inputs))
+    assert result.status == 0, result.err
+    together = [json.loads(line) for line in result.out.splitlines()]
+    alone = json.loads(run("run", *flags, "--input", "fox 2", "--json").out)
+    assert len(together) == 3
+    assert together[2]["output"] == alone["output"]
+    prompt.write_text(SPAM + 'labels = ["dog", "model"]\n')
+    scored = json.loads(run("run", *flags, "--input", "a cat", "--json").out)
+    assert sum(scored["label_probabilities"].values()) == pytest.approx(1)
+    result = run(
+        "eval",
+        str(prompt),
+        "--model",
+        model,
+        "--test",
+        str(inputs_with(tmp_path)),
+        "--shots",
+        "0,1",
+        "--report",
+        str(tmp_path / "report"),
+    )
+    assert result.status == 0, result.err
+
+
+def inputs_with(folder: Path) -> Path:
+    path = folder / "test.jsonl"
+    rows = [{"input": "a fox", "output": "dog"}, {"input": "the dog", "output": "model"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_it_is_chatted_with(model: str, tmp_path: Path) -> None:
+    loaded = load_model(model)
+    store = Store(tmp_path / "chats.db")
+    template = choose_template(loaded, "")
+    sampling = Sampling(temperature=0, max_tokens=5)
+    session = Session(loaded, template=template, store=store, sampling=sampling)
+    for text in ("The lazy dog", "and the fox?"):
+        *_, end = session.say(text)
+        assert isinstance(end, Finished)
+        assert end.reason != "error", end.message
+    assert len(session.messages) == 4
+    read = session.read(session.messages[-1].id)
+    assert read.prompt.text.endswith("Assistant:")
+    store.close()
+
+
+def test_what_it_cannot_do_is_said(run, model: str) -> None:
+    shown = run("inspect", "The lazy dog", "--model", model)
+    assert (shown.status, shown.out) == (2, "")
+    assert "an encoder reads the prompt and a decoder writes the reply" in shown.err
+    measured = run("bench", "--model", model)
+    assert measured.status == 2
+    assert "has an encoder and a decoder" in measured.err
+
+
+def test_what_is_too_long_is_said(run, model: str) -> None:
+    result = run("ask", "dog " * 500, "--model", model)
+    assert result.status == 2
+    assert "window" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_its_sizes(run, model: str) -> None:
+    info = json.loads(run("models", "info", model, "--json").out)
+    assert (info["layers"], info["hidden_size"]) == (2 if "T5" in info["architecture"] else 3, 32)
+    assert info["heads"] == (4 if "T5" in info["architecture"] else 2)

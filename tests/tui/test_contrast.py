@@ -1,0 +1,150 @@
+"""Every text on every screen can be read, in every theme that is offered."""
+
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from conftest import Driver, OpenApp
+from glass import GlassModel
+from textual.color import Color
+from textual.constants import DIM_FACTOR
+from textual.geometry import Region
+from textual.theme import BUILTIN_THEMES, Theme
+
+from chatapp.shading import contrast, ink_on, likelihood_color, weight_color
+from chatapp.tui.inspector.panel import Inspector
+from chatapp.tui.theme import CALM, READABLE, readable
+
+NO_TEXT = set(" ─━│█▏▎▍▌▋▊▉▐▕▔▁▂▃▄▅▆▇▖▗▘▝╭╮╰╯")
+"""What lines, bars and boxes are drawn with; they say nothing that words do not."""
+
+THEMES = {CALM.name: CALM} | {
+    name: theme for name, theme in BUILTIN_THEMES.items() if not theme.ansi
+}
+"""Those whose colours are not the terminal's own."""
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
+def test_each_theme_is_made_readable(theme: Theme) -> None:
+    before = {**theme.to_color_system().generate(), **theme.variables}
+    after = {name: color for name, color in readable(before).items() if color}
+    grounds = ("background", "surface", "panel", "block-cursor-background")
+    inks = ("foreground", "text-muted", "accent", "text-accent", "text-error", "text-success")
+    for ground in grounds:
+        for ink in (*inks, "text-warning", "footer-key-foreground", "block-cursor-foreground"):
+            one, other = Color.parse(after[ink]).rgb, Color.parse(after[ground]).rgb
+            assert contrast(one, other) >= READABLE, (ink, ground)
+    for ground in ("background", "surface", "block-cursor-background"):  # of lists
+        color = Color.parse(after[ground])
+        dim = color.blend(Color.parse(after["foreground"]), DIM_FACTOR)
+        assert contrast(dim.rgb, color.rgb) >= READABLE, ground
+    assert [after[ground] for ground in grounds[:3]] == [before[ground] for ground in grounds[:3]]
+
+
+def test_contrast_is_that_of_wcag() -> None:
+    assert contrast((255, 255, 255), (0, 0, 0)) == pytest.approx(21)
+    assert contrast((119, 119, 119), (255, 255, 255)) == pytest.approx(4.48, abs=0.005)
+    assert contrast((10, 20, 30), (10, 20, 30)) == 1
+
+
+def test_shaded_tokens_can_be_read() -> None:
+    for step in range(101):
+        for color in (likelihood_color(step / 100), weight_color(step / 100)):
+            assert contrast(ink_on(color), color) >= READABLE, color
+
+
+def texts(driver: Driver) -> Iterator[tuple[str, float]]:
+    """Each piece of text in front, and its contrast with what it stands on."""
+    screen = driver.app.screen
+    front = screen.region
+    for dialog in screen.query(".dialog"):
+        front = dialog.region
+    for y, strip in enumerate(screen._compositor.render_strips()):
+        if not front.contains(front.x, y):
+            continue
+        row = strip.crop(front.x, front.right)
+        for text, style, _ in row.apply_filter(driver.app._filters[0], screen.background_colors[1]):
+            if set(text) <= NO_TEXT:
+                continue
+            yield text, contrast(style.color.triplet, style.bgcolor.triplet)
+
+
+async def first_screen(driver: Driver) -> None:
+    await driver.press("shift+tab")
+
+
+async def a_message(driver: Driver) -> None:
+    await driver.say("Hello")
+    await driver.press("ctrl+up", "plus")
+    driver.chat.widgets.show_problem("Something is wrong.")
+    driver.chat.widgets.status.dropped = 2
+
+
+async def a_command(driver: Driver) -> None:
+    await driver.press(*"/")
+
+
+def key(name: str, *more: str) -> Callable[[Driver], Awaitable[None]]:
+    async def pressed(driver: Driver) -> None:
+        await driver.say("Hello")
+        await driver.press(name, *more)
+        await driver.idle()
+
+    return pressed
+
+
+async def compared(driver: Driver) -> None:
+    await driver.press(*"Tea?", "f4")
+    await driver.until(lambda: "Enter asks both" in driver.screen_text)
+    await driver.press("enter")
+    await driver.until(lambda: "Both bad" in driver.screen_text)
+
+
+def tab(number: str) -> Callable[[Driver], Awaitable[None]]:
+    async def opened(driver: Driver) -> None:
+        await driver.say("Hello")
+        await driver.press("f3", number)
+        for _ in range(3):
+            await driver.idle()
+        assert driver.chat.query_one(Inspector).region != Region()
+
+    return opened
+
+
+SCENES: dict[str, Callable[[Driver], Awaitable[None]]] = {
+    "first screen": first_screen,
+    "a message": a_message,
+    "a command": a_command,
+    "chats": key("ctrl+o"),
+    "branches": key("ctrl+b"),
+    "parameters": key("f2"),
+    "prompts": key("f5"),
+    "models": key("f8"),
+    "help": key("f1"),
+    "compare": compared,
+    "prompt tab": tab("1"),
+    "tokens tab": tab("2"),
+    "attention tab": tab("3"),
+    "layers tab": tab("4"),
+    "step tab": tab("5"),
+}
+MAIN = ("a message", "parameters", "tokens tab")
+EXTREME = ("chatapp", "catppuccin-frappe", "atom-one-light")
+"""Those with the least contrast of their own, for the other scenes: what a screen takes from a
+theme is the same in all of them."""
+
+
+@pytest.mark.parametrize("scene", SCENES)
+async def test_every_text_on_a_screen_can_be_read(open_app: OpenApp, scene: str) -> None:
+    async with open_app(GlassModel(["It is.", "So it was."]), size=(130, 40)) as driver:
+        assert set(THEMES) == {
+            name for name, theme in driver.app.available_themes.items() if not theme.ansi
+        }
+        await SCENES[scene](driver)
+        poor = []
+        for name in THEMES if scene in MAIN else EXTREME:
+            driver.app.theme = name
+            await driver.settle()
+            shown = list(texts(driver))
+            assert len(shown) > 3
+            poor += [(name, text, round(ratio, 2)) for text, ratio in shown if ratio < READABLE]
+        assert not poor

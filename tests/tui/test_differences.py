@@ -1,0 +1,43 @@
+"""What differs between two texts."""
+
+import pytest
+
+from chatapp.tui.differences import difference
+
+
+def marked(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
+    return [text[first:last] for first, last in spans]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "only_left", "only_right"),
+    [
+        ("Hello Clara! Tea?", "Hello Clara, tea?", ["! Tea"], [", tea"]),
+        ("It is wide.", "It is very wide.", [], ["very"]),
+        ("One\ntwo three", "One  two", ["three"], []),
+        ("日本 🐚 x y", "日本 🐌 x y", ["🐚"], ["🐌"]),
+    ],
+)
+def test_whole_words_are_marked(
+    left: str, right: str, only_left: list[str], only_right: list[str]
+) -> None:
+    found = difference(left, right)
+    assert marked(left, found.left) == only_left
+    assert marked(right, found.right) == only_right
+    assert found.words.startswith("Marked is what differs: ")
+
+
+def test_words_are_counted() -> None:
+    assert difference("a b c", "a x y c").words == (
+        "Marked is what differs: 1 of 3 words at the left, 2 of 4 words at the right."
+    )
+
+
+@pytest.mark.parametrize("text", ["", "The same  text."])
+def test_the_same_is_called_so(text: str) -> None:
+    assert difference(text, text.replace("  ", " ")) == ((), (), "Both replies are the same.")
+
+
+def test_what_has_little_in_common_is_not_marked() -> None:
+    found = difference("The sea is wide.", "I like tea")
+    assert found == ((), (), "The two replies have little in common.")

@@ -1,0 +1,171 @@
+"""What stands where: the first screen, the status line, notes under replies, marks, legends."""
+
+from pathlib import Path
+
+import pytest
+from conftest import OpenApp
+from fakes import ScriptedModel
+from glass import GlassModel
+from rich.cells import cell_len
+from test_inspector import press, rest
+from textual.widgets import Static
+
+from chatapp.dialogue.store import Basis
+from chatapp.lab.predictions import Candidate
+from chatapp.settings import Settings
+from chatapp.tui.comparing import CompareScreen, Side
+from chatapp.tui.inspector.heatmap import HeatMap
+from chatapp.tui.inspector.panel import Inspector
+from chatapp.tui.inspector.tokens import candidate_line
+from chatapp.tui.library import choice_of
+from chatapp.tui.status import StatusLine
+
+SIZES = [(60, 20), (100, 30), (130, 40), (200, 60)]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """The folder of the user's own prompts, with a prompt file that has labels, and a persona."""
+    folder = tmp_path / "home" / "config" / "prompts"
+    (folder / "personas").mkdir(parents=True)
+    (folder / "feel.toml").write_text(
+        'instruction = "Say how it feels."\ninput_prefix = "Thing: "\noutput_prefix = "Feels:"\n'
+        'labels = ["warm", "cold"]\nexamples = [{input = "rose", output = "warm"}]\n'
+    )
+    (folder / "personas" / "monk.toml").write_text('system = "The monk says little."\n')
+    return folder
+
+
+def test_the_programs_own_theme_is_the_default() -> None:
+    assert Settings().theme == "chatapp"
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_first_screen_says_what_the_model_is(
+    open_app: OpenApp, size: tuple[int, int]
+) -> None:
+    async with open_app(ScriptedModel(["Hi."], name="bundled"), size=size) as driver:
+        words = " ".join(driver.screen_text.split())
+        assert "is small and was made here" in words
+        assert "knows little. F8 brings a larger one (smollm2" in words
+        assert "F1 all keys" in words, "all of it is on the screen"
+
+
+async def test_of_another_model_the_first_screen_says_nothing(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Hi."], name="my-run")) as driver:
+        assert "Three things to try" in driver.screen_text
+        assert "bundled" not in driver.screen_text
+
+
+async def test_what_the_chat_is_held_with_is_in_the_status_line(
+    open_app: OpenApp, own: Path
+) -> None:
+    async with open_app(size=(60, 20)) as driver:
+        for name, words in (("monk", "persona monk"), ("feel", "prompt file feel")):
+            driver.chat.hold_with(choice_of(name))
+            await driver.idle()
+            assert words in driver.screen_text
+        driver.chat.hold_with(choice_of("none"))
+        await driver.idle()
+        assert "prompt file" not in driver.screen_text
+        assert "persona" not in driver.screen_text
+
+
+@pytest.mark.parametrize("width", range(20, 131, 10))
+async def test_the_status_line_never_runs_off(open_app: OpenApp, width: int) -> None:
+    async with open_app(size=(width, 20)) as driver:
+        status = driver.chat.query_one(StatusLine)
+        status.persona = "日本語の侍"
+        status.speed, status.dropped = 123.0, 12
+        await driver.settle()
+        line = status.render()
+        assert line.cell_length <= status.content_size.width
+        assert line.plain.startswith("● ready")
+        assert ("persona" in line.plain) == (width >= 90)
+
+
+async def test_label_probabilities_stand_under_the_reply(open_app: OpenApp, own: Path) -> None:
+    async with open_app(GlassModel(["x"])) as driver:
+        driver.chat.hold_with(choice_of("feel"))
+        await driver.say("ice")
+        assert driver.texts[-1] in ("warm", "cold")
+        assert "warm " in driver.notes[-1]
+        assert "cold " in driver.notes[-1]
+        assert driver.notes[-1].count("%") == 2
+        assert not [notice for notice in driver.notices if "%" in notice]
+        driver.chat.hold_with(choice_of("none"))
+        await driver.say("Hello")
+        assert "%" in driver.notes[1], "it stays there"
+
+
+async def test_what_differs_between_two_replies_is_marked(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["It is wide.", "It is very wide."])) as driver:
+        await driver.press(*"Sea?", "f4")
+        await driver.until(lambda: "Enter asks both" in driver.screen_text)
+        await driver.press("enter")
+        await driver.until(lambda: "1 Left" in driver.screen_text)
+        assert isinstance(driver.app.screen, CompareScreen)
+        told = str(driver.app.screen.query_one("#difference", Static).content)
+        assert told.endswith("0 of 4 words at the left, 1 of 5 words at the right.")
+        left, right = driver.app.screen.query(Side)
+        assert not any(segment.style.underline for segment in left.body.render_line(0))
+        marked = [part.text for part in right.body.render_line(0) if part.style.underline]
+        assert marked == ["very"]
+        assert {side.styles.border_top[0] for side in (left, right)} == {"round"}
+        assert "Left · scripted · temperature 0.7" in driver.screen_text
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_each_tab_says_what_its_colours_and_keys_are(
+    open_app: OpenApp, size: tuple[int, int]
+) -> None:
+    legends = {"2": "100 %", "3": "most", "4": "the token that came", "5": "under 1 %"}
+    async with open_app(GlassModel(["It is.", "So."]), size=size) as driver:
+        await driver.say("Hello")
+        await press(driver, "f3")
+        for number, words in legends.items():
+            await press(driver, number)
+            panel = driver.chat.query_one(Inspector)
+            assert words in str(panel.query_one("#inspector-legend", Static).content)
+            rows = [row[panel.region.x :] for row in driver.screen_text.split("\n")]
+            assert "Esc closes" in " ".join(" ".join(rows[-3:]).replace("▌", " ").split())
+
+
+@pytest.mark.parametrize("width", [40, 60, 76, 120])
+def test_a_bar_uses_the_width_it_has(width: int) -> None:
+    line = candidate_line(Candidate(1, "a", 1.0, 1), True, width)
+    assert line.cell_length == width - 4  # a mark before it, and a scrollbar behind
+    assert line.plain.endswith("█")
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_map_of_heads_uses_the_width_it_has(
+    open_app: OpenApp, size: tuple[int, int]
+) -> None:
+    async with open_app(GlassModel(["It is.", "So."]), size=size) as driver:
+        await driver.say("Hello")
+        await press(driver, "f3", "3")
+        heat = driver.chat.query_one(HeatMap)
+        _, heads = heat._shape
+        room = min(8, (heat.size.width - 4) // heads)
+        assert room >= 5
+        assert cell_len(heat.render_line(1).text.rstrip()) == 4 + room * heads
+        await driver.pilot.click(HeatMap, offset=(4 + room * heads - 1, 1))
+        await rest(driver)
+        assert heat.cell == (0, heads - 1)
+
+
+async def test_a_text_of_any_script_stays_in_its_column(open_app: OpenApp) -> None:
+    text = "日本語 🐚👩‍👩‍👧 שלום " + "unbroken" * 40
+    async with open_app(ScriptedModel([text]), size=(130, 40)) as driver:
+        await driver.say(text)
+        await driver.press("f3")
+        await rest(driver)
+        await driver.pilot.resize_terminal(60, 20)
+        await rest(driver)
+        await driver.pilot.resize_terminal(200, 60)
+        await rest(driver)
+        assert all(cell_len(row) == 200 for row in driver.screen_text.split("\n"))
+        await driver.press("escape")
+        assert driver.prompt.has_focus
+        assert driver.chat.conversation.basis() == Basis()

@@ -1,0 +1,112 @@
+"""The list of chats beside the chat: when it is there, what it finds, what opens from it."""
+
+from conftest import Driver, OpenApp, fill
+from fakes import ScriptedModel
+from textual.widgets import Input
+
+from chatapp.dialogue.store import Store
+from chatapp.tui.history import FoundChats
+from chatapp.tui.sidebar import Sidebar
+
+WIDE = (130, 40)
+
+
+def sidebar(driver: Driver) -> Sidebar:
+    return driver.chat.query_one(Sidebar)
+
+
+def titles(driver: Driver) -> list[str]:
+    options = sidebar(driver).query_one(FoundChats).options
+    return [str(option.prompt).split("\n")[0] for option in options]
+
+
+async def listed(driver: Driver, *expected: str) -> None:
+    await driver.until(lambda: titles(driver) == list(expected))
+
+
+async def test_it_is_there_from_130_columns_on(open_app: OpenApp, store: Store) -> None:
+    fill(store, ["The sea", "It is wide."])
+    async with open_app(size=(129, 40)) as driver:
+        assert not sidebar(driver).display
+        await driver.press("ctrl+l")
+        assert "from 130 columns on; Ctrl+O opens it" in driver.notices[-1]
+        await driver.pilot.resize_terminal(*WIDE)
+        await listed(driver, "The sea")
+        assert sidebar(driver).region.x == 0
+        await driver.pilot.resize_terminal(60, 20)
+        await driver.settle()
+        assert not sidebar(driver).display
+
+
+async def test_it_follows_the_chat(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Yes."]), size=WIDE) as driver:
+        await driver.until(lambda: "No chats yet." in driver.screen_text)
+        await driver.say("Do you like tea?")
+        await listed(driver, "Do you like tea?")
+        await driver.press("ctrl+n")
+        await driver.say("[b]Coffee[/b]?")
+        await listed(driver, "[b]Coffee[/b]?", "Do you like tea?")
+        assert sidebar(driver).query_one(FoundChats).highlighted == 0
+        assert "just now · scripted" in driver.screen_text
+        await driver.press(*"/title Drinks", "enter")
+        await listed(driver, "Drinks", "Do you like tea?")
+
+
+async def test_what_one_types_is_searched_and_enter_opens_it(
+    open_app: OpenApp, store: Store
+) -> None:
+    for text in ("Tell me of ships", "Tell me of trains"):
+        fill(store, [text, "Of course."])
+    async with open_app(size=WIDE) as driver:
+        await listed(driver, "Tell me of trains", "Tell me of ships")
+        await driver.press("ctrl+l", "ctrl+l")
+        assert sidebar(driver).query_one(Input).has_focus
+        await driver.press(*"ships")
+        await listed(driver, "Tell me of ships")
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts[:1] == ["Tell me of ships"])
+        assert driver.prompt.has_focus
+        await listed(driver, "Tell me of trains", "Tell me of ships")
+        await driver.press("ctrl+l", "ctrl+l", "down", "up", "enter")
+        await driver.until(lambda: driver.texts[:1] == ["Tell me of trains"])
+        await driver.press("ctrl+l", "ctrl+l", *"zebra")
+        await driver.until(lambda: "No chat has these words." in driver.screen_text)
+        await driver.press("enter", "escape")
+        assert driver.prompt.has_focus
+
+
+async def test_ctrl_l_hides_it_and_brings_it_back(open_app: OpenApp) -> None:
+    async with open_app(size=WIDE) as driver:
+        width = driver.prompt.region.x
+        await driver.press("ctrl+l")
+        assert not sidebar(driver).display
+        assert driver.prompt.has_focus
+        assert driver.prompt.region.x < width
+        await driver.pilot.resize_terminal(200, 60)
+        await driver.settle()
+        assert not sidebar(driver).display, "it stays hidden"
+        await driver.press("ctrl+l")
+        assert sidebar(driver).display
+        await driver.press("ctrl+l")
+        assert driver.prompt.has_focus
+
+
+async def test_three_columns_share_the_room(open_app: OpenApp) -> None:
+    async with open_app(size=WIDE) as driver:
+        await driver.press("f3")
+        await driver.idle()
+        columns = [
+            sidebar(driver),
+            driver.chat.query_one("#desk"),
+            driver.chat.query_one("Inspector"),
+        ]
+        assert [column.region.width for column in columns] == [28, 50, 52]
+        assert [column.region.x for column in columns] == [0, 28, 78]
+
+
+async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -> None:
+    async with open_app(size=WIDE) as driver:
+        await driver.until(lambda: "No chats yet." in driver.screen_text)
+        store.close()
+        await driver.press("ctrl+l", "ctrl+l", *"x")
+        await driver.until(lambda: "cannot be used" in driver.screen_text)
