@@ -284,7 +284,8 @@ class ChatScreen(Screen[None]):
         await self.navigation.delete(event.message)
 
     @on(events.Undelete)
-    async def _undelete(self) -> None:
+    async def undelete(self) -> None:
+        """Bring back the message deleted last."""
         await self.navigation.undelete()
 
     @on(events.Edit)

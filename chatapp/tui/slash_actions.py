@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from textual.app import App
 
     from chatapp.tui.chat_widgets import ChatWidgets
-    from chatapp.tui.navigation import Navigation
 
 TEMPLATES_OWN = "default"
 
@@ -39,12 +38,12 @@ class ChatControls(Protocol):
     store: Store
     widgets: "ChatWidgets"
     models: ModelSwitch
-    navigation: "Navigation"
 
     @property
     def app(self) -> "App[object]": ...
 
     async def action_new_chat(self) -> None: ...
+    async def undelete(self) -> None: ...
     def action_help(self) -> None: ...
     def action_history(self) -> object: ...
     def action_branches(self) -> object: ...
@@ -87,7 +86,7 @@ async def leave(chat: ChatControls, argument: str) -> None:
 
 
 async def undelete(chat: ChatControls, argument: str) -> None:
-    await chat.navigation.undelete()
+    await chat.undelete()
 
 
 async def set_title(chat: ChatControls, argument: str) -> None:
