@@ -22,7 +22,7 @@ from chatapp.engine.threads import wait_briefly
 from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import ChatSummary
+    from chatapp.dialogue.store import Store
 
 app = typer.Typer(
     rich_markup_mode=None,  # help texts hold foreign text, and start without rich
@@ -57,6 +57,9 @@ def chat(
     inline: Annotated[
         bool, typer.Option("--inline", help="Below the prompt, with what stands above kept.")
     ] = False,
+    unsaved: Annotated[
+        bool, typer.Option("--unsaved", help="Store nothing: the chat goes when you leave.")
+    ] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
     """A GPT you can open: without a command, a chat in the terminal."""
@@ -64,9 +67,11 @@ def chat(
         typer.echo(f"chatapp {__version__}")
         raise typer.Exit
     if context.invoked_subcommand:
-        if model or template or precision or last or inline:
+        if model or template or precision or last or inline or unsaved:
             raise UserError("options for a command stand after it")
         return
+    if unsaved and last:
+        raise UserError("an unsaved chat is a new one; --continue and --unsaved exclude each other")
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if not in_terminal and "TEXTUAL_DRIVER" not in os.environ:  # set by what serves a browser
         raise UserError("the chat needs a terminal; `chatapp ask` answers without one")
@@ -76,10 +81,12 @@ def chat(
     from chatapp.settings import load_settings
     from chatapp.tui.app import run
 
-    chat = _last_chat() if last else None
+    store = _open_store(unsaved=unsaved, may_ask=in_terminal)
+    chat = next(iter(store.chats(limit=1)), None) if last else None
     wanted = model or (chat.model if chat is not None else None) or None
     settings = load_settings({"model": wanted, "template": template, "precision": precision})
-    raise typer.Exit(run(settings, chat.id if chat is not None else None, inline=inline))
+    chat_id = chat.id if chat is not None else None
+    raise typer.Exit(run(settings, chat_id, store=store, inline=inline))
 
 
 def main() -> None:
@@ -91,14 +98,25 @@ def main() -> None:
         sys.exit(_report(error))
 
 
-def _last_chat() -> "ChatSummary | None":
-    from chatapp.dialogue.store import Store
+def _open_store(*, unsaved: bool, may_ask: bool) -> "Store":
+    """Where the chats are. Raises StoreError.
+
+    unsaved: in memory alone. may_ask: whether the user can be offered that.
+    """
+    from chatapp.dialogue.store import Store, StoreError
     from chatapp.paths import database_path
 
-    store = Store(database_path())
-    chats = store.chats(limit=1)
-    store.close()
-    return chats[0] if chats else None
+    if unsaved:
+        return Store(None)
+    try:
+        return Store(database_path())
+    except StoreError as error:
+        if not may_ask:
+            raise
+        complain(str(error))
+        if not typer.confirm("Chat without saving anything (--unsaved)?", default=True, err=True):
+            raise typer.Exit(2) from None
+        return Store(None)
 
 
 def _report(error: Exception) -> int:

@@ -316,7 +316,7 @@ def _print_table(results: "Sequence[Result]") -> None:
 
     from rich.console import Console
 
-    from chatapp.evaluation.report import table
+    from chatapp.evaluation.report import explanation, table
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     shown = table(results, width)
@@ -325,7 +325,7 @@ def _print_table(results: "Sequence[Result]") -> None:
     console = Console(file=file, width=10_000)
     console.width = console.measure(shown).maximum
     console.print(shown)
-    write(file.getvalue())
+    write(f"{file.getvalue()}\n{explanation(shown)}")
 
 
 def _lambada(

@@ -1,18 +1,18 @@
 """One reply while it is generated: the events it comes in, and its row in the store.
 
 Keep: what has been generated is stored within half a second, and all of it however the
-generation ends.
+generation ends. While there is no room for it, the reply goes on, and is in the error at its end.
 """
 
 import math
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 
 from chatapp.dialogue.prompt import Prompt
-from chatapp.dialogue.store import Status, Store, StoredMessage
+from chatapp.dialogue.store import Status, Store, StoredMessage, StoreError
 from chatapp.engine.events import Event, Finished, FinishReason, Token
 from chatapp.engine.model import ChatModel, LanguageModel, Sampling
 from chatapp.foreign import without_surrogates
@@ -23,6 +23,14 @@ _STORE_EVERY_SECONDS = 0.5
 
 # Every other reason leaves a reply complete.
 _STATUS: dict[FinishReason, Status] = {"cancelled": "stopped", "error": "error"}
+
+
+class ReplyNotStored(StoreError):
+    """A reply has ended, but could not be stored. store: tries again; raises StoreError."""
+
+    def __init__(self, error: StoreError, store: Callable[[], None]) -> None:
+        super().__init__(f"the reply is on the screen alone: {error}")
+        self.store = store
 
 
 class ReplyRecorder:
@@ -64,7 +72,8 @@ class ReplyRecorder:
             self.finished = event
             self.reply = replace(self.reply, status=_STATUS.get(event.reason, "complete"))
         elif time.monotonic() - self._stored_at >= _STORE_EVERY_SECONDS:
-            self._store_reply("partial")
+            with suppress(StoreError):  # the end stores all of it, or says why not
+                self._store_reply("partial")
             self._stored_at = time.monotonic()
 
     def fail(self) -> None:
@@ -72,7 +81,13 @@ class ReplyRecorder:
         self.reply = replace(self.reply, status="error")
 
     def end(self) -> None:
-        """Store all of the reply, and how its generation ended."""
+        """Store all of the reply, and how its generation ended. Raises ReplyNotStored."""
+        try:
+            self._store_all()
+        except StoreError as error:
+            raise ReplyNotStored(error, self._store_all) from error
+
+    def _store_all(self) -> None:
         self._store_reply(self.reply.status)
         if self.finished is not None and self._generation_id is not None:
             self._store.finish_generation(

@@ -200,6 +200,29 @@ _LEAVE_OUT = (
 the setting, the measure and the baselines stay."""
 
 
+_MEANINGS = {
+    "mean": "the measure, as the mean over seeds",
+    "spread": "standard deviation over seeds",
+    "95 %": "interval that holds the measure with a confidence of 95 %",
+    "95 % by": "how the interval is computed",
+    "n": "items",
+    "majority": "what always giving the commonest answer reaches",
+    "vote": "what a vote of the nearest examples reaches, without the model",
+    "gold share": "share of the demonstrations that have the item's right answer",
+    "gold shown": "share of the items of which a demonstration has the right answer",
+    "dropped": "demonstrations an item that did not fit the window",
+    "tokens": "mean length of a prompt",
+    "s/item": "seconds an item",
+}
+
+
+def explanation(shown: "Table") -> str:
+    """What the columns of a table mean, a line each, for those whose name does not say it."""
+    names = [str(column.header) for column in shown.columns]
+    width = max(map(len, names))
+    return "".join(f"{name:<{width}}  {_MEANINGS[name]}\n" for name in names if name in _MEANINGS)
+
+
 def _or_blank(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 

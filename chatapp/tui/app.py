@@ -19,7 +19,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Event, Key, Paste
 from textual.theme import Theme
 
-from chatapp.dialogue.store import Store
+from chatapp.dialogue.store import Store, StoreError
 from chatapp.foreign import printable, without_surrogates
 from chatapp.paths import database_path
 from chatapp.settings import Settings, SettingsError, keep_settings
@@ -28,7 +28,7 @@ from chatapp.tui.chat import ChatScreen
 from chatapp.tui.keymap import read_keymap
 from chatapp.tui.message import MessageView
 from chatapp.tui.prompt import Prompt
-from chatapp.tui.textual_internals import FailingApp, know_alt_enter
+from chatapp.tui.textual_internals import FailingApp, know_alt_enter, know_pastes
 from chatapp.tui.theme import CALM, FEW_COLORS, readable
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class ChatApp(FailingApp[int]):
     VERTICAL_BREAKPOINTS = [(0, "-low"), (24, "-high")]  # noqa: RUF012
     BINDING_GROUP_TITLE = "Everywhere"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+q", "quit", "Quit", tooltip="Leave the program", priority=True, id="quit"),
-        Binding("ctrl+c", "interrupt", "Stop what is being written", show=False, id="interrupt"),
+        Binding("ctrl+q", "quit", "Quit", tooltip="Quit the program", priority=True, id="quit"),
+        Binding("ctrl+c", "interrupt", "Stop the reply", show=False, id="interrupt"),
         Binding(
             "ctrl+p",
             "command_palette",
@@ -100,6 +100,7 @@ class ChatApp(FailingApp[int]):
         # A scroll that slides is late for the next key, and costs most over a slow line.
         self.animation_level = "none"
         know_alt_enter()
+        know_pastes()
         self.register_theme(CALM)
         self._settings = settings
         self.store = store or Store(database_path())
@@ -107,6 +108,7 @@ class ChatApp(FailingApp[int]):
         self.set_keymap(read_keymap(settings.keys, (ChatApp, ChatScreen, Prompt, MessageView)))
         self._early: list[Event] | None = []
         self._interrupted = -_SOON
+        self._knows_of_loss = False
         self._few_colors = no_color or self.console.color_system not in ("256", "truecolor")
 
     def get_css_variables(self) -> dict[str, str]:
@@ -164,6 +166,8 @@ class ChatApp(FailingApp[int]):
         """Have the theme that the user has chosen at the next start as well."""
         if theme.name != self._kept_theme:
             self._kept_theme = theme.name
+            if not self.store.is_kept:
+                return
             try:
                 keep_settings({"theme": theme.name})
             except SettingsError as error:
@@ -205,17 +209,32 @@ class ChatApp(FailingApp[int]):
             os._exit(128 + signal.SIGHUP)
 
     async def action_quit(self) -> None:
-        await asyncio.to_thread(self.chat.conversation.close, _PATIENCE)
+        conversation = self.chat.conversation
+        try:
+            await asyncio.to_thread(conversation.close, _PATIENCE)
+        except StoreError as error:
+            if not self._knows_of_loss:
+                self._knows_of_loss = True
+                self.chat.widgets.show_problem(f"{error}. Quit again to leave without it.")
+                return
+            conversation.forget_rest()
         self.exit(0)
 
 
-def run(settings: Settings, chat_id: int | None = None, *, inline: bool = False) -> int:
+def run(
+    settings: Settings,
+    chat_id: int | None = None,
+    *,
+    store: Store | None = None,
+    inline: bool = False,
+) -> int:
     """Show the chat until the user leaves; returns the exit status.
 
-    inline: in some rows below the shell's prompt, where the last of it stays.
+    store: where the chats are, to be closed here; the user's own if not given. inline: in some
+    rows below the shell's prompt, where the last of it stays.
     Raises StoreError when the chats cannot be opened, and whatever brought the screen down.
     """
-    app = ChatApp(settings, chat_id=chat_id)
+    app = ChatApp(settings, store=store, chat_id=chat_id)
     if os.name == "posix":
         signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=app.hang_up).start())
     try:

@@ -66,7 +66,7 @@ class BranchScreen(ModalScreen[int | None]):
             yield Static("Branches", classes="title")
             yield Options()
             yield Static(id="nothing", markup=False)
-            yield Static("● is what you see · Enter goes there · Esc stays", classes="hint")
+            yield Static("● is shown now · Enter goes to a message · Esc closes", classes="hint")
 
     def on_mount(self) -> None:
         self.query_one("#nothing").display = False

@@ -18,7 +18,7 @@ from textual.widgets import OptionList
 
 from chatapp.dialogue.store import Basis, StoreError
 from chatapp.paths import presets_path
-from chatapp.tui import events, slash, timings
+from chatapp.tui import clipboard, events, slash, timings
 from chatapp.tui.branches import BranchScreen
 from chatapp.tui.chat_turns import ChatTurns
 from chatapp.tui.chat_widgets import ChatWidgets
@@ -42,7 +42,7 @@ from chatapp.tui.prompt import Prompt
 from chatapp.tui.sidebar import FROM as SIDEBAR_FROM
 from chatapp.tui.sidebar import Sidebar
 from chatapp.tui.slash_actions import SlashError
-from chatapp.tui.turn import TurnEvent
+from chatapp.tui.turn import TurnEnded, TurnEvent, TurnFailed
 from chatapp.tui.verdicts import Verdicts
 from chatapp.tui.welcome import QUESTION
 
@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store import Store, StoredMessage
     from chatapp.engine.model import LanguageModel
     from chatapp.settings import Settings
+
+
+_LEAVE = "exit"
+"""What leaves the program, as it does a shell. With a space before it, it is a message."""
 
 
 class ChatScreen(Screen[None]):
@@ -60,7 +64,11 @@ class ChatScreen(Screen[None]):
         Binding("escape", "stop", "Stop the reply; go to the prompt", show=False, id="stop"),
         Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat", id="new_chat"),
         Binding(
-            "ctrl+o", "history", "Chats", tooltip="List, search, open and tidy up chats", id="chats"
+            "ctrl+o",
+            "history",
+            "Chats",
+            tooltip="List, search, open and rename chats",
+            id="chats",
         ),
         Binding(
             "ctrl+l",
@@ -73,29 +81,27 @@ class ChatScreen(Screen[None]):
         Binding(
             "f2",
             "parameters",
-            "Parameters",
-            tooltip="Change how replies are drawn",
+            "Sampling",
+            tooltip="Sampling settings: temperature and others",
             id="parameters",
         ),
         Binding(
             "f3",
             "inspect",
             "Inspect",
-            tooltip="Look into the model, also at a draft",
+            tooltip="Look inside the model, also while you write",
             id="inspect",
         ),
-        Binding("f8", "models", "List models; go on with another one", show=False, id="models"),
-        Binding(
-            "f4", "compare", "Two replies to one message, side by side", show=False, id="compare"
-        ),
+        Binding("f8", "models", "List models, and switch to another one", show=False, id="models"),
+        Binding("f4", "compare", "Compare two replies to one message", show=False, id="compare"),
         Binding(
             "f5",
             "prompts",
-            "Hold the chat with a persona or a prompt file",
+            "Use a persona or a prompt file",
             show=False,
             id="prompts",
         ),
-        Binding("f1", "help", "Help", tooltip="Show all keys", id="help"),
+        Binding("f1", "help", "Help", tooltip="Search all keys and commands", id="help"),
     ]
 
     def __init__(
@@ -107,6 +113,7 @@ class ChatScreen(Screen[None]):
     ) -> None:
         super().__init__()
         self.store = store
+        self._copied_block = 0, 0  # of which message, and how many of them so far
         self._first_chat = chat_id
         self._first_model = settings.model
         self._wants_sidebar = True
@@ -133,6 +140,7 @@ class ChatScreen(Screen[None]):
 
     async def on_mount(self) -> None:
         self.widgets.status.model = self._first_model
+        self.widgets.status.is_kept = self.store.is_kept
         self.widgets.prompt.focus()
         await self.navigation.open(self._first_chat)
         self.call_after_refresh(self._after_first_frame)
@@ -177,6 +185,8 @@ class ChatScreen(Screen[None]):
         text, editing = event.text, event.editing
         if editing is not None and editing.role == "assistant":
             self._verdicts.keep_correction(editing, text)
+        elif editing is None and text == _LEAVE:
+            await self.app.run_action("app.quit")
         elif editing is None and slash.is_command(text):
             await self._run_command(text)
         else:
@@ -195,7 +205,8 @@ class ChatScreen(Screen[None]):
 
     @on(events.Suggested)
     def _suggested(self, event: events.Suggested) -> None:
-        self.widgets.completions.show(slash.described(event.text, event.completions))
+        described = slash.described(event.text, event.completions)
+        self.widgets.completions.show(described, event.chosen)
 
     def direct(self, event: Key) -> bool:
         """Give the prompt the focus for a letter that is no command of the focused message."""
@@ -219,6 +230,8 @@ class ChatScreen(Screen[None]):
     @on(TurnEvent)
     async def _turn_event(self, event: TurnEvent) -> None:
         await self.turns.handle(event)
+        if isinstance(event, TurnEnded | TurnFailed):
+            await self.navigation.go_on_anew()
 
     @on(events.Regenerate)
     def _regenerate(self, event: events.Regenerate) -> None:
@@ -255,6 +268,25 @@ class ChatScreen(Screen[None]):
     def _copy_message(self, event: events.Copy) -> None:
         self.app.copy_to_clipboard(event.message.text)
         self.widgets.inform("Copied to the clipboard.")
+
+    @on(events.CopyCode)
+    def _copy_code(self, event: events.CopyCode) -> None:
+        blocks = clipboard.code_blocks(event.message.text)
+        id, count = self._copied_block
+        number = count % len(blocks) if id == event.message.id else 0
+        self._copied_block = event.message.id, number + 1
+        self.app.copy_to_clipboard(blocks[number])
+        which = f" {number + 1} of {len(blocks)}" if len(blocks) > 1 else ""
+        self.widgets.inform(f"Code block{which} copied to the clipboard.")
+
+    @on(events.Delete)
+    async def _delete_message(self, event: events.Delete) -> None:
+        await self.navigation.delete(event.message)
+
+    @on(events.Undelete)
+    async def undelete(self) -> None:
+        """Bring back the message deleted last."""
+        await self.navigation.undelete()
 
     @on(events.Edit)
     def _edit_message(self, event: events.Edit) -> None:
@@ -414,7 +446,7 @@ class ChatScreen(Screen[None]):
             self.hold_with(choice)
 
     def hold_with(self, choice: PromptChoice) -> None:
-        """Hold the chat with a persona or a prompt file, or with neither."""
+        """Use a persona or a prompt file, or with neither."""
         if self.turns.is_busy():
             return
         with self.widgets.store_errors():
@@ -422,12 +454,17 @@ class ChatScreen(Screen[None]):
             self.widgets.show_problem("")
             self.models.show()
             self._inspecting.look_again()
-            how = "is put into the prompt" if choice.basis.prompt else "is answered as"
-            words = f"The next message {how} {choice.name}."
-            self.widgets.inform("The prompt is taken off." if choice.basis == Basis() else words)
+            kind = "prompt file" if choice.basis.prompt else "persona"
+            used = (
+                "no prompt file or persona" if choice.basis == Basis() else f"{kind} {choice.name}"
+            )
+            self.widgets.inform(f"The next message uses {used}.")
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen((type(self.app), ChatScreen, Prompt, MessageView)))
+        screen = self.app.screen
+        here = (screen.focused or screen).ancestors_with_self
+        places = (Prompt, MessageView, ChatScreen, type(self.app))
+        self.app.push_screen(HelpScreen(places, [type(node) for node in here]))
 
     def for_palette(self) -> "list[DOMNode]":
         """Those parts that the palette can act upon though they have no focus."""

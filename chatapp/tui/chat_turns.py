@@ -3,8 +3,13 @@
 Keep: a text that the user has sent is in the chat, on its way there, or back in the prompt.
 """
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from textual.timer import Timer
+
+from chatapp.dialogue.store import StoreError
 from chatapp.tui import timings
 from chatapp.tui.conversation import TurnRequest
 from chatapp.tui.message import MessageView
@@ -25,6 +30,10 @@ if TYPE_CHECKING:
     from chatapp.tui.model_switch import ModelSwitch
 
 
+_TRY_EVERY_SECONDS = 2.0
+"""How often a reply is stored again for which there was no room."""
+
+
 class ChatTurns:
     """Begins the turns of a conversation and shows them on its screen."""
 
@@ -42,7 +51,9 @@ class ChatTurns:
         self._widgets = widgets
         self._models = models
         self._inspecting = inspecting
+        self._screen = screen
         self._controller = TurnController(conversation, screen, self)
+        self._storing: Timer | None = None
         self._reply: MessageView | None = None
         self._prompt_tokens = 0
 
@@ -197,12 +208,28 @@ class ChatTurns:
         if self._widgets.transcript.live is not None:  # it broke down half-way
             self._show_stored("error")
             self._widgets.show_problem(reason)
+            if self._conversation.has_rest:
+                self._store_soon()
         else:
             await self._take_back(turn.submitted, reason)
         self._widgets.status.state = "error"
 
+    def _store_soon(self) -> None:
+        """Store what there was no room for as soon as there is some."""
+        if self._storing is None:
+            self._storing = self._screen.set_interval(_TRY_EVERY_SECONDS, self._store_rest)
+
+    async def _store_rest(self) -> None:
+        with suppress(StoreError):
+            await asyncio.to_thread(self._conversation.store_rest)
+            if self._storing is not None:
+                self._storing.stop()
+                self._storing = None
+                self._widgets.show_problem("")
+                self._widgets.inform("There is room again: the reply is stored.")
+
     def _show_stored(self, reason: str, remark: str = "") -> None:
-        """Show what the store has kept of the reply.
+        """Show all of the reply, as it has been stored or is to be.
 
         remark: how it came about, in words; it stands under the reply.
         """
@@ -210,6 +237,6 @@ class ChatTurns:
         live, transcript.live, self._reply = transcript.live, None, None
         with self._widgets.store_errors():
             if live is not None:
-                transcript.refresh_message(self._store.message(live), reason, remark)
+                transcript.refresh_message(self._conversation.message(live), reason, remark)
         self._conversation.measure()
         self._inspecting.look_again()

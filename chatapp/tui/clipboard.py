@@ -1,10 +1,11 @@
-"""The system's own clipboard, for terminals that do not fill it when they are told to.
+"""What is copied, and the system's own clipboard, for terminals that do not fill it when told to.
 
 Keep: nothing is ever read from it, and a program that is missing, fails or hangs costs the user
 nothing.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,14 @@ from collections.abc import Sequence
 
 _PATIENCE = 3.0
 """Seconds such a program may take."""
+
+
+_FENCED = re.compile(r"^ {0,3}(```+|~~~+)[^\n]*\n(.*?)(?:^ {0,3}\1[`~]*[ \t]*$|\Z)", re.M | re.S)
+
+
+def code_blocks(text: str) -> list[str]:
+    """The fenced code blocks in a Markdown text, without their fences."""
+    return [match[2] for match in _FENCED.finditer(text)]
 
 
 def programs() -> list[list[str]]:

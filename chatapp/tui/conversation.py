@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from textual.message_pump import MessagePump
 
-from chatapp.dialogue.store import Basis, StoreError
+from chatapp.dialogue.store import Basis, Gone
 from chatapp.parameters import known_values
 from chatapp.settings import keep_settings
 from chatapp.tui import events
@@ -24,6 +24,7 @@ from chatapp.tui.turn import RunningTurn
 from chatapp.tui.words import in_words
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.reply import ReplyNotStored
     from chatapp.dialogue.session import Session, SessionEvent
     from chatapp.dialogue.store import Store, StoredMessage
     from chatapp.dialogue.variant import Pair, Variant
@@ -59,6 +60,7 @@ class Conversation:
         self._listener = listener
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._not_stored: list[ReplyNotStored] = []
         self._choices = settings.choices({})
         self._compared: tuple[tuple[str, str], LanguageModel] | None = None
         self._thinking: bool | None = None
@@ -125,7 +127,8 @@ class Conversation:
     def load(self) -> None:
         """Load the model; ends in a ModelLoaded or a LoadFailed of the request `loading`."""
         self.loading = request = self._wanted
-        self._start_thread(lambda: request.run(self._listener))
+        note = self._store.is_kept
+        self._start_thread(lambda: request.run(self._listener, note=note))
 
     def find_models(self, listener: MessagePump | None = None) -> None:
         """Look for models, first on this machine; ends in a ModelsFound that has all.
@@ -256,11 +259,55 @@ class Conversation:
         return "New chat" if self.chat_id is None else self._store.chat(self.chat_id).title
 
     def is_deleted(self) -> bool:
-        """Whether the chat is in the bin, or no longer in the store."""
+        """Whether the chat is in the bin, or no longer in the store. Raises StoreError."""
         try:
             return self.chat_id is not None and self._store.chat(self.chat_id).deleted is not None
-        except StoreError:
+        except Gone:
             return True
+
+    def store_anew(self) -> int | None:
+        """Store the messages of a deleted chat as a new chat; returns its id. Raises StoreError.
+
+        None, and nothing is done, without a model.
+        """
+        from chatapp.dialogue.importing import ImportedChat, ImportedMessage, store_chats
+
+        session = self.session
+        if session is None:
+            return None
+        messages = tuple(
+            ImportedMessage(message.role, message.text, message.status, message.thoughts)
+            for message in session.messages
+        )
+        template, model = session.template.name, session.model.name
+        with self._store.transaction():
+            chat = ImportedChat("", session.system, template, model, messages)
+            [chat_id] = store_chats(self._store, [chat])
+            self._store.set_basis(chat_id, self.basis())
+            self._store.set_chosen(chat_id, self._choices.by_origin.get("this chat", {}))
+        return chat_id
+
+    def message(self, message_id: int) -> "StoredMessage":
+        """A message of the chat, as it is known here: all of it, when the store has less."""
+        known = self.session.messages if self.session is not None else []
+        same = (message for message in known if message.id == message_id)
+        return next(same, None) or self._store.message(message_id)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether there are replies for which the store had no room."""
+        return bool(self._not_stored)
+
+    def store_rest(self) -> None:
+        """Store the replies for which there was no room. Raises StoreError while there is none."""
+        while self._not_stored:
+            with suppress(Gone):  # deleted since
+                self._not_stored[0].store()
+            del self._not_stored[0]
+
+    def forget_rest(self) -> None:
+        """Give up the replies for which there is no room."""
+        self._not_stored.clear()
 
     def go_to_sibling(self, message: "StoredMessage", step: int) -> "StoredMessage | None":
         """Let the chat go through the version `step` places after a message, if there is one."""
@@ -292,8 +339,15 @@ class Conversation:
             return False
 
         def generate(cancel: threading.Event) -> "Iterator[SessionEvent]":
+            from chatapp.dialogue.reply import ReplyNotStored
+
             with self._lock:
-                yield from request.start(session, cancel)
+                self.store_rest()
+                try:
+                    yield from request.start(session, cancel)
+                except ReplyNotStored as error:
+                    self._not_stored.append(error)
+                    raise
 
         self.turn = RunningTurn(generate, listener or self._listener, request.submitted)
         self._start_thread(self.turn.run)
@@ -369,19 +423,19 @@ class Conversation:
         return True
 
     def close(self, patience: float) -> None:
-        """Stop the running turn and see to it that its reply is stored.
+        """Stop the running turn and see to it that all replies are stored. Raises StoreError.
 
         patience: how many seconds to wait for the turn to do that itself.
         """
         turn, self.turn = self.turn, None
-        if turn is None:
-            return
-        turn.stop()
-        if not turn.join(patience) and turn.reply is not None:
+        if turn is not None:
+            turn.stop()
+        if turn is not None and not turn.join(patience) and turn.reply is not None:
             text, thoughts = turn.reply.text + turn.text, turn.reply.thoughts + turn.thoughts
             self._store.update_message(turn.reply.id, text, "stopped")
             tokens = turn.reply.thought_tokens + turn.thought_tokens
             self._store.update_thoughts(turn.reply.id, thoughts, tokens)
+        self.store_rest()
 
     @property
     def has_running_threads(self) -> bool:

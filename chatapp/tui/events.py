@@ -50,10 +50,14 @@ class ModelsFound(Message):
 
 @dataclass
 class Suggested(Message):
-    """What a command that is being written could become."""
+    """What a command that is being written could become.
+
+    chosen: which of that stands in the prompt; -1 is none.
+    """
 
     text: str
     completions: list[str]
+    chosen: int = -1
 
 
 @dataclass
@@ -103,6 +107,25 @@ class Copy(Message):
     """The user wants this message's text in the clipboard."""
 
     message: "StoredMessage"
+
+
+@dataclass
+class CopyCode(Message):
+    """The user wants a code block of this message in the clipboard."""
+
+    message: "StoredMessage"
+
+
+@dataclass
+class Delete(Message):
+    """The user wants this message, and all that follow it, deleted."""
+
+    message: "StoredMessage"
+
+
+@dataclass
+class Undelete(Message):
+    """The user wants what was deleted last back."""
 
 
 @dataclass

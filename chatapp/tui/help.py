@@ -1,21 +1,24 @@
-"""All keys and commands.
+"""All keys and commands, searched as one types.
 
-Keep: the lists are made from where keys and commands are defined, so that none is forgotten.
+Keep: the lists are made from where keys and commands are defined, so that none is forgotten, and
+those that belong to where one is come first.
 """
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, NamedTuple
 
 from rich.table import Table
-from textual.app import ComposeResult
+from textual import on
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.dom import DOMNode
 from textual.screen import ModalScreen, Screen
-from textual.widgets import Static, TextArea
+from textual.widgets import Input, Static, TextArea
 
 from chatapp.tui.branches import BranchScreen
 from chatapp.tui.comparing import CompareScreen
+from chatapp.tui.field import Field
 from chatapp.tui.history import ChatList, HistoryScreen
 from chatapp.tui.inspector.attention import AttentionView
 from chatapp.tui.inspector.heatmap import HeatMap
@@ -47,47 +50,96 @@ _SCREENS: tuple[type[DOMNode], ...] = (
 )
 
 
-def _table() -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(width=23, style="bold")
-    table.add_column()
-    return table
+class Section(NamedTuple):
+    """Keys that belong together: what they are pressed on, and what each does."""
+
+    title: str
+    rows: list[tuple[str, str]]
+
+    def matching(self, query: str) -> "Section":
+        """Only those that have all words of a query in their names or in the title."""
+        words = query.lower().split()
+        rows = [
+            (key, does)
+            for key, does in self.rows
+            if all(word in f"{self.title} {key} {does}".lower() for word in words)
+        ]
+        return Section(self.title, rows)
+
+    def table(self) -> Table:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(width=23, style="bold")
+        table.add_column()
+        for row in self.rows:
+            table.add_row(*row)
+        return table
 
 
 class HelpScreen(ModalScreen[None]):
-    """Lists the bindings of `places`, then those of all other screens, a section for each."""
+    """Lists the keys of where one is, then all others and the commands, a section for each.
+
+    places: what has keys on the chat screen. here: what has the focus, and what is around it.
+    """
 
     BINDING_GROUP_TITLE = "This help"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Close")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,f1", "dismiss", "Close"),
+        Binding("up", "scroll('up')", "Scroll up", show=False),
+        Binding("down", "scroll('down')", "Scroll down", show=False),
+        Binding("pageup", "scroll('page_up')", "Scroll a page up", show=False),
+        Binding("pagedown", "scroll('page_down')", "Scroll a page down", show=False),
+    ]
 
-    def __init__(self, places: Sequence[type[DOMNode]]) -> None:
+    def __init__(self, places: Iterable[type[DOMNode]], here: Iterable[type[DOMNode]]) -> None:
         super().__init__()
-        sections: list[type[DOMNode]] = [*places, *_SCREENS, HelpScreen]
-        self._sections = [(place.BINDING_GROUP_TITLE or "", place) for place in sections]
-        self._sections += [("Moving and copying", Screen), ("Editing text", TextArea)]
+        known: list[type[DOMNode]] = [*places, *_SCREENS, HelpScreen]
+        self._here = [place for place in here if place in known]
+        self._others = [place for place in known if place not in self._here]
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Static("Keys", classes="title")
-            with VerticalScroll(can_focus=True):
-                for title, place in self._sections:
-                    yield Static(title, classes="heading", markup=False)
-                    yield Static(self._rows(place), classes="keys")
-                yield Static("Commands, written in place of a message", classes="heading")
-                yield Static(self._commands(), classes="keys")
+            yield Static("Help", classes="title")
+            yield Field(placeholder="Search keys and commands", compact=True)
+            yield VerticalScroll(can_focus=False)
             yield Static("Esc closes · ↑ ↓ PgUp PgDn scroll", classes="hint")
 
-    def _commands(self) -> Table:
-        table = _table()
-        for command in COMMANDS:
-            table.add_row(f"/{command.name} {command.argument}", command.words)
-        return table
+    async def on_mount(self) -> None:
+        self._sections = list(self._all_sections())
+        await self._show("")
 
-    def _rows(self, place: type[DOMNode]) -> Table:
+    @on(Input.Changed)
+    async def _search(self, event: Input.Changed) -> None:
+        await self._show(event.value)
+
+    async def _show(self, query: str) -> None:
+        sections = [section.matching(query) for section in self._sections]
+        widgets: list[Static] = []
+        for section in filter(lambda section: section.rows, sections):
+            widgets.append(Static(section.title, classes="heading", markup=False))
+            widgets.append(Static(section.table(), classes="keys"))
+        scroll = self.query_one(VerticalScroll)
+        with self.app.batch_update():
+            await scroll.remove_children()
+            await scroll.mount_all(widgets or [Static("No key and no command is called that.")])
+        scroll.scroll_home(animate=False)
+
+    def action_scroll(self, where: str) -> None:
+        scroll = self.query_one(VerticalScroll)
+        getattr(scroll, f"scroll_{where}")(animate=False)
+
+    def _all_sections(self) -> Iterable[Section]:
+        for place in self._here:
+            yield self._section(place.BINDING_GROUP_TITLE or "", place)
+        commands = [(f"/{each.name} {each.argument}".strip(), each.words) for each in COMMANDS]
+        yield Section("Commands, written in place of a message", commands)
+        for place in self._others:
+            yield self._section(place.BINDING_GROUP_TITLE or "", place)
+        yield self._section("Moving and copying", Screen)
+        yield self._section("Editing text", TextArea)
+
+    def _section(self, title: str, place: type[DOMNode]) -> Section:
+        app: App[object] = self.app
         keys: dict[str, list[str]] = {}
-        for binding in bindings_of(place, keymap_of(self.app)):
-            keys.setdefault(words_of(binding), []).append(self.app.get_key_display(binding))
-        table = _table()
-        for words, names in keys.items():
-            table.add_row(" ".join(names), words)
-        return table
+        for binding in bindings_of(place, keymap_of(app)):
+            keys.setdefault(words_of(binding), []).append(app.get_key_display(binding))
+        return Section(title, [(" ".join(names), words) for words, names in keys.items()])

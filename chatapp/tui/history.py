@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MOST = 200
 _FOUND = re.compile("\x02([^\x03]*)\x03")
 _HINT = "Enter opens · ↓ n rename, a archive, d delete, u undo · ^t archive · Esc"
-_RENAMING = "Enter keeps the new title · Esc leaves it as it was"
+_RENAMING = "Enter renames · Esc cancels"
 
 
 def ago(then: float, now: float) -> str:
@@ -88,7 +88,7 @@ class FoundChats(Options):
         return len(chats)
 
     def _entry(self, chat: "ChatSummary", hit: "Hit | None", now: float) -> Content:
-        title = printable(chat.title).replace("\n", " ") or "Without a title"
+        title = printable(chat.title).replace("\n", " ") or "Untitled"
         facts = " · ".join(fact for fact in self._facts(chat, now) if fact)
         lines = [Content(title), Content.styled(facts, "$text-muted")]
         if hit is not None:
@@ -120,10 +120,10 @@ class ChatList(FoundChats):
 
     BINDING_GROUP_TITLE = "In the list of chats"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("n", "screen.rename", "Rename", tooltip="Give the chat another title"),
-        Binding("a", "screen.archive", "Archive", tooltip="Put the chat into the archive, or back"),
+        Binding("n", "screen.rename", "Rename", tooltip="Rename the chat"),
+        Binding("a", "screen.archive", "Archive", tooltip="Archive the chat, or bring it back"),
         Binding("d,delete", "screen.delete", "Delete", tooltip="Delete the chat"),
-        Binding("u", "screen.restore", "Undo", tooltip="Bring the chat deleted last back"),
+        Binding("u", "screen.restore", "Undo", tooltip="Bring back the chat deleted last"),
         Binding("slash", "screen.filter", "Filter", show=False),
     ]
 
@@ -140,7 +140,9 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Open"),
         Binding("down", "list", "Go to the list", show=False),
-        Binding("ctrl+t", "other_list", "Archive", tooltip="Show the archive, or the other chats"),
+        Binding(
+            "ctrl+t", "other_list", "Archive", tooltip="Switch between the chats and the archive"
+        ),
         Binding("escape,ctrl+o", "leave", "Close"),
     ]
 
@@ -154,7 +156,7 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static("Chats", classes="title")
-            yield Field(placeholder="Type to search titles and texts", id="filter", compact=True)
+            yield Field(placeholder="Search titles and messages", id="filter", compact=True)
             yield Field(id="title-field", compact=True)
             yield Static(id="nothing", markup=False)
             yield ChatList()
@@ -185,7 +187,7 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
             return
         self._list.highlighted = min(index, found - 1) if found else None
         nothing = "The archive is empty." if self._archive else "No chats yet."
-        self._show_nothing("" if found else "No chat has these words." if query else nothing)
+        self._show_nothing("" if found else "No chat matches." if query else nothing)
         self.query_one(".title", Static).update("Archived chats" if self._archive else "Chats")
 
     def _show_nothing(self, words: str) -> None:

@@ -124,14 +124,14 @@ class LibraryScreen(ModalScreen[PromptChoice | None]):
     draft: the message that previews are shown for; "" is one of the file's own inputs.
     """
 
-    BINDING_GROUP_TITLE = "List of prompts"
+    BINDING_GROUP_TITLE = "List of prompt files"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "choose", "Hold the chat with it"),
-        Binding("down", "cursor(1)", "Next one", show=False),
-        Binding("up", "cursor(-1)", "One before", show=False),
+        Binding("enter", "choose", "Use it in this chat"),
+        Binding("down", "cursor(1)", "Next prompt file or persona", show=False),
+        Binding("up", "cursor(-1)", "Previous prompt file or persona", show=False),
         Binding("pagedown", "scroll(1)", "Scroll the preview down", show=False),
         Binding("pageup", "scroll(-1)", "Scroll the preview up", show=False),
-        Binding("escape,f5", "dismiss", "Leave it as it was"),
+        Binding("escape,f5", "dismiss", "Cancel"),
     ]
 
     @dataclass
@@ -198,7 +198,7 @@ class LibraryScreen(ModalScreen[PromptChoice | None]):
         self._list.show([(row.name, self._entry(row)) for row in self._shown], highlighted)
         if not self._shown:
             self._number += 1
-            self._show_preview(None, "Nothing has these words, and there is no such file.")
+            self._show_preview(None, "Nothing matches, and there is no such file.")
 
     def _entry(self, row: _Item) -> Content:
         return Content.assemble(

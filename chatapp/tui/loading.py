@@ -27,13 +27,17 @@ class LoadRequest:
     load: "Callable[[], LanguageModel]"
     precision: str
 
-    def run(self, listener: MessagePump) -> None:
-        """Load, and tell the listener how it went. To be called on a thread."""
+    def run(self, listener: MessagePump, *, note: bool) -> None:
+        """Load, and tell the listener how it went. To be called on a thread.
+
+        note: whether to remember the model's folder.
+        """
         from chatapp.engine.used_folders import note_folder
 
         try:
             model = self.load()
-            note_folder(model.name)
+            if note:
+                note_folder(model.name)
         except Exception as error:
             # A broken installation fails in its own ways; what it says is for the user.
             listener.post_message(LoadFailed(self, in_words(error)))

@@ -18,6 +18,7 @@ from chatapp.engine.events import REPEATED
 from chatapp.foreign import printable
 from chatapp.tui import events
 from chatapp.tui.body import TextBody
+from chatapp.tui.clipboard import code_blocks
 from chatapp.tui.textual_internals import bindings_for
 from chatapp.tui.thoughts import Thoughts
 
@@ -91,27 +92,49 @@ class MessageView(Vertical, can_focus=True):
             tooltip="Another reply to the same message",
             id="regenerate",
         ),
-        Binding("left", "sibling(-1)", "Earlier version", group=_VERSIONS, id="earlier_version"),
-        Binding("right", "sibling(1)", "Later version", group=_VERSIONS, id="later_version"),
+        Binding("left", "sibling(-1)", "Previous version", group=_VERSIONS, id="earlier_version"),
+        Binding("right", "sibling(1)", "Next version", group=_VERSIONS, id="later_version"),
         Binding(
-            "c", "continue", "Continue", tooltip="Let the reply go on where it ended", id="continue"
+            "c", "continue", "Continue", tooltip="Continue the reply where it ended", id="continue"
         ),
-        Binding(
-            "e", "edit", "Edit", tooltip="Write your message anew and send it again", id="edit"
-        ),
+        Binding("e", "edit", "Edit", tooltip="Edit your message and send it again", id="edit"),
         Binding(
             "enter",
             "thoughts",
             "Thoughts",
-            tooltip="Show the thoughts before a reply, or fold them",
+            tooltip="Show or hide the thoughts before a reply",
             id="thoughts",
         ),
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),
         Binding(
+            "Y",
+            "copy_code",
+            "Copy code",
+            show=False,
+            tooltip="Copy a code block; press again for the next",
+            id="copy_code",
+        ),
+        Binding(
+            "d,delete",
+            "delete",
+            "Delete",
+            show=False,
+            tooltip="Delete the message and those that follow it",
+            id="delete",
+        ),
+        Binding(
+            "u",
+            "undelete",
+            "Undo",
+            show=False,
+            tooltip="Bring back what was deleted last",
+            id="undelete",
+        ),
+        Binding(
             "plus",
             "rate(1)",
             "Good",
-            tooltip="Good reply; again: no verdict",
+            tooltip="Good reply; press again to clear",
             group=_VERDICT,
             id="good",
         ),
@@ -119,14 +142,18 @@ class MessageView(Vertical, can_focus=True):
             "minus",
             "rate(-1)",
             "Bad",
-            tooltip="Bad reply; again: no verdict",
+            tooltip="Bad reply; press again to clear",
             group=_VERDICT,
             id="bad",
         ),
         Binding(
-            "w", "correct", "Correct", tooltip="Write what the reply should have been", id="correct"
+            "w",
+            "correct",
+            "Correct",
+            tooltip="Correct the reply: write what it should be",
+            id="correct",
         ),
-        Binding("k", "rank", "Rank", tooltip="Put the versions of a reply in order", id="rank"),
+        Binding("k", "rank", "Rank", tooltip="Rank the versions of a reply", id="rank"),
     ]
 
     def __init__(
@@ -175,7 +202,7 @@ class MessageView(Vertical, can_focus=True):
             title += Content.styled(f"  {verdict}", "not bold")
         self._header.update(title)
         correction = feedback.correction if feedback is not None else None
-        self._correction.update(f"Should have been: {printable(correction or '')}")
+        self._correction.update(f"Correction: {printable(correction or '')}")
         self._correction.display = correction is not None
         self._show_note(note)
         self._show_body()
@@ -247,11 +274,13 @@ class MessageView(Vertical, can_focus=True):
         """In words, why a command cannot be had of this message; empty when it can."""
         name = action.partition("(")[0]
         if name in ("continue", "rate", "correct", "rank") and self.message.role != "assistant":
-            return "That is for replies: this message is your own."
+            return "This works on replies only; this message is yours."
         if name in ("rank", "sibling") and self.message.siblings < 2:
-            return "There is only this one version; r on a reply makes another."
+            return "There is only one version; r on a reply makes another."
+        if name == "copy_code" and not code_blocks(self.message.text):
+            return "There is no code block in this message."
         if name == "thoughts" and not self._thoughts.display:
-            return "Nothing was thought before this message."
+            return "This message has no thoughts."
         return ""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -274,6 +303,15 @@ class MessageView(Vertical, can_focus=True):
 
     def action_copy(self) -> None:
         self.post_message(events.Copy(self.message))
+
+    def action_copy_code(self) -> None:
+        self.post_message(events.CopyCode(self.message))
+
+    def action_delete(self) -> None:
+        self.post_message(events.Delete(self.message))
+
+    def action_undelete(self) -> None:
+        self.post_message(events.Undelete())
 
     def action_rate(self, thumb: int) -> None:
         self.post_message(events.Rate(self.message, thumb))

@@ -90,7 +90,7 @@ class ModelSwitch:
         """Go back to the model there was; returns what has happened, in words."""
         words = f"The model could not be loaded: {reason}"
         if self._followed:
-            words = f"This chat was held with {self._followed}, which cannot be loaded: {reason}"
+            words = f"This chat used {self._followed}, which cannot be loaded: {reason}"
         self._widgets.status.state = "no model"
         if self._conversation.recover():
             self.show()
@@ -139,13 +139,13 @@ class ModelSwitch:
             self._use_other(now, new)
         self._conversation.set_sampling(new.sampling, for_all=for_all)
         where = "All chats use" if for_all else "The next message uses"
-        self._widgets.inform(f"{where} the new parameters.")
+        self._widgets.inform(f"{where} the new sampling settings.")
 
     def _use_other(self, now: Parameters, new: Parameters) -> None:
         """Go over to another template or precision. Raises ValueError in words."""
         model = self._conversation.model
         if model is None or self._conversation.loading is not None:
-            raise ValueError("the model is not loaded yet; its template and precision have to wait")
+            raise ValueError("the model is still loading; template and precision can be set later")
         if self._conversation.request is not None:
             raise ValueError("a reply is being written; Esc stops it")
         if new.template != now.template:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from chatapp.engine.catalogue import ListedModel
     from chatapp.tui.conversation import Conversation
 
-_HINT = "● is in use · Enter goes on with it · Esc leaves"
-_ASKING_HINT = "Enter brings it and goes on with it · Esc goes back"
+_HINT = "● is in use · Enter switches to a model · Esc closes"
+_ASKING_HINT = "Enter downloads and uses it · Esc goes back"
 _GETTING_HINT = "Esc stops"
 
 _PATIENCE = 0.3
@@ -47,9 +47,9 @@ class ModelScreen(ModalScreen[str | None]):
 
     BINDING_GROUP_TITLE = "List of models"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "choose", "Go on with this model"),
+        Binding("enter", "choose", "Use this model"),
         Binding("down", "cursor(1)", "Next model", show=False),
-        Binding("up", "cursor(-1)", "Model before", show=False),
+        Binding("up", "cursor(-1)", "Previous model", show=False),
         Binding("escape,f8", "leave", "Leave"),
     ]
 

@@ -7,13 +7,18 @@ be sent is not lost when another chat is opened.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Store, StoredMessage
+    from chatapp.dialogue.store import Deleted, Store, StoredMessage
     from chatapp.tui.chat_turns import ChatTurns
     from chatapp.tui.chat_widgets import ChatWidgets
     from chatapp.tui.conversation import Conversation
     from chatapp.tui.inspecting import Inspecting
     from chatapp.tui.model_switch import ModelSwitch
     from chatapp.tui.verdicts import Verdicts
+
+
+_DELETED = (
+    "This chat was deleted in another window. What is on the screen is now stored as a new chat."
+)
 
 
 class Navigation:
@@ -36,6 +41,7 @@ class Navigation:
         self._models = models
         self._verdicts = verdicts
         self._inspecting = inspecting
+        self._deleted: list[Deleted] = []
 
     async def open(self, chat_id: int | None) -> None:
         """Show a chat, or with None a new one."""
@@ -71,9 +77,24 @@ class Navigation:
 
     async def leave_deleted(self) -> None:
         """Begin a new chat when the one that is shown has been deleted."""
-        if self._conversation.is_deleted():
-            await self.open(None)
+        with self._widgets.store_errors():
+            if self._conversation.is_deleted():
+                await self.open(None)
         self._widgets.show_title()
+
+    async def go_on_anew(self) -> None:
+        """Go on in a new chat when the one that is shown has been deleted in another window."""
+        prompt = self._widgets.prompt
+        with self._widgets.store_errors():
+            if not self._conversation.is_deleted():
+                return
+            chat_id = self._conversation.store_anew()
+            if chat_id is not None:
+                await self.open(chat_id)
+                text = prompt.text
+                prompt.leave_edit()
+                prompt.give_back(text)
+                self._widgets.show_problem(_DELETED)
 
     async def show_sibling(self, message: "StoredMessage", step: int) -> None:
         """Show the version of a message `step` places after it."""
@@ -88,6 +109,31 @@ class Navigation:
                 view = transcript.view(sibling.id)
                 if view is not None and not writing:
                     view.focus()
+
+    async def delete(self, message: "StoredMessage") -> None:
+        """Delete a message with all that follow it."""
+        if self._turns.is_busy():
+            return
+        with self._widgets.store_errors():
+            deleted = self._store.delete_message(message.id)
+            self._deleted.append(deleted)
+            await self.open(deleted.chat_id)
+            others = deleted.count - 1
+            with_others = f" with the {others} that followed" if others else ""
+            self._widgets.inform(f"Message deleted{with_others}. u or /undo brings it back.")
+            self.focus_last_message()
+
+    async def undelete(self) -> None:
+        """Bring back what was deleted last."""
+        if not self._deleted:
+            self._widgets.inform("No message has been deleted.")
+        elif not self._turns.is_busy():
+            with self._widgets.store_errors():
+                deleted = self._deleted[-1]
+                self._store.restore_messages(deleted)
+                self._deleted.pop()
+                await self.open(deleted.chat_id)
+                self.focus_last_message()
 
     async def show_version(self, step: int) -> None:
         """Show the version of the last message `step` places after the one that is shown."""

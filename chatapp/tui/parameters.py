@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 HINTS = {
     **{name: parameter.help for name, parameter in PARAMETERS.items()},
-    "template": "how dialogues are written",
+    "template": "how a chat is written as a prompt",
     "precision": f"one of {', '.join(PRECISIONS)}",
-    "preset": "a name: ^s keeps, ^l loads, ^r removes",
+    "preset": "a name: ^s saves, ^l loads, ^r deletes",
 }
 
 
@@ -52,16 +52,16 @@ class ParametersScreen(ModalScreen[None]):
     words, and does nothing, when that cannot be. presets: the file of the presets.
     """
 
-    BINDING_GROUP_TITLE = "Parameters"
+    BINDING_GROUP_TITLE = "Sampling settings"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "apply", "Use these values"),
         Binding("ctrl+t", "apply_to_all", "Use these values, in all chats from now on"),
-        Binding("ctrl+s", "save", "Keep these values as the preset of this name"),
+        Binding("ctrl+s", "save", "Save these values as the preset of this name"),
         Binding("ctrl+l", "load", "Load the preset of this name"),
-        Binding("ctrl+r", "remove", "Remove the preset of this name"),
-        Binding("escape,f2", "dismiss", "Leave as it was"),
-        Binding("up", "app.focus_previous", "Field above", show=False),
-        Binding("down", "app.focus_next", "Field below", show=False),
+        Binding("ctrl+r", "remove", "Delete the preset of this name"),
+        Binding("escape,f2", "dismiss", "Cancel"),
+        Binding("up", "app.focus_previous", "Previous field", show=False),
+        Binding("down", "app.focus_next", "Next field", show=False),
     ]
 
     def __init__(
@@ -79,7 +79,7 @@ class ParametersScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Static("Parameters", classes="title")
+            yield Static("Sampling settings", classes="title")
             with VerticalScroll(can_focus=False):
                 for name, value in _texts(self._now.sampling).items():
                     yield from self._row(name, value)
@@ -88,7 +88,7 @@ class ParametersScreen(ModalScreen[None]):
                 yield from self._row("preset", "")
             yield Static(id="field-hint", markup=False)
             yield Static(id="field-problem", markup=False)
-            yield Static("Enter: for this chat · ^t: for all chats · Esc leaves", classes="hint")
+            yield Static("Enter: for this chat · ^t: for all chats · Esc cancels", classes="hint")
 
     def _row(self, name: str, value: str, known: Iterable[str] = ()) -> ComposeResult:
         with Horizontal(classes="field"):
@@ -192,7 +192,7 @@ class ParametersScreen(ModalScreen[None]):
         except (PresetsError, ValueError) as error:
             self._tell(str(error))
         else:
-            self._tell(f"These values are kept as {name!r}.", done=True)
+            self._tell(f"These values are saved as {name!r}.", done=True)
             self._show_presets()
 
     def action_load(self) -> None:
@@ -212,7 +212,7 @@ class ParametersScreen(ModalScreen[None]):
         except PresetsError as error:
             self._tell(str(error))
         else:
-            self._tell(f"{name!r} is removed; ^s keeps these values under a name.", done=True)
+            self._tell(f"{name!r} is deleted; ^s saves these values under a name.", done=True)
             self._show_presets()
 
 

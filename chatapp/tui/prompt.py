@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Complete = Callable[[str], list[str]]
 
 _TASKS = {
-    "user": "Writing anew · Enter sends it, Esc leaves it as it was",
-    "assistant": "What it should have been · Enter keeps, empty withdraws it",
+    "user": "Editing your message · Enter sends it, Esc cancels",
+    "assistant": "Correction · Enter saves it, empty removes it",
 }
 
 
@@ -41,25 +41,26 @@ class Prompt(LongTextArea):
         Binding("enter", "submit", "Send", show=False, id="send"),
         Binding("ctrl+j,shift+enter,alt+enter", "newline", "New line", show=False, id="new_line"),
         Binding(
-            "up", "cursor_up", "Earlier input, on the first line", show=False, id="earlier_input"
+            "up", "cursor_up", "Previous message, on the first line", show=False, id="earlier_input"
         ),
         Binding(
-            "down", "cursor_down", "Later input, on the last line", show=False, id="later_input"
+            "down", "cursor_down", "Next message, on the last line", show=False, id="later_input"
         ),
         Binding(
             "left",
             "cursor_left",
-            "Earlier reply, in an empty prompt",
+            "Previous version, when nothing is typed",
             show=False,
             id="earlier_reply",
         ),
         Binding(
             "right",
             "cursor_right",
-            "Later reply, in an empty prompt",
+            "Next version, when nothing is typed",
             show=False,
             id="later_reply",
         ),
+        Binding("ctrl+d", "leave", "Quit, when nothing is typed", show=False, id="leave"),
         Binding("tab", "complete", "Complete a command", show=False, id="complete"),
         Binding(
             "ctrl+g", "editor", "Write in your editor ($VISUAL or $EDITOR)", show=False, id="editor"
@@ -178,11 +179,18 @@ class Prompt(LongTextArea):
 
     def action_complete(self) -> None:
         """Write the next thing that the command could become."""
-        self._completed = (self._completed + 1) % len(self._completions)
+        self._choose(1)
+
+    def _choose(self, step: int) -> None:
+        """Write the thing `step` places on that the command could become."""
+        start = self._completed if self._completed >= 0 or step > 0 else 0
+        self._completed = (start + step) % len(self._completions)
         chosen = self._completions[self._completed]
         # While there is more to choose from, the list stays as it is.
         self._chosen = chosen if len(self._completions) > 1 else None
         self._show(chosen)
+        if self._chosen is not None:
+            self.post_message(Suggested(self._typed, self._completions, self._completed))
 
     async def action_editor(self) -> None:
         """Let the user write the text in an editor."""
@@ -193,17 +201,33 @@ class Prompt(LongTextArea):
         else:
             self._show(text)
 
+    async def action_leave(self) -> None:
+        """Quit the program; while something is written, delete the character at the cursor."""
+        if self.text:
+            self.action_delete_right()
+        else:
+            await self.app.run_action("app.quit")
+
     def action_newline(self) -> None:
         self.insert("\n")
 
+    @property
+    def _has_menu(self) -> bool:
+        """Whether there are commands to choose from: not while earlier texts are gone through."""
+        return bool(self._completions) and self._place == 0
+
     def action_cursor_up(self, select: bool = False) -> None:
-        if select or not self.navigator.is_first_wrapped_line(self.cursor_location):
+        if not select and self._has_menu:
+            self._choose(-1)
+        elif select or not self.navigator.is_first_wrapped_line(self.cursor_location):
             super().action_cursor_up(select)
         else:
             self._recall(-1)
 
     def action_cursor_down(self, select: bool = False) -> None:
-        if select or not self.navigator.is_last_wrapped_line(self.cursor_location):
+        if not select and self._has_menu:
+            self._choose(1)
+        elif select or not self.navigator.is_last_wrapped_line(self.cursor_location):
             super().action_cursor_down(select)
         else:
             self._recall(1)

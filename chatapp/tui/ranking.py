@@ -35,8 +35,8 @@ class RankScreen(ModalScreen[list[int] | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("shift+up,u", "move(-1)", "Move the reply up"),
         Binding("shift+down,d", "move(1)", "Move the reply down"),
-        Binding("enter", "apply", "Keep this order"),
-        Binding("escape", "dismiss", "Leave without a ranking"),
+        Binding("enter", "apply", "Save this order"),
+        Binding("escape", "dismiss", "Cancel"),
     ]
 
     def __init__(self, replies: "Sequence[StoredMessage]") -> None:
@@ -49,7 +49,7 @@ class RankScreen(ModalScreen[list[int] | None]):
             yield Options()
             with VerticalScroll(can_focus=False):
                 yield TextBody()
-            yield Static("u moves a reply up, d down · Enter keeps · Esc leaves", classes="hint")
+            yield Static("u moves a reply up, d down · Enter saves · Esc cancels", classes="hint")
 
     def on_mount(self) -> None:
         self._show(0)

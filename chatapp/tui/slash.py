@@ -47,16 +47,17 @@ COMMANDS = (
     Command(
         "compare",
         "[NAME=VALUE …]",
-        "two replies, the right one with these settings",
+        "compare two replies; the right one with these settings",
         actions.compare,
         actions.differences,
         empty=True,
     ),
-    Command("title", "TITLE", "call the chat so", actions.set_title),
+    Command("undo", "", "bring back the message deleted last", actions.undelete),
+    Command("title", "TITLE", "rename this chat", actions.set_title),
     Command(
         "system",
         "TEXT",
-        "instructions of this chat; default is the template's own",
+        "set the chat's instructions; default is the template's own",
         actions.set_instructions,
         lambda chat: (actions.TEMPLATES_OWN,),
         empty=True,
@@ -64,7 +65,7 @@ COMMANDS = (
     Command(
         "set",
         "[NAME VALUE]",
-        "change how replies are drawn, as F2 does; alone it lists the values",
+        "change a sampling setting; alone, list them",
         actions.set_parameter,
         actions.parameter_names,
         empty=True,
@@ -73,14 +74,14 @@ COMMANDS = (
     Command(
         "preset",
         "NAME",
-        "draw replies as a preset of F2 says",
+        "use a preset of sampling settings (F2)",
         actions.use_preset,
         actions.preset_names,
     ),
     Command(
         "model",
         "[NAME]",
-        "go on with another model; alone it lists them",
+        "switch to another model; alone, list them",
         actions.load_model,
         lambda chat: chat.models.names(),
         empty=True,
@@ -88,14 +89,14 @@ COMMANDS = (
     Command(
         "template",
         "NAME",
-        "go on in another dialogue template",
+        "switch to another dialogue template",
         actions.use_template,
         actions.template_names,
     ),
     Command(
         "prompt",
         "[NAME]",
-        "a persona or prompt file; none takes it off, alone it lists them",
+        "use a persona or prompt file; none removes it, alone, list them",
         actions.use_prompt,
         actions.prompt_names,
         empty=True,
@@ -103,7 +104,7 @@ COMMANDS = (
     Command(
         "markdown",
         "on|off",
-        "lay out this chat's replies as Markdown",
+        "show this chat's replies as Markdown",
         actions.set_markdown,
         lambda chat: ("on", "off"),
     ),
@@ -114,9 +115,15 @@ COMMANDS = (
         actions.set_thinking,
         lambda chat: ("on", "off"),
     ),
-    Command("theme", "NAME", "other colours, from now on", actions.use_theme, actions.theme_names),
-    Command("export", "FILE", "write the chat to a .md, .json or .jsonl file", actions.export),
-    Command("quit", "", "leave the program", actions.leave),
+    Command("theme", "NAME", "change the colours", actions.use_theme, actions.theme_names),
+    Command(
+        "export",
+        "[FILE]",
+        "write the chat to a .md, .json or .jsonl file; alone, copy it to the clipboard",
+        actions.export,
+        empty=True,
+    ),
+    Command("quit", "", "quit the program", actions.leave),
 )
 _BY_NAME = {command.name: command for command in COMMANDS}
 
@@ -183,7 +190,7 @@ async def run(text: str, chat: ChatControls) -> None:
         )
     argument = text[len(name) + 1 :].strip()
     if argument and not command.argument:
-        raise SlashError(f"/{name} stands alone")
+        raise SlashError(f"/{name} takes no argument")
     if command.argument and not argument and not command.empty:
-        raise SlashError(f"/{name} is followed by {command.argument}: {command.words}")
+        raise SlashError(f"/{name} needs {command.argument}: {command.words}")
     await command.action(chat, argument)

@@ -43,6 +43,7 @@ class ChatControls(Protocol):
     def app(self) -> "App[object]": ...
 
     async def action_new_chat(self) -> None: ...
+    async def undelete(self) -> None: ...
     def action_help(self) -> None: ...
     def action_history(self) -> object: ...
     def action_branches(self) -> object: ...
@@ -84,10 +85,14 @@ async def leave(chat: ChatControls, argument: str) -> None:
     chat.app.call_later(chat.app.action_quit)
 
 
+async def undelete(chat: ChatControls, argument: str) -> None:
+    await chat.undelete()
+
+
 async def set_title(chat: ChatControls, argument: str) -> None:
     chat_id = chat.conversation.chat_id
     if chat_id is None:
-        raise SlashError("a chat is stored, and can have a title, from its first message on")
+        raise SlashError("a chat can be renamed once it has a message")
     chat.store.rename_chat(chat_id, " ".join(argument.split()))
     chat.widgets.show_title()
 
@@ -101,7 +106,7 @@ async def set_instructions(chat: ChatControls, argument: str) -> None:
     _refuse_while_busy(chat)
     conversation.set_system(None if argument == TEMPLATES_OWN else argument)
     conversation.measure()
-    chat.widgets.inform("The next message is answered under these instructions.")
+    chat.widgets.inform("These instructions apply from the next message on.")
 
 
 async def set_parameter(chat: ChatControls, argument: str) -> None:
@@ -116,7 +121,7 @@ async def set_parameter(chat: ChatControls, argument: str) -> None:
         raise SlashError(str(error)) from None
     chat.conversation.set_sampling(sampling)
     value = getattr(sampling, name)
-    shown = "drawn anew each time" if value is None else value
+    shown = "random each time" if value is None else value
     chat.widgets.inform(f"{name} is {shown} from the next message on.")
 
 
@@ -141,7 +146,7 @@ async def use_preset(chat: ChatControls, argument: str) -> None:
     if argument not in presets:
         raise SlashError(no_preset(argument, list(presets)))
     chat.conversation.set_sampling(presets[argument])
-    chat.widgets.inform(f"The next message is answered with the values of {argument!r}.")
+    chat.widgets.inform(f"The next message uses preset {argument!r}.")
 
 
 def preset_names(chat: ChatControls) -> Iterable[str]:
@@ -233,6 +238,11 @@ async def export(chat: ChatControls, argument: str) -> None:
     chat_id = chat.conversation.chat_id
     if chat_id is None:
         raise SlashError("there is nothing to export yet")
+    if not argument:
+        text = await asyncio.to_thread(_as_text, chat.store, chat_id, ".md")
+        chat.app.copy_to_clipboard(text)
+        chat.widgets.inform("The chat is copied to the clipboard, as Markdown.")
+        return
     path = Path(argument).expanduser()
     try:
         await asyncio.to_thread(_write, chat.store, chat_id, path)
@@ -244,10 +254,14 @@ async def export(chat: ChatControls, argument: str) -> None:
     chat.widgets.inform(f"The chat is in {path}.")
 
 
-def _write(store: Store, chat_id: int, path: Path) -> None:
+def _as_text(store: Store, chat_id: int, suffix: str) -> str:
     from chatapp.dialogue.export import as_text
 
-    text = as_text(store.chat(chat_id), store.path(chat_id), path.suffix)
+    return as_text(store.chat(chat_id), store.path(chat_id), suffix)
+
+
+def _write(store: Store, chat_id: int, path: Path) -> None:
+    text = _as_text(store, chat_id, path.suffix)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
 

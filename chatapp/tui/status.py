@@ -18,9 +18,10 @@ class StatusLine(Widget, can_focus=False):
     """One row, drawn from its reactive attributes.
 
     used and limit: tokens of the prompt and of the context window; a limit of 0 is unknown.
-    is_estimate: whether `used` is one. speed: tokens per second; 0 is unknown. dropped:
-    messages that no longer fit. template: a template's name, or that of the prompt file that the
-    chat is held with. persona: the name of the one it is held with, if any.
+    is_estimate: whether `used` is one. is_kept: whether the chat is stored. speed: tokens per
+    second; 0 is unknown. dropped: messages that no longer fit. template: a template's name, or
+    that of the prompt file that the chat is held with. persona: the name of the one it is held
+    with, if any.
     """
 
     state: reactive[str] = reactive("loading")
@@ -31,12 +32,15 @@ class StatusLine(Widget, can_focus=False):
     used: reactive[int] = reactive(0)
     limit: reactive[int] = reactive(0)
     is_estimate: reactive[bool] = reactive(False)
+    is_kept: reactive[bool] = reactive(True)
     speed: reactive[float] = reactive(0.0)
     dropped: reactive[int] = reactive(0)
 
     def render(self) -> Content:
         # In the order of the screen, each part with its rank: rank 0 is never left out.
         parts = [(0, self._state()), (1, self._short(self.model))]
+        if not self.is_kept:
+            parts.insert(1, (0, Content.styled("not saved", "$text-warning")))
         if self.persona:
             parts.append((2, Content.assemble("persona ", self._short(self.persona))))
         if self.is_prompt_file:

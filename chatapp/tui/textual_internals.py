@@ -4,15 +4,19 @@ Keep: no other module of the screens uses a name of Textual's that begins with a
 (`browser` uses one of textual-serve's, 1.1.3). A test names those that another version has not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
+from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.app import App, ReturnType
 from textual.binding import Binding
 from textual.document._wrapped_document import WrappedDocument
+from textual.events import Paste
 from textual.keys import _character_to_key
+from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import TextArea
 
@@ -47,6 +51,53 @@ class _MoreKeys(Enum):
 def know_alt_enter() -> None:
     """Have Textual tell Alt+Enter, which most terminals send as ESC CR, from Enter."""
     cast(dict[str, Any], ANSI_SEQUENCES_KEYS)["\x1b\r"] = (_MoreKeys.ALT_ENTER,)
+
+
+@dataclass(slots=True)
+class _Pasting:
+    """How far a terminal has come with a paste.
+
+    before: the last characters before it, which may be the beginning of its mark. text: what has
+    been pasted since the mark; None outside a paste.
+    """
+
+    before: str = ""
+    text: str | None = None
+
+
+_feed = XTermParser.feed
+
+
+def know_pastes() -> None:
+    """Have Textual take what is pasted as it stands: it takes an escape character within, and
+    what follows that, for keys."""
+    XTermParser.feed = _feed_with_pastes  # type: ignore[assignment, method-assign]
+
+
+def _feed_with_pastes(parser: XTermParser, data: str) -> Iterable[Message]:
+    pasting = vars(parser).setdefault("pasting", _Pasting())
+    if not data:  # the end of all input
+        yield from _feed(parser, data)
+    while data:
+        if pasting.text is None:
+            # The mark of the beginning may come in pieces, each of which Textual wants at once.
+            seen = pasting.before + data
+            is_begun, length = False, len(data)
+            if (start := seen.find(BRACKETED_PASTE_START)) >= 0:
+                length = start + len(BRACKETED_PASTE_START) - len(pasting.before)
+                is_begun = True
+            yield from _feed(parser, data[:length])
+            data = data[length:]
+            pasting.before = "" if is_begun else seen[1 - len(BRACKETED_PASTE_START) :]
+            pasting.text = "" if is_begun else None
+        else:
+            pasting.text += data
+            text, mark, data = pasting.text.partition(BRACKETED_PASTE_END)
+            if not mark:
+                return
+            pasting.text = None
+            for event in _feed(parser, mark):
+                yield Paste(text.replace("\0", "")) if isinstance(event, Paste) else event
 
 
 class FailingApp(App[ReturnType]):

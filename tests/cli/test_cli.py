@@ -19,13 +19,21 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, int | None]]:
+def kept() -> list[bool]:
+    """Whether the chats that the screen was started with are on disk."""
+    return []
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, kept: list[bool]) -> list[tuple[Settings, int | None]]:
     """What the chat's screen was started with."""
     calls: list[tuple[Settings, int | None]] = []
 
-    def run(settings: Settings, chat_id: int | None = None, *, inline: bool = False) -> int:
+    def run(settings: Settings, chat_id: int | None, *, store: Store, inline: bool) -> int:
         assert not inline
         calls.append((settings, chat_id))
+        kept.append(store.is_kept)
+        store.close()
         return 0
 
     monkeypatch.setitem(sys.modules, "chatapp.tui.app", SimpleNamespace(run=run))  # type: ignore[arg-type]
@@ -75,6 +83,25 @@ def test_the_chat_goes_on_with_the_one_changed_last(run, started: list) -> None:
     store.close()
     assert run("--continue", terminal=True).status == 0
     assert [chat_id for _, chat_id in started] == [None, last]
+
+
+def test_an_unsaved_chat_makes_no_file(run, started: list, kept: list, home: Path) -> None:
+    assert run("--unsaved", terminal=True) == (0, "", "")
+    assert kept == [False]
+    assert not home.exists()
+    assert "--unsaved exclude each other" in run("--unsaved", "-c", terminal=True).err
+
+
+@pytest.mark.parametrize(("answer", "status", "kept_then"), [(b"\n", 0, [False]), (b"n\n", 2, [])])
+def test_where_nothing_can_be_stored_an_unsaved_chat_is_offered(
+    run, started: list, kept: list, home: Path, answer: bytes, status: int, kept_then: list[bool]
+) -> None:
+    home.mkdir()
+    (home / "data").write_text("no folder")
+    done = run(stdin=answer, terminal=True)
+    assert (done.status, kept) == (status, kept_then)
+    assert "chats.db: cannot be opened" in done.err
+    assert "Chat without saving anything (--unsaved)?" in done.err
 
 
 def test_the_chat_needs_a_terminal(run, started: list) -> None:

@@ -60,6 +60,7 @@ def test_a_table_on_standard_output(
     assert head.startswith("task living, scoring direct, ")
     assert lines[0].split()[:4] == ["measure", "shots", "selection", "order"]
     assert len([line for line in lines if "accuracy" in line]) == 2
+    assert result.out.count("the measure, as the mean over seeds\n") == 1
     assert any("knn:tfidf nearest-last" in " ".join(line.split()) for line in lines)
 
 

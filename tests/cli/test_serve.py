@@ -184,6 +184,16 @@ class Browser:
                 **extra,
             )
 
+    async def resize(self, width: int, height: int) -> None:
+        """Make the window another size, in pixels."""
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
     async def screenshot(self) -> bytes:
         picture = await self.call("Page.captureScreenshot")
         return base64.b64decode(picture["data"])
@@ -223,6 +233,18 @@ async def browsing(profile: Path) -> AsyncIterator[Browser]:
     finally:
         process.terminate()
         process.wait(60)
+
+
+async def test_a_window_made_smaller_shows_all_rows(serving: Serving, tmp_path: Path) -> None:
+    async with browsing(tmp_path / "profile") as browser:
+        await browser.resize(1200, 800)
+        await browser.call("Page.navigate", url=serving.url)
+        await browser.until("document.body?.classList.contains('-first-byte') ?? false")
+        await browser.until("document.querySelector('.xterm-screen').clientHeight > 500")
+        await browser.resize(700, 500)
+        screen = "document.querySelector('.xterm-screen').getBoundingClientRect()"
+        await browser.until(f"innerHeight == 500 && {screen}.bottom <= 500")
+        await browser.until(f"{screen}.right <= 700 && {screen}.height > 450")
 
 
 async def test_a_chat_in_the_browser(

@@ -99,6 +99,28 @@ def test_a_long_first_message_makes_a_short_title(store: Store) -> None:
     assert len(title) <= 60
 
 
+@pytest.mark.parametrize(
+    ("texts", "title"),
+    [
+        (["What is a prompt? Answer in one sentence."], "What is a prompt?"),
+        (["Explain attention to me. I am ten."], "Explain attention to me"),
+        (["Hi.  There is 1.5 of it"], "Hi. There is 1.5 of it"),
+        (["a" * 100], "a" * 59 + "…"),
+        (["Hello!", "What is attention?"], "What is attention?"),
+        (["Hello!", "hi", "good morning"], "good morning"),
+        (["Hello World", "More"], "Hello World"),
+        ([" \n "], ""),
+    ],
+)
+def test_a_title_is_made_of_the_first_message_that_says_something(
+    store: Store, texts: list[str], title: str
+) -> None:
+    chat_id = store.create_chat()
+    for text in texts:
+        store.add_message(chat_id, None, "user", text)
+    assert store.chat(chat_id).title == title
+
+
 def test_a_given_title_stays(store: Store) -> None:
     chat_id = store.create_chat(title="Mine")
     store.add_message(chat_id, None, "user", "Hello")

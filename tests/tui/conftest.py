@@ -154,10 +154,14 @@ def open_app(store: Store) -> OpenApp:
         chat_id: int | None = None,
         size: tuple[int, int] = (100, 30),
         settings: Settings | None = None,
+        own_store: Store | None = None,
     ) -> AsyncIterator[Driver]:
         model = model or ScriptedModel(["It is a scripted reply."])
         app = ChatApp(
-            settings or Settings(), load=load or (lambda: model), store=store, chat_id=chat_id
+            settings or Settings(),
+            load=load or (lambda: model),
+            store=own_store or store,
+            chat_id=chat_id,
         )
         async with app.run_test(size=size) as pilot:
             driver = Driver(app, pilot)

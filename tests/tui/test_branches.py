@@ -92,7 +92,7 @@ async def test_a_tree_taller_than_the_window_scrolls_inside_its_box(
         await rows(driver)
         await driver.settle()
         assert "item79" in driver.screen_text, "the highlighted row"
-        assert "Enter goes there" in driver.screen_text
+        assert "Enter goes to a message" in driver.screen_text
         screen = driver.app.screen
         box, options = screen.query_one(".dialog"), screen.query_one(OptionList)
         assert box.content_region.contains_region(options.region)

@@ -49,7 +49,7 @@ async def test_a_chat_reopens_in_its_model(
         assert driver.chat.conversation.model.name == "mine"
         await driver.chat.navigation.open(gone)
         await driver.ready()
-        assert driver.problem.startswith("This chat was held with gone, which cannot be loaded:")
+        assert driver.problem.startswith("This chat used gone, which cannot be loaded:")
         assert driver.chat.conversation.model.name == "mine"
         await driver.say("Go on")
         assert store.chat(gone).model == "mine", "what its last reply came from"

@@ -15,7 +15,7 @@ async def test_a_hit_stays_in_sight_above_a_long_reply(open_app: OpenApp) -> Non
         await driver.until(lambda: "the lighthouse" in driver.screen_text)
         await driver.settle()
         await driver.press("enter")
-        await driver.until(lambda: "Type to search" not in driver.screen_text)
+        await driver.until(lambda: "Search titles" not in driver.screen_text)
         await driver.settle()
         await driver.until(lambda: "Tell me of the lighthouse" in driver.screen_text)
         assert "line 299" not in driver.screen_text

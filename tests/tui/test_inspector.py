@@ -590,13 +590,13 @@ async def test_help_lists_its_keys(open_app: OpenApp) -> None:
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         text = driver.screen_text
         for sentence in (
-            "Look into the model, also at a draft",
+            "Look inside the model, also while you write",
             "Inspector: attention",
             "Hold the token, to choose what it looks at",
             "Average of all layers and heads",
             "Draw one token",
             "Keep these tokens",
-            "Token before",
+            "Previous token",
             "Close the inspector",
         ):
             assert sentence in text

@@ -42,11 +42,11 @@ async def test_w_writes_what_it_should_have_been(open_app: OpenApp, store: Store
         await driver.say("Hello")
         await driver.press("ctrl+up", "w")
         assert driver.prompt.text == FOREIGN
-        assert "What it should have been" in driver.screen_text
+        assert "Correction · Enter saves it" in driver.screen_text
         await driver.press("end", *" y", "enter")
         assert store.feedback(1)[2].correction == FOREIGN + " y"
         assert header(driver) == "Assistant  corrected"
-        assert "Should have been: [b]x[/b] ␛[2J" in driver.screen_text
+        assert "Correction: [b]x[/b] ␛[2J" in driver.screen_text
         assert driver.texts == ["Hello", FOREIGN]
         assert (driver.prompt.text, driver.prompt.editing) == ("", None)
         await driver.press("ctrl+up", "w")
@@ -55,7 +55,7 @@ async def test_w_writes_what_it_should_have_been(open_app: OpenApp, store: Store
         assert driver.prompt.text == ""
         await driver.press("ctrl+up", "w", "end", "backspace", "backspace", "enter")
         assert store.feedback(1) == {}  # its own words again
-        assert "Should have been" not in driver.screen_text
+        assert "Correction:" not in driver.screen_text
         await driver.say("Go on")
         assert driver.texts == ["Hello", FOREIGN, "Go on", "More."]
 
@@ -65,7 +65,7 @@ async def test_k_ranks_the_versions(open_app: OpenApp, store: Store) -> None:
         await driver.say("Hello")
         await driver.press("ctrl+up", "k")
         assert driver.app.screen is driver.chat  # there is nothing to rank
-        assert "only this one version" in driver.notices[-1]
+        assert "only one version" in driver.notices[-1]
         for _ in range(2):
             await driver.press("r")  # the focus stays on the reply
             await driver.idle()

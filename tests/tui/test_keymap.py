@@ -69,7 +69,7 @@ async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app: OpenApp) 
         await driver.press("f9")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         rows = [" ".join(row.strip("│ ").split()) for row in driver.screen_text.splitlines()]
-        assert "f9 Show all keys" in rows
+        assert "f9 Search all keys and commands" in rows
         assert "^t f10 All branches of this chat" in rows
         assert "⏎ Send" in rows
 

@@ -140,9 +140,37 @@ async def test_f1_lists_every_key(open_app: OpenApp) -> None:
             for binding in Binding.make_bindings(place.BINDINGS):
                 assert (binding.tooltip or binding.description) in shown
                 assert driver.app.get_key_display(binding) in shown
-        assert "Leave the program" in shown
+        assert "Quit the program" in shown
         await driver.press("escape")
         assert driver.app.screen is driver.chat
+
+
+async def test_f1_begins_with_where_one_is(open_app: OpenApp, store: Store) -> None:
+    chat_id = fill(store, ["Hello", "Good day."])
+    async with open_app(chat_id=chat_id) as driver:
+        for keys, title in (
+            ((), "Writing"),
+            (("ctrl+up",), "On a message"),
+            (("ctrl+o",), "List of chats"),
+        ):
+            await driver.press(*keys, "f1")
+            await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+            await driver.until(lambda: driver.app.screen.query(".heading"))
+            assert str(driver.app.screen.query(".heading").first(Static).content) == title
+            await driver.press("escape")
+
+
+async def test_f1_searches_keys_and_commands(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press("f1", *"markd")
+        await driver.until(lambda: "Regenerate" not in driver.screen_text)
+        assert "/markdown on|off" in driver.screen_text
+        assert "Another reply" not in driver.screen_text
+        await driver.press(*"[b]")
+        await driver.until(lambda: "No key and no command is called that." in driver.screen_text)
+        await driver.press("ctrl+u", *"rename")
+        await driver.until(lambda: "On a message" not in driver.screen_text)
+        assert "Rename" in driver.screen_text
 
 
 async def test_f2_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
@@ -387,13 +415,13 @@ async def test_e_edits_and_sends_again(open_app: OpenApp, store: Store) -> None:
         await driver.say("How are you?")
         await driver.press("ctrl+up", "up", "up", "up", "e")
         assert driver.prompt.text == "Your colour?"
-        assert "Writing anew" in driver.screen_text
+        assert "Editing your message" in driver.screen_text
         await driver.press("end", *" Really?", "enter")
         await driver.until(lambda: driver.texts[-1:] == ["Green."])
         await driver.idle()
         assert driver.texts == ["Your colour? Really?", "Green."]
         assert "‹ 2/2 ›" in driver.screen_text
-        assert "Writing anew" not in driver.screen_text
+        assert "Editing your message" not in driver.screen_text
         assert len(store.path(1)) == 2
 
 
@@ -505,7 +533,7 @@ async def test_ctrl_o_filters_by_title_and_text(open_app: OpenApp, store: Store)
         assert "They bark at walruses." in driver.screen_text
         await driver.press("ctrl+u", *"nothing here")
         assert await listed(driver) == []
-        assert "No chat has these words." in driver.screen_text
+        assert "No chat matches." in driver.screen_text
         await driver.press("ctrl+u", *"cats")
         assert await listed(driver) == ["Cats"]
         await driver.press("enter")
@@ -642,7 +670,7 @@ async def test_a_command_that_a_message_has_not_says_why(open_app: OpenApp, key:
     async with open_app() as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", "up", key)
-        assert driver.notices == ["That is for replies: this message is your own."]
+        assert driver.notices == ["This works on replies only; this message is yours."]
         assert driver.prompt.text == ""
 
 

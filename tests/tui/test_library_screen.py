@@ -113,7 +113,7 @@ async def test_typing_filters_and_the_preview_follows(open_app: OpenApp, own: Pa
         assert preview(driver).endswith("Thing: red rose\nFeels:")
         await type_in(driver, "no such thing")
         assert rows(driver) == []
-        assert "Nothing has these words" in preview(driver)
+        assert "Nothing matches" in preview(driver)
         await driver.press("enter")
         assert isinstance(driver.app.screen, LibraryScreen)
         await leave(driver)
@@ -227,7 +227,7 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(
     async with open_app(model) as driver:
         await driver.say("Hello")
         await choose(driver, "feel")
-        assert said == ["The next message is put into the prompt feel."]
+        assert said == ["The next message uses prompt file feel."]
         assert driver.status.template == "feel"
         assert store.chat(1).prompt == "feel"
         await driver.say("red wine")
@@ -256,7 +256,7 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(
         await leave(driver)
         driver.prompt.text = "/prompt none"
         await driver.press("enter")
-        await driver.until(lambda: "The prompt is taken off." in said)
+        await driver.until(lambda: "The next message uses no prompt file or persona." in said)
         assert store.chat(1).basis == Basis()
         assert driver.status.template == "plain"
         await driver.say("And now?")
@@ -270,7 +270,7 @@ async def test_a_persona_sets_instructions_and_template(
     model = ScriptedModel(["No."])
     async with open_app(model) as driver:
         await choose(driver, "monk")
-        assert said == ["The next message is answered as monk."]
+        assert said == ["The next message uses persona monk."]
         assert driver.status.template == "alpaca"
         await driver.say("Hello")
         assert model.prompts[-1].startswith("The monk says little.\n\n### Instruction:\nHello")
@@ -413,7 +413,7 @@ async def test_help_lists_its_keys_and_its_command(open_app: OpenApp) -> None:
         await driver.press("f1")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         text = driver.screen_text
-        assert "Hold the chat with a persona or a prompt file" in text
+        assert "Use a persona or a prompt file" in text
         assert "Scroll the preview down" in text
         assert "/prompt [NAME]" in text
 

@@ -95,7 +95,7 @@ def test_a_model_to_get(snap_compare: Callable[..., bool], app: ChatApp, size: s
         driver = Driver(app, pilot)
         await open_list(driver)
         await driver.press(*"gemma", "enter")
-        await driver.until(lambda: "Enter brings it" in driver.screen_text)
+        await driver.until(lambda: "Enter downloads and uses it" in driver.screen_text)
 
     assert snap_compare(app, terminal_size=SIZES[size], run_before=play)
 

@@ -50,7 +50,7 @@ async def choose(driver: Driver, query: str, line: str) -> None:
 
 async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp, tmp_path: Path) -> None:
     settings = Settings(keys=(KeyChoice("branches", "ctrl+t", "x"),))
-    model = thinking_model(tmp_path / "model", ["<think>Hm.</think>Yes."])
+    model = thinking_model(tmp_path / "model", ["<think>Hm.</think>Yes:\n```\nx\n```"])
     async with open_app(model, settings=settings) as driver:
         await driver.say("Hello")
         await driver.press("ctrl+up", "r")  # only two versions can be ranked
@@ -79,7 +79,7 @@ async def test_it_does_what_is_chosen(open_app: OpenApp) -> None:
         await driver.until(lambda: driver.app.theme == "nord")
         await choose(driver, "instructions of", "/system")
         await driver.until(lambda: driver.prompt.text == "/system ")
-        await choose(driver, "all keys", "Show all keys")
+        await choose(driver, "all keys", "Search all keys and commands")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
 
 
@@ -89,6 +89,6 @@ async def test_on_another_screen_it_lists_what_that_can_do(open_app: OpenApp) ->
         await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
         await open_palette(driver, "", lambda found: any("Theme: nord" in each for each in found))
         assert not [each for each in lines(driver) if "/system" in each or "reply" in each]
-        assert [each for each in lines(driver) if each.startswith("Leave the program")]
+        assert [each for each in lines(driver) if each.startswith("Quit the program")]
         await driver.press("escape")
         await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))

@@ -55,7 +55,7 @@ async def test_presets_are_kept_loaded_and_removed(open_app: OpenApp) -> None:
     async with open_app() as driver:
         await open_parameters(driver, temperature="0.25", seed="5", preset=FOREIGN)
         await driver.press("ctrl+s")
-        assert problem(driver) == f"These values are kept as {FOREIGN!r}."
+        assert problem(driver) == f"These values are saved as {FOREIGN!r}."
         assert read_presets(presets_path()) == {FOREIGN: Sampling(temperature=0.25, seed=5)}
         await driver.press("escape")
         assert driver.chat.conversation.sampling == Sampling()  # kept, but not used
@@ -237,7 +237,7 @@ async def test_no_template_before_the_model(open_app: OpenApp) -> None:
     async with open_app(load=slowly) as driver:
         await open_parameters(driver, precision="int8")
         await driver.press("enter")
-        assert "the model is not loaded yet" in problem(driver)
+        assert "the model is still loading" in problem(driver)
         await driver.press("escape")
         wait.set()
         await driver.ready()

@@ -52,7 +52,7 @@ async def test_tab_goes_through_what_a_command_could_become(open_app: OpenApp) -
     async with open_app() as driver:
         await driver.press(*"/te")
         assert driver.chat.query_one(Completions).display
-        assert "go on in another dialogue template" in driver.screen_text
+        assert "switch to another dialogue template" in driver.screen_text
         await driver.press("tab")
         assert driver.prompt.text == "/template "
         assert "/template plain" in driver.screen_text
@@ -64,6 +64,59 @@ async def test_tab_goes_through_what_a_command_could_become(open_app: OpenApp) -
         assert not driver.chat.query_one(Completions).display
         await driver.press("tab")  # with nothing to complete it moves the focus
         assert driver.app.focused is not driver.prompt
+
+
+async def test_export_alone_copies_the_chat(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Yes."])) as driver:
+        await driver.say("Is it?")
+        await order(driver, "/export")
+        await driver.until(lambda: driver.app.clipboard)
+        assert "Is it?" in driver.app.clipboard
+        assert "Yes." in driver.app.clipboard
+        assert "copied to the clipboard, as Markdown" in notices(driver)[-1]
+
+
+async def test_arrow_keys_go_through_all_commands(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press("/")
+        assert f"{len(COMMANDS)} · ↑ ↓ choose" in driver.screen_text
+        for number, command in enumerate(COMMANDS, 1):
+            await driver.press("down")
+            assert driver.prompt.text.strip() == f"/{command.name}"
+            assert f"› /{command.name}" in driver.screen_text
+            assert f"{number} of {len(COMMANDS)} · ↑ ↓ choose" in driver.screen_text
+        await driver.press("up")
+        assert driver.prompt.text.strip() == f"/{COMMANDS[-2].name}"
+        await driver.press("ctrl+u", "/", "up")
+        assert driver.prompt.text.strip() == f"/{COMMANDS[-1].name}"
+        assert f"/{COMMANDS[0].name} " not in driver.screen_text  # they scroll
+
+
+async def test_arrow_keys_go_on_through_earlier_messages(open_app: OpenApp) -> None:
+    async with open_app(ScriptedModel(["Yes."])) as driver:
+        await driver.say("First")
+        await driver.press("up", "down")
+        await order(driver, "/theme nord")
+        await driver.press("up")
+        assert driver.prompt.text == "/theme nord"
+        await driver.press("up")
+        assert driver.prompt.text == "First"
+
+
+async def test_exit_typed_alone_leaves(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel(["Yes."])) as driver:
+        await driver.say(" exit")
+        assert driver.texts == [" exit", "Yes."]
+        await order(driver, "exit")
+        await driver.until_left()
+
+
+async def test_ctrl_d_leaves_from_an_empty_prompt(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press(*"ab", "home", "ctrl+d")
+        assert driver.prompt.text == "b"
+        await driver.press("ctrl+d", "ctrl+d")
+        await driver.until_left()
 
 
 async def test_models_are_found_when_they_are_asked_for(
@@ -102,9 +155,9 @@ async def test_an_unknown_command_is_not_sent(open_app: OpenApp, store: Store) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("/new x", "/new stands alone"),
-        ("/title", "/title is followed by TITLE"),
-        ("/title x", "from its first message on"),
+        ("/new x", "/new takes no argument"),
+        ("/title", "/title needs TITLE"),
+        ("/title x", "once it has a message"),
         ("/set temprature 1", "there is no parameter 'temprature'; did you mean 'temperature'?"),
         ("/set temp 1", "there is no parameter 'temp'; did you mean 'temperature'?"),
         ("/set temperature hot", "temperature is 'hot'; expected a number"),
@@ -151,7 +204,7 @@ async def test_set_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
         assert (model.samplings[-1].temperature, model.samplings[-1].seed) == (0.25, 5)
         await order(driver, "/set seed")
         assert driver.chat.conversation.sampling.seed is None
-        assert "seed is drawn anew each time from the next message on." in notices(driver)
+        assert "seed is random each time from the next message on." in notices(driver)
 
 
 async def test_set_alone_tells_every_value_and_whose_it_is(

@@ -16,13 +16,13 @@ from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.document._document import Document
 from textual.document._wrapped_document import WrappedDocument
-from textual.events import Key
+from textual.events import Key, Paste
 from textual.widget import Widget
 from textual.widgets import TextArea, _markdown
 from textual_serve.server import Server
 
 import chatapp.tui
-from chatapp.tui.textual_internals import know_alt_enter
+from chatapp.tui.textual_internals import know_alt_enter, know_pastes
 
 INTERNALS = "chatapp.tui.textual_internals"
 BROWSER = "chatapp.tui.browser"
@@ -117,3 +117,21 @@ def test_alt_enter_is_told_from_enter() -> None:
     know_alt_enter()
     keys = [event.key for event in XTermParser().feed("a\x1b\rb\r") if isinstance(event, Key)]
     assert keys == ["a", "alt+enter", "b", "enter"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1000])
+@pytest.mark.parametrize(
+    "text",
+    ["", "plain", "a\x1b[31mred\x1b[0m z", "\x1b", "end \x1b[20", "\x1b[200~twice", "a\rb\x1bc"],
+)
+def test_what_is_pasted_comes_whole(text: str, size: int) -> None:
+    know_pastes()
+    typed = f"x\x1b[200~{text}\x1b[201~y\x1b[200~more\x1b[201~"
+    parser = XTermParser()
+    events = [
+        event
+        for start in range(0, len(typed), size)
+        for event in parser.feed(typed[start : start + size])
+    ]
+    told = [event.text if isinstance(event, Paste) else event.key for event in events]
+    assert told == ["x", text, "y", "more"]

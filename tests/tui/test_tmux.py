@@ -203,11 +203,11 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
 
     # The other chat found again.
     terminal.press("C-o")
-    terminal.until("Type to search titles and texts")
+    terminal.until("Search titles and messages")
     terminal.write("long story")
     terminal.until("Tell me a long story", "Good morning to the sea")
     terminal.press("Enter")
-    terminal.until("▌ Tell me a long story", "● ready", without="Type to search")
+    terminal.until("▌ Tell me a long story", "● ready", without="Search titles")
 
     # Exported, and left.
     terminal.press("Escape")

@@ -3,13 +3,14 @@
 Keep: this is the store's face; nothing outside imports from its modules, but for tests.
 """
 
-from chatapp.dialogue.store.database import StoreError
-from chatapp.dialogue.store.feedback import FeedbackStore
+from chatapp.dialogue.store.database import Gone, StoreError
+from chatapp.dialogue.store.deletion import DeletionStore
 from chatapp.dialogue.store.rows import (
     Basis,
     Chat,
     ChatSummary,
     Comparison,
+    Deleted,
     Feedback,
     Generation,
     Hit,
@@ -23,8 +24,10 @@ __all__ = [
     "Chat",
     "ChatSummary",
     "Comparison",
+    "Deleted",
     "Feedback",
     "Generation",
+    "Gone",
     "Hit",
     "Status",
     "Store",
@@ -34,7 +37,7 @@ __all__ = [
 ]
 
 
-class Store(FeedbackStore):
+class Store(DeletionStore):
     """The chats of one file. Usable from any thread; several processes may have it open.
 
     Every method raises StoreError when the file cannot be read or written, and when the

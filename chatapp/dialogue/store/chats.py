@@ -5,11 +5,12 @@ whole messages, and an index and counts that agree with them.
 """
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from chatapp.dialogue.store.database import Database, StoreError
+from chatapp.dialogue.store.database import Database, Gone, StoreError
 from chatapp.dialogue.store.rows import (
     Basis,
     Chat,
@@ -22,6 +23,10 @@ from chatapp.dialogue.store.rows import (
 from chatapp.prompting.messages import Role
 
 _TITLE_LENGTH = 60
+_SENTENCE = re.compile(r".{11,}?[.!?](?= )")
+_GREETINGS = {"hi", "hello", "hey", "hi there", "hello there", "good morning", "good evening"}
+"""First messages that say nothing of what a chat is about."""
+
 _BACK_FOR_SECONDS = 24 * 60 * 60.0
 _MOST_MATCHES = 5_000
 _MOST_WORDS = 32
@@ -177,10 +182,12 @@ class ChatStore(Database):
     ) -> StoredMessage:
         """A new message below `parent_id` (None: at the root). The chat's path ends in it.
 
-        A chat without a title takes that of its first user's message.
+        A chat without a title takes it from its first user's message, or, when that only greets,
+        from the next. Raises Gone when the chat
+        is in the bin.
         """
         with self.transaction():
-            chat = self.chat(chat_id)
+            chat = self._open_chat(chat_id)
             if parent_id is not None:
                 self._check_belongs(parent_id, chat_id)
             now = time.time()
@@ -189,7 +196,8 @@ class ChatStore(Database):
                 " VALUES (?, ?, ?, ?, ?, ?)",
                 (chat_id, parent_id, role, text, status, now),
             )
-            title = _title_from(text) if role == "user" and not chat.title else chat.title
+            has_title = chat.title and not _is_greeting(chat.title)
+            title = _title_from(text) if role == "user" and not has_title else chat.title
             self._rows(
                 "UPDATE chats SET leaf_id = ?, updated = ?, title = ?, messages = messages + 1"
                 " WHERE id = ?",
@@ -247,8 +255,10 @@ class ChatStore(Database):
         ]
 
     def set_leaf(self, chat_id: int, message_id: int) -> None:
-        """Let the chat's current path end in another of its messages."""
+        """Let the chat's current path end in another of its messages. Raises Gone when the chat
+        is in the bin."""
         with self.transaction():
+            self._open_chat(chat_id)
             self._check_belongs(message_id, chat_id)
             self._rows("UPDATE chats SET leaf_id = ? WHERE id = ?", (message_id, chat_id))
 
@@ -274,6 +284,13 @@ class ChatStore(Database):
             f"there is no message {message_id}",
         )
         return int(row["below_id"])
+
+    def _open_chat(self, chat_id: int) -> Chat:
+        """A chat that is not in the bin."""
+        chat = self.chat(chat_id)
+        if chat.deleted is not None:
+            raise Gone(f"chat {chat_id} has been deleted")
+        return chat
 
     def _check_belongs(self, message_id: int, chat_id: int) -> None:
         if self.message(message_id).chat_id != chat_id:
@@ -366,9 +383,19 @@ class ChatStore(Database):
 
 
 def _title_from(text: str) -> str:
-    """The beginning of a message on one line."""
+    """The first sentence of a message on one line, or as many of its words as a title has room
+    for."""
     line = " ".join(text[: 8 * _TITLE_LENGTH].split())
-    return line if len(line) <= _TITLE_LENGTH else line[: _TITLE_LENGTH - 1].rstrip() + "…"
+    if (sentence := _SENTENCE.match(line)) is not None:
+        line = sentence[0].removesuffix(".")
+    if len(line) <= _TITLE_LENGTH:
+        return line
+    words, _, _ = line[:_TITLE_LENGTH].rpartition(" ")
+    return (words or line[: _TITLE_LENGTH - 1]) + "…"
+
+
+def _is_greeting(title: str) -> bool:
+    return title.strip(" .,!?").lower() in _GREETINGS
 
 
 def _match_expression(query: str) -> str:

@@ -30,14 +30,19 @@ class StoreError(UserError):
     """What is wrong with the store or a request to it, in one sentence for the user."""
 
 
+class Gone(StoreError):
+    """What was asked for is not in the store any more, or is in the bin."""
+
+
 class Database:
     """The file, open. Usable from any thread; several processes may have it open.
 
     Every method raises StoreError when the file cannot be read or written.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open `path`, or create it, readable by its owner alone.
+    def __init__(self, path: Path | None) -> None:
+        """Open `path`, or create it, readable by its owner alone. None is for one in memory
+        alone, which goes when it is closed.
 
         Raises StoreError, and writes nothing, when the file is damaged, no database of
         this program, or made by a newer version of it.
@@ -48,7 +53,10 @@ class Database:
         self._create_file()
         with self._errors():
             self._connection = sqlite3.connect(
-                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                path or ":memory:",
+                timeout=_BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
             )
         self._connection.row_factory = sqlite3.Row
         deadline = time.monotonic() + _BUSY_SECONDS
@@ -63,6 +71,11 @@ class Database:
                     self._connection.close()
                     raise
             time.sleep(0.01)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what is stored is on disk."""
+        return self._path is not None
 
     def close(self) -> None:
         """Close the file. Nothing else may be called afterwards."""
@@ -94,6 +107,8 @@ class Database:
 
     def _create_file(self) -> None:
         path = self._path
+        if path is None:
+            return
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # SQLite gives its -wal and -shm files the mode of the database. A file that exists
@@ -147,10 +162,10 @@ class Database:
             return self._connection.execute(statement, storable).fetchall()
 
     def _row(self, statement: str, values: Sequence[Any], absent: str) -> sqlite3.Row:
-        """The one row there is. Raises StoreError(absent) when there is none."""
+        """The one row there is. Raises Gone(absent) when there is none."""
         rows = self._rows(statement, values)
         if not rows:
-            raise StoreError(absent)
+            raise Gone(absent)
         return rows[0]
 
     def _insert(self, statement: str, values: Sequence[Any]) -> int:

@@ -160,6 +160,20 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Deleted:
+    """Messages that were deleted, with all that `restore_messages` puts back.
+
+    count: how many. leaf_id: where the chat's path ended. rows: of each table, as they were.
+    """
+
+    chat_id: int
+    parent_id: int | None
+    count: int
+    leaf_id: int
+    rows: dict[str, list[sqlite3.Row]]
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A message that was found. In `snippet`, \\x02 and \\x03 stand around each found word."""
 

@@ -26,10 +26,10 @@ class HeatMap(ScrollView, can_focus=True):
 
     BINDING_GROUP_TITLE = "Inspector: layers and heads"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(0, -1)", "Head before", show=False),
-        Binding("right", "move(0, 1)", "Head after", show=False),
-        Binding("up", "move(-1, 0)", "Layer before", show=False),
-        Binding("down", "move(1, 0)", "Layer after", show=False),
+        Binding("left", "move(0, -1)", "Previous head", show=False),
+        Binding("right", "move(0, 1)", "Next head", show=False),
+        Binding("up", "move(-1, 0)", "Previous layer", show=False),
+        Binding("down", "move(1, 0)", "Next layer", show=False),
         Binding("a", "average", "Average of all layers and heads", show=False),
     ]
     DEFAULT_CSS = """

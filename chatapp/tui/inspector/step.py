@@ -80,9 +80,9 @@ class StepView(View):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space", "draw", "Draw one token", show=False),
         Binding("p", "play", "Go on drawing, or pause", show=False),
-        Binding("backspace", "back", "Take the last token back", show=False),
-        Binding("left", "parameter(-1)", "Parameter before", show=False),
-        Binding("right", "parameter(1)", "Parameter after", show=False),
+        Binding("backspace", "back", "Undo the last token", show=False),
+        Binding("left", "parameter(-1)", "Previous parameter", show=False),
+        Binding("right", "parameter(1)", "Next parameter", show=False),
         Binding("plus,equals_sign", "change(1)", "Raise the parameter", show=False),
         Binding("minus", "change(-1)", "Lower the parameter", show=False),
         Binding(
@@ -180,7 +180,7 @@ class StepView(View):
             parts.append(Content.styled(value, "reverse" if chosen else "dim"))
         cut = self._step.cut
         if cut is None:
-            words = "The reply has ended. Backspace takes the last token back."
+            words = "The reply has ended. Backspace undoes the last token."
         else:
             words = (
                 f"{cut.before.entropy:.2f} bits before the cut, {cut.entropy:.2f} after; "

@@ -102,8 +102,8 @@ class TokenText(ScrollView, can_focus=True):
 
     BINDING_GROUP_TITLE = "Inspector: the text"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(-1)", "Token before", show=False),
-        Binding("right", "move(1)", "Token after", show=False),
+        Binding("left", "move(-1)", "Previous token", show=False),
+        Binding("right", "move(1)", "Next token", show=False),
         Binding("up", "row(-1)", "Row above", show=False),
         Binding("down", "row(1)", "Row below", show=False),
         Binding("pageup", "page(-1)", "Page up", show=False),

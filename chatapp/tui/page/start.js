@@ -5,3 +5,6 @@ new MutationObserver((_, observer) => {
     document.querySelector("textarea").focus();
   }
 }).observe(document.body, { attributes: true });
+
+// At a new size the terminal measures its characters anew, after it has counted how many fit.
+addEventListener("resize", () => requestAnimationFrame(() => window.onresize()));

@@ -1,0 +1,193 @@
+"""What becomes of a chat when the store cannot keep it: deleted elsewhere, a full disk, no disk."""
+
+import shutil
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import OpenApp, fill
+from fakes import ScriptedModel
+
+from chatapp.dialogue.store import Store
+
+TOLD = "This chat was deleted in another window. What is on the screen is now stored as a new chat."
+
+
+class Disk:
+    """A disk under a store that can be full."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_full = False
+        execute = store._rows
+
+        def rows(statement: str, values: tuple[object, ...] = ()) -> list[sqlite3.Row]:
+            with store._errors():
+                if self.is_full and statement.startswith(("UPDATE", "INSERT", "BEGIN IMMEDIATE")):
+                    raise sqlite3.OperationalError("database or disk is full")
+            return execute(statement, values)
+
+        monkeypatch.setattr(store, "_rows", rows)
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+async def test_a_chat_deleted_in_another_window_goes_on_as_a_new_one(
+    open_app: OpenApp, store: Store, for_good: bool
+) -> None:
+    chat_id = fill(store, ["Hello", "Good day."])
+    async with open_app(ScriptedModel(["Yes."]), chat_id=chat_id) as driver:
+        (store.delete_chat if for_good else store.bin_chat)(chat_id)
+        await driver.say("Are you there?")
+        assert driver.problem == TOLD
+        assert driver.texts == ["Hello", "Good day."]
+        assert driver.prompt.text == "Are you there?"
+        [chat] = store.chats()
+        assert chat.id != chat_id
+        await driver.press("enter")
+        await driver.idle()
+        assert driver.problem == ""
+        texts = [message.text for message in store.path(chat.id)]
+        assert texts == driver.texts == ["Hello", "Good day.", "Are you there?", "Yes."]
+        if not for_good:
+            store.restore_chat(chat_id)
+            assert len(store.path(chat_id)) == 2  # nothing went into the bin
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+async def test_a_chat_deleted_in_mid_reply_keeps_the_reply(
+    open_app: OpenApp, store: Store, for_good: bool
+) -> None:
+    model = ScriptedModel(["All of it."])
+    model.gate = threading.Event()
+    async with open_app(model) as driver:
+        driver.prompt.text = "Go"
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts)
+        (store.delete_chat if for_good else store.bin_chat)(1)
+        model.gate.set()
+        await driver.until(lambda: driver.problem)
+        await driver.idle()
+        assert driver.problem == TOLD
+        [chat] = store.chats()
+        assert [message.text for message in store.path(chat.id)] == ["Go", "All of it."]
+        assert driver.texts == ["Go", "All of it."]
+
+
+async def test_an_edit_in_a_deleted_chat_keeps_its_text(open_app: OpenApp, store: Store) -> None:
+    chat_id = fill(store, ["Hello", "Good day."])
+    async with open_app(chat_id=chat_id) as driver:
+        await driver.press("ctrl+up", "e")
+        store.bin_chat(chat_id)
+        await driver.say("Hello there")
+        assert driver.problem == TOLD
+        assert driver.prompt.text == "Hello there"
+        assert driver.prompt.editing is None
+
+
+async def test_a_reply_stays_while_the_disk_is_full_and_is_stored_later(
+    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ScriptedModel(["one two three four."])
+    model.gate = threading.Event()
+    disk = Disk(store, monkeypatch)
+    monkeypatch.setattr("chatapp.dialogue.reply._STORE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("chatapp.tui.chat_turns._TRY_EVERY_SECONDS", 0.05)
+    async with open_app(model) as driver:
+        driver.prompt.text = "Go"
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts)
+        disk.is_full = True
+        model.gate.set()
+        await driver.until(lambda: driver.problem)
+        assert "the reply is on the screen alone" in driver.problem
+        assert "disk is full" in driver.problem
+        assert driver.texts == ["Go", "one two three four."]
+        assert "one two three four." in driver.screen_text
+        assert store.path(1)[-1].text == ""
+        disk.is_full = False
+        await driver.until(lambda: not driver.problem)
+        assert (store.path(1)[-1].text, store.path(1)[-1].status) == (
+            "one two three four.",
+            "complete",
+        )
+        assert store.generations(1)[-1].reason == "stop"
+        assert driver.notices == ["There is room again: the reply is stored."]
+
+
+async def test_leaving_with_a_reply_that_has_no_room_asks_once(
+    open_app: OpenApp, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ScriptedModel(["one two."])
+    model.gate = threading.Event()
+    disk = Disk(store, monkeypatch)
+    async with open_app(model) as driver:
+        driver.prompt.text = "Go"
+        await driver.press("enter")
+        await driver.until(lambda: driver.texts)
+        disk.is_full = True
+        model.gate.set()
+        await driver.until(lambda: driver.problem)
+        await driver.press("ctrl+q")
+        await driver.until(lambda: "Quit again" in driver.problem)
+        await driver.press("ctrl+q")
+        await driver.until_left()
+
+
+async def test_an_unsaved_chat_leaves_nothing_on_disk(open_app: OpenApp, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    store = Store(None)
+    async with open_app(
+        ScriptedModel(["Yes."], name=str(tmp_path / "model")), own_store=store
+    ) as driver:
+        await driver.say("Hello")
+        assert driver.texts == ["Hello", "Yes."]
+        assert "not saved" in driver.screen_text
+        driver.app.theme = "nord"
+        await driver.settle()
+        await driver.press("ctrl+n")
+        assert [chat.title for chat in store.chats()] == ["Hello"]
+    assert not (tmp_path / "home").exists()
+    store.close()
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A disk of 256 KiB; skips where none can be mounted."""
+    folder.mkdir()
+    mount = shutil.which("mount")
+    command = [str(mount), "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if mount is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_a_disk_that_is_really_full(
+    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chatapp.tui.chat_turns._TRY_EVERY_SECONDS", 0.05)
+    reply = "word " * 8_000
+    model = ScriptedModel([reply])
+    model.gate = threading.Event()
+    with small_disk(tmp_path / "disk") as disk:
+        store = Store(disk / "chats.db")
+        filler = disk / "filler"
+        async with open_app(model, own_store=store) as driver:
+            driver.prompt.text = "Go"
+            await driver.press("enter")
+            await driver.until(lambda: driver.texts)
+            with pytest.raises(OSError, match="space"):
+                filler.write_bytes(bytes(2**20))
+            model.gate.set()
+            await driver.until(lambda: driver.problem)
+            assert "disk is full" in driver.problem
+            assert driver.texts[-1].startswith("word word")
+            filler.unlink()
+            await driver.until(lambda: not driver.problem)
+            assert store.path(1)[-1].text == driver.texts[-1]
+        store.close()
