@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from finetune.config import ObjectiveSettings
 from finetune.data.batches import Tensors
+from finetune.objective_settings import L3Settings
 from finetune.objectives.cross_entropy import LinearCrossEntropy
 from finetune.objectives.objective import in_place_of, model_inputs
 
@@ -126,7 +126,7 @@ class L3:
     added = ""
 
     @classmethod
-    def of(cls, settings: ObjectiveSettings, **fields: Any) -> Self:
+    def of(cls, settings: L3Settings, **fields: Any) -> Self:
         """The objective that a configuration asks for."""
         decays = settings.aux_decay == "linear"
         return cls(settings.aux_weight, settings.aux_norm, decays, **fields)
