@@ -245,7 +245,7 @@ class FinetuneConfig(Section):
     )
     seed: int = Field(0, ge=0, lt=2**32, description="of the rows' order and of new weights")
     data: Data
-    objective: Objectives = L3Settings()
+    objective: Objectives = L3Settings.model_validate({})
     train: Train = Train.model_validate({})
     adapter: Adapter = Adapter.model_validate({})
     samples: Samples = Samples.model_validate({})

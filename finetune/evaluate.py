@@ -130,7 +130,7 @@ def _losses(
     rows, objective = Rows(with_start(list(examples), subject.start), "prompt"), L3(aux_weight=0.0)
     pad = partial(collate, pad_id=subject.tokenizer.end_id)
     batches = loader(rows, ByLength(rows.lengths), BATCH, pad)
-    counts = objective.count(batches)
+    counts = objective.count(batches, model, model)
     total = torch.zeros(len(objective.names), dtype=torch.float64)
     for number, batch in enumerate(batches):
         progress(f"loss, {name}", number * BATCH, len(rows))

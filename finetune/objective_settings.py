@@ -37,7 +37,10 @@ class DpoSettings(Section):
     )
     beta: float = Field(0.1, gt=0, le=100, description="β; of ipo τ: how close to the reference")
     label_smoothing: float = Field(
-        0.0, ge=0, lt=0.5, description="of sigmoid: share of the preferences that are taken as wrong"
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="of sigmoid: share of preferences taken to be wrong",
     )
     aux_weight: float = Field(
         0.0, ge=0, le=100, description="λ of the supervised term, which keeps chosen replies likely"

@@ -32,7 +32,7 @@ from finetune.data.split import draw, is_held_out
 from finetune.data.tables import BadRow
 from finetune.objectives.objective import RowSets
 
-HeadTask = Literal["classification", "entailment", "similarity", "multiple-choice"]
+HeadTask = Literal["classification", "entailment", "similarity", "multiple-choice", "reward"]
 
 ROLES: dict[HeadTask, tuple[str, ...]] = {
     "classification": ("text", "label"),
@@ -40,14 +40,15 @@ ROLES: dict[HeadTask, tuple[str, ...]] = {
     "similarity": ("first", "second", "label"),
     "multiple-choice": ("context", "choices", "label"),
 }
-"""The fields of a row, by task."""
+"""The fields of a row, by task; rewards are learnt from preferences."""
 
 HEAD_FILE = "head.json"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """A task and its classes. Of multiple choice the labels are empty: the choices differ."""
+    """A task and its classes. Multiple choice has no labels, as its choices differ, nor has a
+    reward, which is one number."""
 
     task: HeadTask
     labels: tuple[str, ...]
@@ -55,7 +56,7 @@ class HeadSpec:
 
     @property
     def outputs(self) -> int:
-        return 1 if self.task == "multiple-choice" else len(self.labels)
+        return 1 if self.task in ("multiple-choice", "reward") else len(self.labels)
 
     def save(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=2, ensure_ascii=False)

@@ -35,6 +35,7 @@ class HeadObjective(L3):
 
     spec: HeadSpec
     added = MODULE
+    replies = False
 
     def extend(self, model: Any, seed: int) -> None:
         add_head(model, self.spec, seed)
@@ -45,7 +46,7 @@ class HeadObjective(L3):
     def load(self, model: Any, folder: Path) -> None:
         load_head_weights(model, folder)
 
-    def count(self, batches: Iterable[Tensors]) -> Tensor:
+    def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
         """Examples, and tokens or sequences of L1."""
         batches = list(batches)
         counts = count_labels(batches, self.aux_norm)
