@@ -15,6 +15,7 @@ from chatapp.dialogue.template_choice import own_template
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.folder import ModelFiles, find_model, model_folder
 from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.reward_model import HEAD_FILE
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.transformers_model import context_of
 from chatapp.paths import RUN_RECORD
@@ -26,7 +27,6 @@ from finetune.data.preferences import detect_judged
 from finetune.data.preparation import LONGEST, choose_template, prepare
 from finetune.objective_settings import L3Settings
 from finetune.objectives.head_rows import (
-    HEAD_FILE,
     HeadExample,
     HeadRows,
     HeadSpec,

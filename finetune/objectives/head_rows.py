@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Tokenizer
+from chatapp.engine.reward_model import HEAD_FILE
 from chatapp.userfiles import read_json_object, write_whole
 from finetune.config import ConfigError, Data, FinetuneConfig, TooLong, TrainSource
 from finetune.data.batches import Tensors, collate
@@ -41,8 +42,6 @@ ROLES: dict[HeadTask, tuple[str, ...]] = {
     "multiple-choice": ("context", "choices", "label"),
 }
 """The fields of a row, by task; rewards are learnt from preferences."""
-
-HEAD_FILE = "head.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.reward_model import REWARD
 from chatapp.prompting.chat_template import Template
 from finetune.config import FinetuneConfig
 from finetune.data.batches import Tensors
@@ -33,7 +34,7 @@ from finetune.objectives.objective import RowSets
 from finetune.objectives.pair_rows import prepare_preferences
 from finetune.objectives.pairs import PairObjective, Worth, replies_of
 
-REWARD_SPEC = HeadSpec("reward", (), "")
+REWARD_SPEC = HeadSpec(REWARD, (), "")
 
 
 @dataclass(frozen=True, kw_only=True)
