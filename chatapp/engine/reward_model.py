@@ -5,11 +5,12 @@ Keep: what is scored is the last token of prompt and reply, closed; finetune tra
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles, find_model
 from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.model import Tokenizer
 from chatapp.userfiles import read_json_object
 
 HEAD_FILE = "head.json"
@@ -18,7 +19,7 @@ HEAD_FILE = "head.json"
 HEAD_WEIGHTS = "head.safetensors"
 """Its linear layer: weight (outputs, width) and bias (outputs,)."""
 
-REWARD = "reward"
+REWARD: Final = "reward"
 """The task of a head that scores replies."""
 
 
@@ -36,7 +37,8 @@ class RewardModel:
     ) -> None:
         from chatapp.engine.transformers_model import context_of
 
-        self.name, self.files, self.tokenizer, self.start = name, files, tokenizer, start
+        self.name, self.files, self.start = name, files, start
+        self.tokenizer: Tokenizer = tokenizer
         self.context = context_of(model.config) - len(start)
         self._model, self._head = model.eval(), head
 
