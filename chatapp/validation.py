@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Tag, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from chatapp.userfiles import Location, UserError, line_of, quoted, shown, suggestion
@@ -87,6 +87,9 @@ def _sentence(details: ErrorDetails, what: str, table: type[BaseModel]) -> str:
         return "is missing"
     if kind == "value_error":
         return str(context["error"])
+    if kind == "union_tag_invalid":
+        known = str(context["expected_tags"]).replace("'", "").split(", ")
+        return f"has the kind {quoted(context['tag'])}{suggestion(context['tag'], known)}"
     if kind == "too_short":
         return f"holds {context['actual_length']}, expected {context['min_length']} or more"
     expected = _EXPECTED.get(kind) or details["msg"].removeprefix("Input should be ")
@@ -101,15 +104,18 @@ def _resolved(model: type[BaseModel], location: Location) -> tuple[Location, typ
     """
     own: list[int | str] = []
     table, inner, in_union = model, model, False
+    branches: dict[str, type[BaseModel]] = {}
     for part in location:
         if isinstance(part, str):
             if in_union:
                 in_union = False
+                inner = branches.get(part, inner)
                 continue
             table = inner
             field = table.model_fields.get(part)
             annotation = field.annotation if field else None
             in_union = _is_union(annotation)
+            branches = dict(_branches(annotation))
             inner = next(_tables(annotation), table)
         own.append(part)
     return tuple(own), table
@@ -119,6 +125,14 @@ def _is_union(annotation: Any) -> bool:
     """Whether there is more than one kind of value, None aside."""
     kinds = set(get_args(annotation)) - {NoneType}
     return get_origin(annotation) in (Union, UnionType) and len(kinds) > 1
+
+
+def _branches(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The tables of a union by the tags that tell them apart."""
+    for branch in get_args(annotation):
+        tags = [each.tag for each in getattr(branch, "__metadata__", ()) if isinstance(each, Tag)]
+        for tag in tags:
+            yield from ((tag, table) for table in _tables(branch))
 
 
 def _tables(annotation: Any) -> Iterator[type[BaseModel]]:

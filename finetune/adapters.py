@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from chatapp.engine.folder import COMPANIONS, ModelFiles
 from chatapp.engine.transformers_tokenizer import save_tokenizer
 from chatapp.userfiles import did_you_mean, quoted
-from finetune.config import Adapter, ConfigError, Train
+from finetune.config import Adapter, ConfigError, FinetuneConfig, Train
 
 LOW_RANK = ("lora", "dora", "rslora")
 
@@ -60,6 +60,25 @@ def fuse_activations(model: nn.Module) -> None:
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
                 setattr(module, name, nn.GELU(approximate="tanh"))
+
+
+def switch_off_dropout(model: nn.Module, config: FinetuneConfig) -> None:
+    """Let every unit count in every step, as an objective needs that compares probabilities.
+
+    Raises ConfigError when dropout is asked for.
+    """
+    if config.adapter.dropout:
+        raise ConfigError(
+            f"adapter.dropout is {config.adapter.dropout:g}, but objective.kind "
+            f"{config.objective.kind} compares probabilities, which dropout blurs; set it to 0"
+        )
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        # Attention has it as a number that it hands on.
+        for name, value in vars(module).items():
+            if isinstance(value, float) and name.endswith("dropout"):
+                setattr(module, name, 0.0)
 
 
 def trained_parameters(model: nn.Module) -> int:

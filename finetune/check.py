@@ -7,7 +7,7 @@ would use; nothing is estimated from a sample but the time, which is measured on
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from chatapp.engine.generation import PieceTokenizer
 from chatapp.foreign import printable
 from finetune.config import FinetuneConfig
 from finetune.data.chats import Span
@@ -24,14 +23,17 @@ from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows
 from finetune.data.preparation import dropped_lines
 from finetune.display import duration, memory
+from finetune.masks import legend, masked
 from finetune.material import Material, gather
 from finetune.objectives.head_rows import HeadRows
 from finetune.objectives.heads import HeadObjective
+from finetune.objectives.kto import Kto
+from finetune.objectives.l3 import L3
+from finetune.objectives.pair_rows import PairRows
+from finetune.pair_preview import pair_figures, show_pairs
 from finetune.steps import steps_of_run, timed_steps, too_few
 
-STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}
 BAR = 14
-SHOWN = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,10 @@ class Examination:
 
     def document(self) -> dict[str, Any]:
         """The answer of `--json`: tokens are labels of L1 and of L2 in one epoch."""
-        data = self.material.data
+        data, objective = self.material.data, self.material.objective
+        pairs = {}
+        if isinstance(data.train, PairRows):
+            pairs = pair_figures(data.train, isinstance(objective, Kto))
         return {
             "kept": self.kept,
             "dropped": dict(data.dropped),
@@ -62,11 +67,14 @@ class Examination:
             "held_out": {name: len(rows) for name, rows in data.held_out.items()},
             "prompt_tokens": data.aux_labels,
             "response_tokens": data.response_labels,
-            "effective_prompt_weight": self.material.prompt_weight,
+            "effective_prompt_weight": (
+                objective.prompt_weight(data) if isinstance(objective, L3) else 0.0
+            ),
             "trainable_parameters": self.trainable_parameters,
             "steps": self.steps,
             "seconds_per_step": self.seconds_per_step,
             "peak_memory_bytes": self.peak_memory_bytes,
+            **pairs,
         }
 
 
@@ -84,9 +92,11 @@ def show(examination: Examination, console: Console) -> None:
     train = examination.material.data.train
     parts: dict[str, list[RenderableType]] = {"Rows": list(_rows(examination))}
     if isinstance(train, Rows):
-        parts["Tokens"] = list(_tokens(examination, train.examples))
+        parts["Tokens"] = list(_tokens(examination, train))
         marked = console.color_system is None
         parts["Masks"] = list(_masks(train.examples, examination.material, marked))
+    elif isinstance(train, PairRows):
+        parts["Pairs"] = list(show_pairs(train, examination.material, console))
     elif isinstance(train, HeadRows):
         parts["Labels"] = list(_labels(train, examination.material))
     parts["Cost"] = [Text(_cost(examination))]
@@ -110,9 +120,9 @@ def _rows(examination: Examination) -> Iterator[RenderableType]:
     )
 
 
-def _tokens(examination: Examination, examples: Sequence[Encoded]) -> Iterator[RenderableType]:
+def _tokens(examination: Examination, train: Rows) -> Iterator[RenderableType]:
     """How long prompts and responses are, and what the objective makes of them."""
-    lengths = np.array([np.bincount(each.spans, minlength=len(Span)) for each in examples])
+    lengths = np.array([np.bincount(each.spans, minlength=len(Span)) for each in train.examples])
     shown = {
         "whole": lengths.sum(1),
         "prompt": lengths[:, Span.PROMPT],
@@ -132,17 +142,18 @@ def _tokens(examination: Examination, examples: Sequence[Encoded]) -> Iterator[R
     )
     yield table
     template = int(lengths[:, Span.TEMPLATE].sum())
-    config, data = examination.material.config, examination.material.data
+    objective, data = examination.material.objective, examination.material.data
     yield Text(f"an epoch: {int(lengths.sum()):,} tokens, of them {template:,} of the template")
+    assert isinstance(objective, L3)
     yield Text(
         f"labels: {data.response_labels:,} of L2 (responses), {data.aux_labels:,} of L1 "
-        f"({config.objective.aux_span}); N_response/N_prompt = "
+        f"({train.aux_span}); N_response/N_prompt = "
         f"{data.response_labels / max(1, data.aux_labels):.3g}"
     )
     if data.aux_labels:
         yield Text(
-            f"λ = {config.objective.aux_weight:g}: a token of L1 counts "
-            f"{examination.material.prompt_weight:.3g} times as much as one of L2"
+            f"λ = {objective.aux_weight:g}: a token of L1 counts "
+            f"{objective.prompt_weight(data):.3g} times as much as one of L2"
         )
 
 
@@ -161,46 +172,13 @@ def _bar(count: int, most: int) -> Text:
 def _masks(
     examples: Sequence[Encoded], material: Material, marked: bool
 ) -> Iterator[RenderableType]:
-    """A short, a middling and a long example, span by span.
-
-    marked: brackets stand around responses, for where there is no colour.
-    """
-    legend = Text("template", STYLES[Span.TEMPLATE])
-    legend.append(" · ").append("prompt", STYLES[Span.PROMPT]).append(" · ")
-    legend.append("⟦response⟧" if marked else "response", STYLES[Span.RESPONSE])
-    yield legend
+    """A short, a middling and a long example, span by span; see `masked`."""
+    yield legend(marked)
     by_length = sorted(examples, key=lambda each: len(each.ids))
     for share in (0.1, 0.5, 0.9):
         example = by_length[int(share * len(by_length))]
         yield Text(f"── {len(example.ids):,} tokens", "dim")
         yield masked(example, material.tokenizer, marked)
-
-
-def masked(example: Encoded, tokenizer: PieceTokenizer, marked: bool = False) -> Text:
-    """An example as text, each span in its style; a long span is shown by its ends."""
-    text = Text()
-    start = 0
-    for span, run in groupby(example.spans.tolist()):
-        length = len(list(run))
-        shown = printable(_decoded(example.ids[start : start + length].tolist(), tokenizer))
-        start += length
-        if len(shown) > SHOWN:
-            shown = f"{shown[: SHOWN // 2]} […] {shown[-SHOWN // 2 :]}"
-        if marked and span == Span.RESPONSE:
-            shown = f"⟦{shown}⟧"
-        text.append(shown, STYLES[Span(span)])
-    return text
-
-
-def _decoded(ids: list[int], tokenizer: PieceTokenizer) -> str:
-    """Text of tokens, special ones by their names."""
-    parts = []
-    names = {tokenizer.end_id, *tokenizer.special.values()}
-    for special, run in groupby(ids, key=names.__contains__):
-        run_ids = list(run)
-        named = map(tokenizer.piece, run_ids)
-        parts.append("".join(named) if special else tokenizer.decode(run_ids))
-    return "".join(parts)
 
 
 def _labels(rows: HeadRows, material: Material) -> Iterator[RenderableType]:

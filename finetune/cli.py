@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="finetune",
-    help="Teach a GPT: supervised instruction tuning, linear heads, pretraining.",
+    help="Teach a GPT: instructions, feedback, linear heads, pretraining.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -43,7 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stand
 
 @app.callback()
 def _root() -> None:
-    """Teach a GPT: supervised instruction tuning, linear heads, pretraining."""
+    """Teach a GPT: instructions, feedback, linear heads, pretraining."""
 
 
 @app.command()
@@ -199,6 +199,54 @@ def _predict_file(
     if bad:
         console.print(f"{bad:,} of the inputs could not be answered")
         raise typer.Exit(1)
+
+
+@app.command()
+def feedback(
+    chats: Annotated[
+        list[int] | None, typer.Argument(help="the numbers of chats; all of them when left out")
+    ] = None,
+    model: Annotated[str, typer.Option(help="what learns; the chat's model when left out")] = "",
+    lesson: Annotated[
+        str, typer.Option(help="dpo, sft or kto; the first there is enough for when left out")
+    ] = "",
+    output: Annotated[Path | None, typer.Option(help="the run folder; a new one in runs")] = None,
+    only_write: Annotated[bool, typer.Option(help="write rows and configuration, no more")] = False,
+) -> None:
+    """Learn from what was said of replies in the chat: preferences, corrections, verdicts.
+
+    Rows and a small configuration are written, checked and trained; the model that comes of it
+    is among those that F8 lists in the chat.
+    """
+    with _errors_in_words() as console:
+        from chatapp.dialogue.feedback import FeedbackFormat
+        from chatapp.dialogue.store import Store
+        from chatapp.paths import database_path
+        from chatapp.settings import load_settings
+        from finetune.config import ConfigError, FinetuneConfig, load_config
+        from finetune.feedback import choose, collected, free_output, write_configuration
+
+        if lesson not in ("", *FeedbackFormat):
+            raise ConfigError(f"--lesson is {lesson!r}; expected {', '.join(FeedbackFormat)}")
+        settings = load_settings()
+        store = Store(database_path())
+        try:
+            rows = collected(store, chats or ())
+        finally:
+            store.close()
+        chosen = choose(rows, FeedbackFormat(lesson) if lesson else None)
+        output = output or free_output(Path("runs"))
+        path = write_configuration(chosen, rows[chosen.format], model or settings.model, output)
+        console.print(f"{len(rows[chosen.format])} {chosen.words}: {path}", markup=False)
+        if only_write:
+            _answer(str(path))
+            return
+        from finetune import run
+        from finetune.check import examine, show
+
+        config = load_config(FinetuneConfig, path, [])
+        show(examine(config, settings.device), console)
+        _made(run.train(config, console, settings.device))
 
 
 @app.command()

@@ -13,7 +13,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -21,6 +20,8 @@ from pydantic import (
 
 from chatapp import validation
 from chatapp.userfiles import UserError, parse_toml, read_required
+from finetune.objective_settings import L3Settings, Objectives
+from finetune.section import Section
 
 
 class ConfigError(UserError, ValueError):
@@ -29,12 +30,6 @@ class ConfigError(UserError, ValueError):
 
 class Interrupted(Exception):
     """The run was asked to stop and saved a checkpoint. The message says how to go on."""
-
-
-class Section(BaseModel):
-    """A table of a configuration file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Source(Section):
@@ -97,7 +92,6 @@ class PretrainConfig(Section):
     train: PretrainTrain = PretrainTrain.model_validate({})
 
 
-AuxSpan = Literal["prompt", "prompt-without-template", "full"]
 TooLong = Literal["raise", "drop", "truncate-prompt", "truncate-history"]
 BadRows = Literal["raise", "skip"]
 
@@ -160,21 +154,6 @@ class Data(Section):
         "attention: faster, in fewer and larger steps",
     )
     bad_rows: BadRows = Field("raise", description="what becomes of a row that cannot be used")
-
-
-class ObjectiveSettings(Section):
-    """L3 = L2 + λ·L1: the response loss and the auxiliary language-model loss."""
-
-    aux_weight: float = Field(
-        0.0, ge=0, le=100, description="λ; 0, which measured as well, learns the responses alone"
-    )
-    aux_span: AuxSpan = Field("prompt", description="the tokens of L1")
-    aux_norm: Literal["token", "sequence"] = Field(
-        "token", description="L1 is a mean over tokens, or over the means of the examples"
-    )
-    aux_decay: Literal["constant", "linear"] = Field(
-        "constant", description="λ stays, or falls to 0 in a straight line"
-    )
 
 
 Metric = Literal["loss", "accuracy", "macro_f1", "exact_match", "pearson", "spearman"]
@@ -304,7 +283,7 @@ class FinetuneConfig(Section):
     )
     seed: int = Field(0, ge=0, lt=2**32, description="of the rows' order and of new weights")
     data: Data
-    objective: ObjectiveSettings = ObjectiveSettings.model_validate({})
+    objective: Objectives = L3Settings.model_validate({})
     train: Train = Train.model_validate({})
     adapter: Adapter = Adapter.model_validate({})
     samples: Samples = Samples.model_validate({})

@@ -19,7 +19,10 @@ from chatapp.prompting.promptfile import Measure
 from finetune.data.batches import ByLength, collate, loader
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows, response_labels
+from finetune.data.pairs import EncodedJudged
+from finetune.judged import Judge, preferred
 from finetune.measured import Answer, Evaluation, Measured
+from finetune.objective_settings import L3Settings
 from finetune.objectives.chat_rows import with_start
 from finetune.objectives.head_answers import Output, answer_document, head_figures
 from finetune.objectives.head_module import Classifier, load_head
@@ -84,7 +87,10 @@ def _evaluate(
     subject: Subject, replies: int, max_tokens: int, progress: Progress, device: str
 ) -> Evaluation:
     network = load_causal(subject.files)
-    if subject.head is not None:
+    if subject.head is not None and subject.head.task == "reward":
+        load_head(network, subject.files.path)
+        replies = 0
+    elif subject.head is not None:
         return _evaluate_head(subject, network, progress)
     assert subject.template is not None
     speaker = load_model(subject.name, device=device) if replies else None
@@ -92,8 +98,7 @@ def _evaluate(
     network.to("cuda" if on_gpu else "cpu").eval()
     measured = {}
     for name, rows in subject.sets.items():
-        examples = cast(Sequence[Encoded], rows)
-        figures = _losses(network, examples, subject, name, progress)
+        examples, figures, known = _measured_rows(subject, network, name, progress)
         answers: list[Answer] = []
         if speaker is not None:
             asked = list(islice(questions(examples, subject.tokenizer, subject.window), replies))
@@ -104,8 +109,28 @@ def _evaluate(
                 answers.append(Answer(question.text, question.reference, reply))
         scores, intervals = _scores(answers)
         left_out = subject.left_out.get(name, 0)
+        intervals = known | intervals
         measured[name] = Measured(len(rows), figures | scores, answers, intervals, left_out)
     return Evaluation(subject.name, subject.template.name, measured, _vocabulary(subject.tokenizer))
+
+
+def _measured_rows(
+    subject: Subject, network: Any, name: str, progress: Progress
+) -> tuple[list[Encoded], dict[str, float], dict[str, tuple[float, float]]]:
+    """The rows that can be asked again, and the figures of a set with their intervals."""
+    rows = subject.sets[name]
+    if isinstance(subject.config.objective, L3Settings):
+        examples = cast(list[Encoded], list(rows))
+        return examples, _losses(network, examples, subject, name, progress), {}
+    judged = cast(list[EncodedJudged], list(rows))
+    judge = Judge(subject.config, subject.tokenizer.end_id, subject.start)
+
+    def tell(what: str, done: int) -> None:
+        progress(f"{what}, {name}", done, len(rows))
+
+    made = judge.rows_of(judged, partial(tell, "the reference"))
+    figures, intervals = judge.figures(network, judged, made, partial(tell, "pairs"))
+    return preferred(judged), figures, intervals
 
 
 def _scores(
@@ -131,7 +156,7 @@ def _losses(
     rows, objective = Rows(with_start(list(examples), subject.start), "prompt"), L3(aux_weight=0.0)
     pad = partial(collate, pad_id=subject.tokenizer.end_id)
     batches = loader(rows, ByLength(rows.lengths), BATCH, pad)
-    counts = objective.count(batches)
+    counts = objective.count(batches, model, model)
     total = torch.zeros(len(objective.names), dtype=torch.float64)
     for number, batch in enumerate(batches):
         progress(f"loss, {name}", number * BATCH, len(rows))

@@ -17,6 +17,7 @@ from finetune.objectives.head_answers import head_figures
 from finetune.objectives.head_module import Classifier
 from finetune.objectives.head_rows import HeadRows
 from finetune.objectives.heads import HeadObjective
+from finetune.objectives.l3 import L3
 from finetune.replies import greedy_replies, questions
 
 Figures = Callable[[], dict[str, float]]
@@ -27,9 +28,11 @@ REPLIES = 100
 
 def metrics_of(material: Material) -> tuple[Metric, ...]:
     """Those that a run can be measured by."""
-    if not isinstance(material.objective, HeadObjective):
-        return "loss", "accuracy", "exact_match"
-    spec = material.objective.spec
+    objective = material.objective
+    if not isinstance(objective, HeadObjective):
+        is_supervised = isinstance(objective, L3)
+        return ("loss", "accuracy", "exact_match") if is_supervised else ("loss", "accuracy")
+    spec = objective.spec
     if spec.scale:
         return "loss", "pearson", "spearman"
     return ("loss", "accuracy", "macro_f1") if spec.labels else ("loss", "accuracy")

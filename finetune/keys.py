@@ -6,7 +6,7 @@ Keep: nothing is described here. What is told comes from the fields of `finetune
 import json
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from chatapp.userfiles import suggestion
 from finetune.config import ConfigError, FinetuneConfig, TrainSource
+from finetune.objective_settings import Objectives
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true | false"}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -21,12 +22,16 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key. default: as TOML writes it; empty for one that must be set."""
+    """A key. default: as TOML writes it; empty for one that must be set.
+
+    kind: of a table that comes in kinds the one whose key it is, such as "dpo".
+    """
 
     name: str
     values: str
     default: str
     meaning: str
+    kind: str = ""
 
     def document(self) -> dict[str, str]:
         """Plain data for --json."""
@@ -52,18 +57,41 @@ def lines(chosen: Sequence[Key]) -> list[str]:
     """Keys as TOML would set them, each below what it does. Required ones have no value."""
     told = []
     for key in chosen:
-        told += [f"{key.name} = {key.default or '…'}", f"    {key.values}: {key.meaning}"]
+        of_kind = f" (of kind {key.kind})" if key.kind else ""
+        told += [
+            f"{key.name} = {key.default or '…'}",
+            f"    {key.values}: {key.meaning}{of_kind}",
+        ]
     return told
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
     for name, field in model.model_fields.items():
+        if name in _KINDS:
+            yield from _keys_of_kinds(_KINDS[name], f"{prefix}{name}.")
+            continue
         inner = _section_in(field.annotation)
         if inner is None or inner is TrainSource:
             values = _values(field.annotation) + _bounds(field)
             yield Key(prefix + name, values, _default(field), field.description or "")
         if inner is not None and name != "held_out":  # its tables are as those of train
             yield from _keys(inner, f"{prefix}{name}." + ("N." if inner is TrainSource else ""))
+
+
+_KINDS: dict[str, Any] = {"objective": Objectives}
+"""Tables that come in kinds."""
+
+
+def _keys_of_kinds(annotation: Any, prefix: str) -> Iterator[Key]:
+    """The key `kind`, then the keys of each kind. The first kind is the default."""
+    union, _ = get_args(annotation)
+    kinds = {get_args(branch)[1].tag: get_args(branch)[0] for branch in get_args(union)}
+    values = " | ".join(f'"{kind}"' for kind in kinds)
+    yield Key(f"{prefix}kind", values, f'"{next(iter(kinds))}"', "what is minimised")
+    for kind, table in kinds.items():
+        for key in _keys(table, prefix):
+            if key.name != f"{prefix}kind":
+                yield replace(key, kind=kind)
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:

@@ -4,7 +4,8 @@ One JSON object a line, in the order of the steps:
 
 - step: optimizer steps taken; seconds: of all sessions of the run up to here.
 - of a training step: loss (of `pretrain`), or the objective's scalars (l3, l2, l1, accuracy)
-  and its settings (aux_weight), means over the step's labels in nats a token; learning_rate,
+  and its settings (aux_weight), means over the step's labels in nats a token; of feedback the
+  losses and rewards a pair or reply, log-probabilities in nats a reply; learning_rate,
   grad_norm before clipping, tokens_per_second of this session, memory_bytes at most so far.
 - of a measurement: eval_loss, eval_l1, eval_perplexity, eval_accuracy of the held-out rows;
   those of another held-out set with its name behind, as in eval_loss_sentiment.

@@ -23,14 +23,19 @@ from chatapp.engine.generation import PieceTokenizer
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.transformers_model import context_of, load_causal
 from chatapp.prompting.chat_template import Template
-from finetune.adapters import LOW_RANK, choose_trained, fuse_activations
+from finetune.adapters import (
+    LOW_RANK,
+    choose_trained,
+    fuse_activations,
+    switch_off_dropout,
+)
 from finetune.config import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.data.preparation import choose_template, on_day
-from finetune.objectives.chat_rows import prepare_chats
+from finetune.objective_settings import L3Settings
 from finetune.objectives.head_rows import prepare_labelled
 from finetune.objectives.heads import HeadObjective
-from finetune.objectives.l3 import L3
+from finetune.objectives.kinds import prepare_objective
 from finetune.objectives.objective import Objective, RowSets, model_inputs
 
 
@@ -59,12 +64,6 @@ class Material:
         """Of the products: "float32" or "bfloat16"."""
         return str(self.record["precision"])
 
-    @property
-    def prompt_weight(self) -> float:
-        """How much a token of L1 counts beside one of L2: λ · N_response / N_prompt, or 0."""
-        weight, tokens = self.config.objective.aux_weight, self.data.aux_labels
-        return weight * self.data.response_labels / tokens if tokens else 0.0
-
 
 def gather(config: FinetuneConfig, device: str = "auto", begun: date | None = None) -> Material:
     """Load the model and prepare the data. Raises ConfigError and ModelError.
@@ -86,15 +85,21 @@ def gather(config: FinetuneConfig, device: str = "auto", begun: date | None = No
     window = context_of(model.config) - len(start)
     objective: Objective
     if template is None:
+        if not isinstance(config.objective, L3Settings):
+            raise ConfigError(
+                f"objective.kind is {config.objective.kind}, which learns from replies; with a "
+                "[head] it is l3"
+            )
         spec, data = prepare_labelled(config, tokenizer, window, start)
         objective = HeadObjective.of(config.objective, spec=spec)
     else:
         if config.data.packing:
             check_packing(model)
-        data = prepare_chats(config, template, tokenizer, window, start)
-        objective = L3.of(config.objective)
+        objective, data = prepare_objective(config, template, tokenizer, window, start)
     set_seed(config.seed)  # an adapter's first weights are drawn
     model = choose_trained(model, config.train, config.adapter, files, name=config.model)
+    if not objective.dropout:
+        switch_off_dropout(model, config)
     objective.extend(model, config.seed)
     record = {
         "config": config.model_dump(mode="json"),

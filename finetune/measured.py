@@ -16,6 +16,7 @@ from finetune.display import one_line
 from finetune.replies import Reply
 
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
+_OF_REPLIES = ("exact_match", "rouge_l")
 NAMES = {"loss_per_byte": "loss a byte", "rouge_l": "ROUGE-L"}
 
 
@@ -134,7 +135,9 @@ def _cell(measured: Measured, figure: str) -> str:
     text = f"{measured.figures[figure]:.4f}"
     if figure in measured.intervals:
         low, high = measured.intervals[figure]
-        scored = len(measured.answers) - len(measured.failed)
+        of_replies = figure in _OF_REPLIES
+        answered = len(measured.answers) - len(measured.failed)
+        scored = answered if of_replies else measured.examples
         text += f" ({low:.3f} to {high:.3f}, n {scored:,})"
     return text
 

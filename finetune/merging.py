@@ -11,11 +11,10 @@ import torch
 
 from chatapp.engine.checkpoint.safetensors import tensor_headers
 from chatapp.engine.folder import ModelFiles, find_model
+from chatapp.engine.reward_model import HEAD_FILE, HEAD_WEIGHTS
 from chatapp.engine.transformers_model import load_causal
 from finetune.adapters import copy_companions
 from finetune.config import ConfigError
-from finetune.objectives.head_module import HEAD_WEIGHTS
-from finetune.objectives.head_rows import HEAD_FILE
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from chatapp.engine.device import device_for
 from chatapp.engine.folder import find_model
+from chatapp.engine.reward_model import HEAD_FILE
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.transformers_model import context_of, load_causal
 from chatapp.evaluation.batch import unanswered
@@ -26,7 +27,7 @@ from finetune.data.preparation import LONGEST
 from finetune.data.tables import Row
 from finetune.objectives.head_answers import answer_document
 from finetune.objectives.head_module import Classifier, load_head
-from finetune.objectives.head_rows import HEAD_FILE, ROLES, HeadSpec
+from finetune.objectives.head_rows import ROLES, HeadSpec
 from finetune.record import configuration_of, read_record
 
 STRETCH = 256

@@ -16,8 +16,8 @@ from chatapp.engine.folder import (
     ModelFiles,
     find_model,
 )
+from chatapp.engine.reward_model import HEAD_FILE
 from finetune.config import ConfigError
-from finetune.objectives.head_rows import HEAD_FILE
 
 FILES = (
     CONFIG,

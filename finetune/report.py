@@ -26,7 +26,9 @@ def header(material: Material) -> list[str]:
     settings = config.train
     trained = trained_parameters(material.model)
     total = sum(each.numel() for each in material.model.parameters())
-    template = f"template {material.template.name}" if material.template else "a linear head"
+    head = "" if material.objective.replies else "a linear head"
+    template = f"template {material.template.name}" if material.template else ""
+    template = ", ".join(filter(None, (template, head)))
     packed = f" in {len(data.train):,} rows" if len(data.train) < data.examples else ""
     held_out = ", ".join(
         f"{len(each):,} {'held out' if name == HELD_OUT else f'of cluster {name}'}"
@@ -43,7 +45,7 @@ def header(material: Material) -> list[str]:
         lines += data.report.lines()
     else:
         lines += dropped_lines(data.dropped)
-    lines.append(_objective_line(material))
+    lines.append(material.objective.summary(data))
     lines.append(
         f"about {per_step:.0f} examples a step: train.batch_size {settings.batch_size} rows, "
         f"train.accumulate {settings.accumulate}, processes {processes()}; products in "
@@ -52,20 +54,6 @@ def header(material: Material) -> list[str]:
     if warning := too_few(steps_of_run(config, data)):
         lines.append(warning)
     return lines
-
-
-def _objective_line(material: Material) -> str:
-    """What is minimised, and over how many labels."""
-    weight, data = material.config.objective.aux_weight, material.data
-    if not weight:
-        return f"L3 = L2, over {data.response_labels:,} response tokens; λ is 0"
-    if not data.aux_labels:
-        return f"L3 = L2, over {data.response_labels:,} response tokens; L1 has none"
-    return (
-        f"L3 = L2 + {weight:g} · L1; L1 over {data.aux_labels:,} tokens, L2 over "
-        f"{data.response_labels:,}: a token of L1 counts {material.prompt_weight:.3g} times "
-        "as much as one of L2"
-    )
 
 
 def write_report(

@@ -36,6 +36,7 @@ from finetune.record import (
     without_places,
     write_json,
 )
+from finetune.reference_run import keep_reference
 from finetune.report import header, write_report
 from finetune.samples import sampler
 from finetune.steps import build_trainer
@@ -127,6 +128,8 @@ def _gather_again(
 def _run(material: Material, console: Console) -> Path:
     """Train from the start or the last checkpoint to the end, and publish the best weights."""
     output = Path(material.config.output)
+    if material.objective.needs_reference:
+        keep_reference(material, output, console)
     trainer = build_trainer(material, output)
     # A sharded model cannot be asked by one process alone.
     sample = None if trainer.is_fsdp_enabled else sampler(material)
@@ -207,7 +210,7 @@ def _finish(trainer: ObjectiveTrainer, material: Material, log: RunLog, console:
     console.print(
         f"done: step {result['best_step']} is kept of {result['steps']}, "
         f"{duration(result['seconds'])}, {memory(result['peak_memory_bytes'])}; "
-        f"{'chatapp --model' if material.template else 'finetune eval'} {output}",
+        f"{'chatapp --model' if material.objective.replies else 'finetune eval'} {output}",
         markup=False,
         highlight=False,
         soft_wrap=True,

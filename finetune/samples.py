@@ -14,6 +14,7 @@ from finetune.config import ConfigError
 from finetune.data.packing import Rows
 from finetune.display import one_line
 from finetune.material import Material
+from finetune.objectives.pair_rows import PairRows
 from finetune.replies import Reply, greedy_replies, questions
 
 Samples = list[tuple[str, Reply]]
@@ -26,7 +27,7 @@ def sampler(material: Material) -> Callable[[], Samples] | None:
     Raises ConfigError for a prompt that does not fit.
     """
     template, settings = material.template, material.config.samples
-    if template is None:
+    if template is None or not material.objective.replies:
         return None
     model = TransformersModel(
         material.model, material.tokenizer, name=material.config.model, start=material.start
@@ -41,6 +42,8 @@ def sampler(material: Material) -> Callable[[], Samples] | None:
             raise ConfigError(f"samples.prompts: {one_line(text)[:40]!r}: {error}") from None
         prompts.append((text, written.ids))
     held_out = next(iter(material.data.held_out.values()), None)
+    if isinstance(held_out, PairRows):
+        held_out = held_out.first
     if not prompts and isinstance(held_out, Rows):
         asked = questions(held_out.examples, material.tokenizer, model.context, len(material.start))
         prompts = [(each.text, each.ids) for each in islice(asked, settings.held_out)]

@@ -16,23 +16,27 @@ from chatapp.dialogue.template_choice import own_template
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.folder import ModelFiles, find_model, model_folder
 from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.reward_model import HEAD_FILE
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.transformers_model import context_of
 from chatapp.paths import RUN_RECORD
 from chatapp.prompting.chat_template import Template
 from finetune.config import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.encoding import Encoded
+from finetune.data.pairs import EncodedJudged
+from finetune.data.preferences import detect_judged
 from finetune.data.preparation import LONGEST, choose_template, on_day, prepare
+from finetune.objective_settings import L3Settings
 from finetune.objectives.head_rows import (
-    HEAD_FILE,
     HeadExample,
     HeadRows,
     HeadSpec,
     prepare_labelled,
 )
+from finetune.objectives.pair_rows import prepare_judged
 from finetune.record import begun_on, configuration_of, read_record
 
-Example = Encoded | HeadExample
+Example = Encoded | HeadExample | EncodedJudged
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Subject:
     """A model with its rows.
 
     window: tokens of the longest row. start: special tokens before every row.
-    template: None for a head, whose spec there is then.
+    template: None for a head on rows with labels. head: the spec of a head, of rewards too.
+    config: of the run whose rows they are.
     sets: rows by name. left_out: how many of each set another model cannot hold.
     """
 
@@ -53,6 +58,7 @@ class Subject:
     head: HeadSpec | None
     sets: Mapping[str, Sequence[Example]]
     left_out: Mapping[str, int]
+    config: FinetuneConfig
 
 
 def open_subject(
@@ -73,7 +79,13 @@ def open_subject(
         config = _that_fits(config, window)
     head = template = None
     sets: Mapping[str, Sequence[Example]]
-    if (files.path / HEAD_FILE).is_file():
+    if not isinstance(config.objective, L3Settings):
+        head = _reward_head(model, files, config.objective.kind)
+        template = own_template(files.path, tokenizer.special)
+        template = template or choose_template(config.data, files.path, tokenizer.special)
+        judged = prepare_judged(config, template, tokenizer, window, start, detect_judged)
+        sets = {"": judged.train} if data_file else judged.held_out
+    elif (files.path / HEAD_FILE).is_file():
         if config.head is None:
             raise ConfigError(f"{model} has a head; compare it with another head's run")
         head = HeadSpec.load(files.path)
@@ -91,7 +103,7 @@ def open_subject(
         raise ConfigError(f"{run}: the run held no rows out; name rows with --data")
     if data_file:
         sets = {Path(data_file).name: next(iter(sets.values()))}
-    return Subject(model, files, tokenizer, start, window, template, head, sets, {})
+    return Subject(model, files, tokenizer, start, window, template, head, sets, {}, config)
 
 
 def on_shared_rows(subjects: Sequence[Subject]) -> list[Subject]:
@@ -122,7 +134,16 @@ def on_shared_rows(subjects: Sequence[Subject]) -> list[Subject]:
 
 
 def _is_whole(row: Example) -> bool:
-    return isinstance(row, HeadExample) or not row.is_window
+    return not (isinstance(row, Encoded) and row.is_window)
+
+
+def _reward_head(model: str, files: ModelFiles, kind: str) -> HeadSpec | None:
+    """The spec of a reward model's head; None where replies are judged by their probability."""
+    if kind != "reward":
+        return None
+    if not (files.path / HEAD_FILE).is_file():
+        raise ConfigError(f"{model} has no head that scores replies; compare reward models")
+    return HeadSpec.load(files.path)
 
 
 def _context(files: ModelFiles) -> int:

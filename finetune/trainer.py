@@ -188,7 +188,7 @@ class ObjectiveTrainer(FiniteTrainer):
         """The micro-batches of an optimizer step, and what its losses are divided by."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._step_done = self.done
-        return batches, self.summed(self.objective.count(batches))
+        return batches, self.summed(self._count(batches, self.model_wrapped))
 
     def compute_loss(
         self,
@@ -203,6 +203,9 @@ class ObjectiveTrainer(FiniteTrainer):
         self._losses.append(losses.detach())
         # Gradients are averaged over the processes; their sum is wanted.
         return losses[0] * float(self.accelerator.num_processes)
+
+    def _count(self, batches: Sequence[Tensors], model: nn.Module) -> Tensor:
+        return self.objective.count(batches, model, self.accelerator.unwrap_model(model))
 
     def _objective_losses(self, model: nn.Module, batch: Tensors, counts: Tensor) -> Tensor:
         whole = self.accelerator.unwrap_model(model)
@@ -268,9 +271,7 @@ class ObjectiveTrainer(FiniteTrainer):
         batches = self._loader(
             WithUnlabelled(rows), ByLength(rows.lengths), self.args.per_device_eval_batch_size
         )
-        counts = self.summed(
-            torch.stack([self.objective.count([batch]) for batch in batches]).sum(0)
-        )
+        counts = self.summed(torch.stack([self._count([batch], model) for batch in batches]).sum(0))
         names = self.objective.names
         total = torch.zeros(len(names), dtype=torch.float64)
         for batch in batches:

@@ -4,9 +4,10 @@ Keep: whatever ends an answer early (a signal, an error, a full window), what th
 been printed.
 """
 
+import math
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.parameters import Choices
     from chatapp.prompting.chat_template import Template
+    from chatapp.prompting.messages import Message
     from chatapp.settings import Settings
 
 _INTERRUPTED = 130
@@ -83,6 +85,15 @@ def ask(
             show_default=False,
         ),
     ] = None,
+    best_of: Annotated[
+        int,
+        typer.Option(
+            "--best-of", min=1, max=256, help="Draw so many answers and print the best by --reward."
+        ),
+    ] = 1,
+    reward: Annotated[
+        str, typer.Option(help="A run of finetune with objective.kind = 'reward'.")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output.
@@ -92,6 +103,10 @@ def ask(
     chat = chat_to_go_on_with(last, chat_id)
     if chat is not None and (system is not None or persona is not None):
         raise UserError(f"chat {chat.id} has its instructions; --system and --persona begin anew")
+    if best_of > 1 and not reward:
+        raise UserError("--best-of needs a reward model that says which is best: --reward RUN")
+    if chat is not None and reward:
+        raise UserError("--reward is for a question of its own; leave out -c and --chat")
     settings = settings_of(context, model=None if chat is None else chat.model)
     text = message_of(question, files or ())
     own_system, asked_template = instructions(system, persona)
@@ -100,6 +115,7 @@ def ask(
 
     from chatapp.dialogue import oneshot
     from chatapp.dialogue.template_choice import choose_template, mismatch, with_thinking
+    from chatapp.prompting.messages import Message
 
     language_model = load(settings.model, settings.precision, settings.device)
     try:
@@ -123,7 +139,16 @@ def ask(
         flags = {name for name, origin in settings.origins.items() if origin == "flag"}
         own = known_values(chat.chosen)
         choices = choices.of("this chat", {name: own[name] for name in own if name not in flags})
-    _print_answer(answer, settings.model, choices, chosen.name, as_json=as_json)
+    if reward:
+        asked = [
+            *([Message("system", own_system)] if own_system else []),
+            Message("user", text),
+        ]
+        _print_best(
+            answer, settings.model, choices, chosen.name, reward, asked, best_of, as_json=as_json
+        )
+    else:
+        _print_answer(answer, settings.model, choices, chosen.name, as_json=as_json)
 
 
 def _answer_in(
@@ -244,6 +269,54 @@ def _print_answer(
     if thought_tokens:
         complain(f"thought for {thought_tokens} tokens")
     _end(finished)
+
+
+def _print_best(
+    answer: "Callable[[Sampling, threading.Event], Iterator[Event]]",
+    model: str,
+    choices: "Choices",
+    template: str,
+    reward: str,
+    asked: "Sequence[Message]",
+    count: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the answer that a reward model scores highest of so many. Raises typer.Exit."""
+    from chatapp.dialogue.best_of import ReplyScorer, best_of
+    from chatapp.dialogue.prompt import seeded
+
+    scorer = ReplyScorer.load(reward)
+    sampling = seeded(choices.sampling)
+    cancel = threading.Event()
+
+    def tell(done: int) -> None:
+        status(f"{done:,} of {count:,} answers …")
+
+    with _interruptible(cancel):
+        try:
+            replies = best_of(answer, scorer, asked, count, sampling, cancel, tell)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        finally:
+            status("")
+    best = replies[0]
+    scores = [reply.score for reply in replies]
+    if as_json:
+        document = _document(best.text, best.finished, model, template, sampling.seed)
+        thoughts = {"thoughts": best.thoughts.strip()}
+        rewards = {"reward_model": reward, "rewards": [finite(score) for score in scores]}
+        write_json(document | thoughts | rewards | {"sampling": choices.document(sampling)})
+    else:
+        write(best.text if best.text.endswith("\n") else f"{best.text}\n")
+    if len(scores) > 1:
+        complain(f"scores: {', '.join(f'{score:.2f}' for score in scores)}")
+    _end(best.finished)
+
+
+def finite(score: float) -> float | None:
+    """A score as JSON has it; None for a reply that could not be scored."""
+    return score if math.isfinite(score) else None
 
 
 def _end(finished: "Finished") -> None:

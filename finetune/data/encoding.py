@@ -36,6 +36,16 @@ class Encoded:
     key: str
     is_window: bool = False
 
+    @property
+    def split_key(self) -> str:
+        """By which it is trained on or measured."""
+        return self.key
+
+    @property
+    def content(self) -> bytes:
+        """What is learnt from it, for a digest."""
+        return self.ids.tobytes() + self.spans.tobytes()
+
 
 class ExampleTooLong(ConfigError):
     """An example that does not fit and, under the policy chosen, cannot be made to."""
@@ -69,17 +79,18 @@ class ExampleEncoder:
         self.truncated: Counter[str] = Counter()
         self.turns_left_out = 0
 
-    def encode(self, example: TrainingExample) -> list[Encoded]:
+    def encode(self, example: TrainingExample, spare: int = 0) -> list[Encoded]:
         """A row as examples: a plain text as many windows as it fills, else see `ChatEncoder`.
 
         Those of one chat have one key, so that they are trained on or measured together.
+        spare: tokens of the length that are left free.
         Raises ExampleTooLong, and BadRow when the template refuses the chat.
         """
         if example.text:
             return self._windows(example)
         examples = [self._parts(example)] if example.parts else self._chat(example)
-        if max(map(count, examples)) > self.length:
-            examples = self._shorten(example, examples)
+        if max(map(count, examples)) > self.length - spare:
+            examples = self._shorten(example, examples, self.length - spare)
         return [_encoded(pieces, example.key) for pieces in examples]
 
     def _chat(self, example: TrainingExample) -> list[list[Piece]]:
@@ -112,28 +123,30 @@ class ExampleEncoder:
             for window, key in zip(windows, keys, strict=True)
         ]
 
-    def _shorten(self, example: TrainingExample, examples: list[list[Piece]]) -> list[list[Piece]]:
+    def _shorten(
+        self, example: TrainingExample, examples: list[list[Piece]], length: int
+    ) -> list[list[Piece]]:
         """The examples made to fit by the policy. Raises ExampleTooLong."""
         shorter: list[list[Piece]] | None = None
         if self.too_long == "truncate-prompt":
-            cut = [_cut_prompts(pieces, self.length) for pieces in examples]
+            cut = [_cut_prompts(pieces, length) for pieces in examples]
             shorter = [pieces for pieces in cut if pieces is not None]
             shorter = shorter if len(shorter) == len(examples) else None
             how = "prompt"
         elif self.too_long == "truncate-history" and example.messages:
-            shorter = self._cut_history(example.messages)
+            shorter = self._cut_history(example.messages, length)
             how = "history"
         if shorter is None:
             longest = max(examples, key=count)
             response = [piece for piece in longest if piece.span == Span.RESPONSE]
             raise ExampleTooLong(
                 f"{example.location}: {count(longest):,} tokens with {count(response):,} of "
-                f"response; a row may have {self.length:,}"
+                f"response; a row may have {length:,}"
             )
         self.truncated[how] += 1
         return shorter
 
-    def _cut_history(self, messages: Sequence[Message]) -> list[list[Piece]] | None:
+    def _cut_history(self, messages: Sequence[Message], length: int) -> list[list[Piece]] | None:
         """As many of the newest turns as fit, after the system message; at least one pair."""
         first = 1 if messages[0].role == "system" else 0
         system, turns = messages[:first], messages[first:]
@@ -142,9 +155,7 @@ class ExampleEncoder:
             return self.chats.encode([*system, *turns[dropped:]])
 
         starts = range(2, len(turns), 2)
-        fitting = bisect_left(
-            starts, -self.length, key=lambda dropped: -max(map(count, left(dropped)))
-        )
+        fitting = bisect_left(starts, -length, key=lambda dropped: -max(map(count, left(dropped))))
         if fitting == len(starts):
             return None
         self.turns_left_out += starts[fitting]

@@ -7,7 +7,7 @@ string, and a number where text belongs is an error.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from chatapp.prompting.messages import Message, Role
 from chatapp.userfiles import shown
@@ -31,13 +31,16 @@ class TrainingExample:
     parts: tuple[str, ...] = ()
 
 
+Read = TypeVar("Read", covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Generic[Read]):
     """A common set of fields and how it is read. `read` raises BadRow."""
 
     name: str
     fields: tuple[str, ...]
-    read: Callable[[Row], TrainingExample] = field(repr=False)
+    read: Callable[[Row], Read] = field(repr=False)
 
 
 def text_field(row: Row, name: str) -> str:
@@ -81,20 +84,28 @@ _PAIRS = (
 )
 
 
-def _pair_layout(name: str, request: str, given: str, reply: str) -> Layout:
+def _pair_layout(name: str, request: str, given: str, reply: str) -> Layout[TrainingExample]:
     def read(row: Row) -> TrainingExample:
-        user = text_field(row, request)
-        if given and (extra := _optional_text(row, given).strip()):
-            user = f"{user.strip()}\n\n{extra}"
-        last = [Message("user", user), Message("assistant", text_field(row, reply))]
-        return chat_example(row.location, [*_system(row), *_history(row), *last])
+        answer = Message("assistant", text_field(row, reply))
+        return chat_example(row.location, [*request_of(row, request, given), answer])
 
     fields = (request, given, reply) if given else (request, reply)
-    return Layout(name, (*fields, *_BESIDE), read)
+    return Layout(name, (*fields, *BESIDE), read)
 
 
 # What may stand beside a request and its reply: instructions, and the turns before.
-_BESIDE = ("system", "history")
+BESIDE = ("system", "history")
+
+
+def request_of(row: Row, request: str, given: str) -> list[Message]:
+    """What is asked by the field `request` and its input `given`, behind what stands beside.
+
+    Raises BadRow.
+    """
+    user = text_field(row, request)
+    if given and (extra := _optional_text(row, given).strip()):
+        user = f"{user.strip()}\n\n{extra}"
+    return [*_system(row), *_history(row), Message("user", user)]
 
 
 def _system(row: Row) -> list[Message]:
@@ -154,18 +165,10 @@ _SHAREGPT = _Turns(
 )
 
 
-def _chat_layout(field: str, kind: _Turns) -> Layout:
+def _chat_layout(field: str, kind: _Turns) -> Layout[TrainingExample]:
     def read(row: Row) -> TrainingExample:
+        messages = turns_of(row, field)
         location = f"{row.location}: {field}"
-        turns = row.fields.get(field)
-        if not isinstance(turns, list) or not turns:
-            problem = "an empty list" if turns == [] else shown(turns)
-            problem = problem if field in row.fields else "missing"
-            raise BadRow(f"no {field}", f"{location} is {problem}, expected a list of turns")
-        messages = [
-            _message(turn, kind, f"{location}, turn {number}")
-            for number, turn in enumerate(turns, 1)
-        ]
         if system := _system(row):
             if messages[0].role == "system":
                 raise BadRow(
@@ -174,10 +177,32 @@ def _chat_layout(field: str, kind: _Turns) -> Layout:
                     "'system' too; expected one of them",
                 )
             messages = [*system, *messages]
-        _check_order(messages, location)
+        check_order(messages, location)
         return chat_example(row.location, messages)
 
     return Layout(kind.name, (field, "system"), read)
+
+
+def turns_of(row: Row, field: str) -> list[Message]:
+    """The turns that a field lists, in the way of OpenAI or ShareGPT, in any order of roles.
+
+    Raises BadRow.
+    """
+    location = f"{row.location}: {field}"
+    turns = row.fields.get(field)
+    if not isinstance(turns, list) or not turns:
+        problem = "an empty list" if turns == [] else shown(turns)
+        problem = problem if field in row.fields else "missing"
+        raise BadRow(f"no {field}", f"{location} is {problem}, expected a list of turns")
+    kind = _kind_of(turns)
+    return [
+        _message(turn, kind, f"{location}, turn {number}") for number, turn in enumerate(turns, 1)
+    ]
+
+
+def _kind_of(turns: Any) -> _Turns:
+    first = turns[0] if isinstance(turns, list) and turns else None
+    return _SHAREGPT if isinstance(first, dict) and _SHAREGPT.speaker in first else _OPENAI
 
 
 def _message(turn: Any, kind: _Turns, location: str) -> Message:
@@ -202,7 +227,7 @@ def _message(turn: Any, kind: _Turns, location: str) -> Message:
     return Message(role, text)
 
 
-def _check_order(messages: Sequence[Message], location: str) -> None:
+def check_order(messages: Sequence[Message], location: str) -> None:
     start = 1 if messages[0].role == "system" else 0
     for index, message in enumerate(messages[start:]):
         expected = "assistant" if index % 2 else "user"
@@ -254,7 +279,7 @@ FIELDS = tuple(
         (
             *_CHAT_FIELDS,
             *(f for _, *pair in _PAIRS for f in pair if f),
-            *_BESIDE,
+            *BESIDE,
             *(f for layout in _SINGLE_FIELDS for f in layout.fields),
         )
     )
@@ -262,14 +287,11 @@ FIELDS = tuple(
 """The fields of all layouts."""
 
 
-def detect(row: Row) -> Layout:
+def detect(row: Row) -> Layout[TrainingExample]:
     """The layout of a row, by the names of its fields. Raises BadRow."""
     for name in _CHAT_FIELDS:
         if name in row.fields:
-            turns = row.fields[name]
-            first = turns[0] if isinstance(turns, list) and turns else None
-            sharegpt = isinstance(first, dict) and _SHAREGPT.speaker in first
-            return _chat_layout(name, _SHAREGPT if sharegpt else _OPENAI)
+            return _chat_layout(name, _kind_of(row.fields[name]))
     for name, request, given, reply in _PAIRS:
         if request in row.fields and reply in row.fields:
             return _pair_layout(name, request, given, reply)

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from finetune.config import AuxSpan
 from finetune.data.batches import Tensors
 from finetune.data.chats import Span
 from finetune.data.encoding import Encoded
+from finetune.objective_settings import SupervisedSpan
 
 ROW_KEYS = ("input_ids", "position_ids", "example_ids", "response_mask", "aux_mask")
 
@@ -27,10 +27,12 @@ def response_labels(example: Encoded) -> NDArray[np.bool_]:
     return _labels(example.spans == Span.RESPONSE)
 
 
-def aux_labels(example: Encoded, span: AuxSpan) -> NDArray[np.bool_]:
+def aux_labels(example: Encoded, span: SupervisedSpan) -> NDArray[np.bool_]:
     """Which tokens are labels of L1."""
     if span == "full":
         return _labels(np.ones(len(example.ids), np.bool_))
+    if span == "response":
+        return response_labels(example)
     if span == "prompt":
         return _labels(example.spans != Span.RESPONSE)
     return _labels(example.spans == Span.PROMPT)
@@ -52,7 +54,7 @@ class Rows(Dataset[Tensors]):
     def __init__(
         self,
         examples: Sequence[Encoded],
-        aux_span: AuxSpan,
+        aux_span: SupervisedSpan,
         bins: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.examples = examples
@@ -62,7 +64,7 @@ class Rows(Dataset[Tensors]):
 
     @classmethod
     def packed(
-        cls, examples: Sequence[Encoded], aux_span: AuxSpan, length: int, seed: int
+        cls, examples: Sequence[Encoded], aux_span: SupervisedSpan, length: int, seed: int
     ) -> "Rows":
         """Several examples a row, at most `length` tokens together."""
         return cls(examples, aux_span, pack([len(each.ids) for each in examples], length, seed))

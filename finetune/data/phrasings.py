@@ -16,10 +16,11 @@ from pydantic import Field
 from chatapp.prompting.messages import Message
 from chatapp.prompting.template import TEMPLATES
 from chatapp.userfiles import did_you_mean, quoted, shown
-from finetune.config import ConfigError, Section, load_config
+from finetune.config import ConfigError, load_config
 from finetune.data.formats import TrainingExample
 from finetune.data.split import content_key
 from finetune.data.tables import BadRow, Row, names
+from finetune.section import Section
 
 
 class _Template(Section):

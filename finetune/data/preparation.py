@@ -6,18 +6,19 @@ for, and no row that is measured is ever trained on.
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from math import ceil
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 from chatapp.dialogue.template_choice import own_template
 from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import ChatTemplate, Template
 from chatapp.prompting.template import OWN, TEMPLATES
 from chatapp.userfiles import did_you_mean, quoted
-from finetune.config import BadRows, ConfigError, Data, TrainSource
+from finetune.config import BadRows, ConfigError, Data, TooLong, TrainSource
 from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
 from finetune.data.formats import FIELDS, Layout, detect, text_field
 from finetune.data.phrasings import Phrasings, load_phrasings
@@ -106,16 +107,63 @@ _TRUNCATED = {
 }
 
 
+class Example(Protocol):
+    """What is made of a row.
+
+    key: tells it from other rows. split_key: by which it is trained on or measured. content:
+    what is learnt from it, for a digest.
+    """
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def split_key(self) -> str: ...
+    @property
+    def content(self) -> bytes: ...
+
+
+Encodes = TypeVar("Encodes", bound=Example)
+
+
+class Encoder(Protocol[Encodes]):
+    """Makes examples of what a layout has read, and counts what it had to shorten."""
+
+    @property
+    def too_long(self) -> TooLong: ...
+    @property
+    def truncated(self) -> Counter[str]: ...
+    @property
+    def turns_left_out(self) -> int: ...
+
+    def encode(self, example: Any) -> list[Encodes]:
+        """Raises ExampleTooLong and BadRow."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class RowKind(Generic[Encodes]):
+    """What rows there may be, and what is made of them.
+
+    fields: those of all layouts. detect: the layout of a row. phrased: whether instruction
+    templates can make a row of one.
+    """
+
+    fields: tuple[str, ...]
+    detect: Callable[[Row], Layout[Any]]
+    encoder: Encoder[Encodes]
+    phrased: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Generic[Encodes]):
     """Examples ready for collation.
 
     train: one pass, as often in it as the weights say; not shuffled. held_out: "held_out",
     when there is any, and each cluster that is held out by its name.
     """
 
-    train: list[Encoded]
-    held_out: dict[str, list[Encoded]]
+    train: list[Encodes]
+    held_out: dict[str, list[Encodes]]
     report: Report
 
 
@@ -149,7 +197,7 @@ def on_day(template: Template, day: date) -> Template:
     return replace(template, today=day) if isinstance(template, ChatTemplate) else template
 
 
-def _length(data: Data, window: int) -> int:
+def length_of(data: Data, window: int) -> int:
     """Most tokens of an example. Raises ConfigError for more than the model's window."""
     length = min(window, LONGEST) if data.max_length is None else data.max_length
     if length > window:
@@ -166,44 +214,49 @@ def prepare(
     window: int,
     seed: int,
     start: Sequence[int] = (),
-) -> Prepared:
-    """Read and encode everything that `data` names.
+) -> Prepared[Encoded]:
+    """Read and encode everything that `data` names: chats, plain texts, few-shot prompts.
 
     window: the model's context in tokens. seed: for phrasings and for fractions of weights.
     start: special tokens that the model puts before each example; the examples are without.
     Raises ConfigError, at the first bad row unless they are skipped.
     """
-    encoder = ExampleEncoder(template, tokenizer, _length(data, window), data.too_long, start)
+    encoder = ExampleEncoder(template, tokenizer, length_of(data, window), data.too_long, start)
+    return prepare_rows(data, RowKind(FIELDS, detect, encoder, phrased=True), seed)
+
+
+def prepare_rows(data: Data, kind: RowKind[Encodes], seed: int) -> Prepared[Encodes]:
+    """The same for any kind of rows."""
     report = Report()
-    reader = _Reader(encoder, report, data.bad_rows, seed)
+    reader = _Reader(kind, report, data.bad_rows, seed)
     files, share = ([], data.held_out) if isinstance(data.held_out, float) else (data.held_out, 0.0)
     held_out = {
         HELD_OUT: [each for file in files for row in reader.read(file) for each in row.first]
     }
     sources = [(source, list(reader.read(source))) for source in data.train]
-    report.truncated, report.turns_left_out = encoder.truncated, encoder.turns_left_out
+    report.truncated, report.turns_left_out = kind.encoder.truncated, kind.encoder.turns_left_out
     for name in _checked_clusters(data, report):
         members = (row for _, rows in sources for row in rows if row.cluster == name)
         held_out[name] = [each for row in members for each in row.first]
-    measured = {example.key for examples in held_out.values() for example in examples}
+    measured = {example.split_key for examples in held_out.values() for example in examples}
 
-    train: list[Encoded] = []
+    train: list[Encodes] = []
     seen: set[str] = set()
     for source, rows in sources:
-        passes: list[list[Encoded]] = [[] for _ in range(ceil(source.weight))]
+        passes: list[list[Encodes]] = [[] for _ in range(ceil(source.weight))]
         for row in rows:
             if row.cluster in data.held_out_clusters:
                 continue
-            if row.key in measured:
+            if row.first[0].split_key in measured:
                 report.dropped["also held out"] += 1
                 row.table.kept -= 1
                 continue
             report.repeated += row.key in seen
             seen.add(row.key)
-            held_out[HELD_OUT] += (each for each in row.first if is_held_out(each.key, share))
+            held_out[HELD_OUT] += (each for each in row.first if is_held_out(each.split_key, share))
             for turn, examples in enumerate(passes):
                 phrased = row.phrased[turn % len(row.phrased)]
-                examples += (each for each in phrased if not is_held_out(each.key, share))
+                examples += (each for each in phrased if not is_held_out(each.split_key, share))
         for turn, examples in enumerate(passes):
             train += draw(examples, min(1.0, source.weight - turn), seed)
     if not train:
@@ -230,15 +283,15 @@ def _why(report: Report) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _EncodedRow:
+class _EncodedRow(Generic[Encodes]):
     """A row in each phrasing that its passes need; a plain text may be several windows."""
 
     table: TableReport
     cluster: str
-    phrased: list[list[Encoded]]
+    phrased: list[list[Encodes]]
 
     @property
-    def first(self) -> list[Encoded]:
+    def first(self) -> list[Encodes]:
         return self.phrased[0]
 
     @property
@@ -246,31 +299,36 @@ class _EncodedRow:
         return self.first[0].key
 
 
-class _Reader:
+class _Reader(Generic[Encodes]):
     """Reads sources into the report, row by row; bad rows are raised or counted."""
 
     def __init__(
-        self, encoder: ExampleEncoder, report: Report, bad_rows: BadRows, seed: int
+        self, kind: RowKind[Encodes], report: Report, bad_rows: BadRows, seed: int
     ) -> None:
-        self.encoder = encoder
+        self.kind = kind
         self.report = report
         self.bad_rows = bad_rows
         self.seed = seed
 
-    def read(self, source: TrainSource) -> Iterator[_EncodedRow]:
+    def read(self, source: TrainSource) -> Iterator[_EncodedRow[Encodes]]:
+        if source.template and not self.kind.phrased:
+            raise ConfigError(
+                f"{source.path}: instruction templates make chats of rows, and the objective "
+                "learns from feedback; leave `template` out"
+            )
         phrasings = load_phrasings(Path(source.template)) if source.template else None
         if phrasings is None:
-            _check_columns(source)
+            _check_columns(source, self.kind.fields)
         for table in tables(source):
             yield from self._read_table(table, source, phrasings)
 
     def _read_table(
         self, table: Table, source: TrainSource, phrasings: Phrasings | None
-    ) -> Iterator[_EncodedRow]:
+    ) -> Iterator[_EncodedRow[Encodes]]:
         report = TableReport(table.name)
         self.report.tables.append(report)
         digest = hashlib.sha256()
-        layout: Layout | None = None
+        layout: Layout[Any] | None = None
         for row in renamed(table, source.columns):
             report.rows += 1
             try:
@@ -278,14 +336,14 @@ class _Reader:
                     raise row
                 if phrasings:
                     turns = range(ceil(source.weight))
-                    examples = [phrasings.phrase(row, self.seed, turn) for turn in turns]
+                    examples: list[Any] = [phrasings.phrase(row, self.seed, t) for t in turns]
                 else:
-                    layout = layout or detect(row)
+                    layout = layout or self.kind.detect(row)
                     examples = [layout.read(row)]
                 cluster = _cluster(row, source, phrasings)
-                phrased = [self.encoder.encode(example) for example in examples]
+                phrased = [self.kind.encoder.encode(example) for example in examples]
             except ExampleTooLong as error:
-                if self.encoder.too_long == "raise":
+                if self.kind.encoder.too_long == "raise":
                     raise ConfigError(
                         f"{error}; data.too_long can drop, truncate-prompt or truncate-history"
                     ) from None
@@ -302,17 +360,17 @@ class _Reader:
             if cluster:
                 self.report.clusters[cluster] += 1
             for each in (each for examples in phrased for each in examples):
-                digest.update(each.ids.tobytes() + each.spans.tobytes())
+                digest.update(each.content)
             report.digest = digest.hexdigest()
             yield _EncodedRow(report, cluster, phrased)
 
 
-def _check_columns(source: TrainSource) -> None:
+def _check_columns(source: TrainSource, fields: Sequence[str]) -> None:
     for name in source.columns:
-        if name not in (*FIELDS, CLUSTER):
+        if name not in (*fields, CLUSTER):
             raise ConfigError(
                 f"{source.path}: columns names {quoted(name)}, which no layout has"
-                f"{did_you_mean(name, FIELDS)}; there are {', '.join(FIELDS)}"
+                f"{did_you_mean(name, fields)}; there are {', '.join(fields)}"
             )
 
 
@@ -323,7 +381,7 @@ def _cluster(row: Row, source: TrainSource, phrasings: Phrasings | None) -> str:
 
 
 def _describe(
-    report: TableReport, row: Row, layout: Layout | None, phrasings: Phrasings | None
+    report: TableReport, row: Row, layout: Layout[Any] | None, phrasings: Phrasings | None
 ) -> None:
     """State what was detected, by the first row that could be used."""
     if phrasings:

@@ -15,6 +15,7 @@ from finetune.data.chats import Span
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows, aux_labels, response_labels
 from finetune.data.preparation import prepare
+from finetune.objective_settings import AuxSpan
 from finetune.objectives.objective import RowSets
 
 # Rows of several examples are made this long when no example is longer: attention costs more
@@ -28,13 +29,14 @@ def prepare_chats(
     tokenizer: PieceTokenizer,
     window: int,
     start: list[int],
+    span: AuxSpan,
 ) -> RowSets:
     """The chats, texts and few-shot prompts of a configuration as rows. Raises ConfigError.
 
     window: tokens of the longest example. start: special tokens before every sequence.
+    span: the tokens of L1.
     """
     prepared = prepare(config.data, template, tokenizer, window, config.seed, start)
-    span = config.objective.aux_span
     examples = with_start(prepared.train, start)
     if config.data.packing:
         longest = max(len(each.ids) for each in examples)

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Tokenizer
+from chatapp.engine.reward_model import HEAD_WEIGHTS
 from finetune.data.batches import ByLength, Tensors, collate, loader
 from finetune.data.formats import Labelled
 from finetune.objectives.head_rows import HeadExample, HeadRows, HeadSpec, HeadTask, RowEncoder
 from finetune.objectives.objective import in_place_of, model_inputs
 
 MODULE = "task_head"
-HEAD_WEIGHTS = "head.safetensors"
 BATCH = 16
 """Rows that are asked at a time."""
 

@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Tokenizer
+from chatapp.engine.reward_model import HEAD_FILE
 from chatapp.userfiles import read_json_object, write_whole
 from finetune.config import ConfigError, Data, FinetuneConfig, Head, TooLong, TrainSource
 from finetune.data.batches import Tensors, collate
@@ -33,7 +34,7 @@ from finetune.data.split import draw, is_held_out
 from finetune.data.tables import BadRow
 from finetune.objectives.objective import RowSets
 
-HeadTask = Literal["classification", "entailment", "similarity", "multiple-choice"]
+HeadTask = Literal["classification", "entailment", "similarity", "multiple-choice", "reward"]
 
 ROLES: dict[HeadTask, tuple[str, ...]] = {
     "classification": ("text", "label"),
@@ -41,14 +42,13 @@ ROLES: dict[HeadTask, tuple[str, ...]] = {
     "similarity": ("first", "second", "label"),
     "multiple-choice": ("context", "choices", "label"),
 }
-"""The fields of a row, by task."""
-
-HEAD_FILE = "head.json"
+"""The fields of a row, by task; rewards are learnt from preferences."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """A task and its classes. Of multiple choice the labels are empty: the choices differ.
+    """A task and its classes. Multiple choice has no labels, as its choices differ, nor has a
+    reward, which is one number.
 
     scale: of regression, mean and standard deviation of the labels learnt from: the layer gives
         the number as so many deviations from the mean, so that no learning rate depends on what

@@ -39,6 +39,7 @@ class HeadObjective(L3):
 
     spec: HeadSpec
     added = MODULE
+    replies = False
 
     @property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -53,7 +54,7 @@ class HeadObjective(L3):
     def load(self, model: Any, folder: Path) -> None:
         load_head_weights(model, folder)
 
-    def count(self, batches: Iterable[Tensors]) -> Tensor:
+    def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
         """Examples, and tokens or sequences of L1."""
         batches = list(batches)
         counts = count_labels(batches, self.aux_norm)

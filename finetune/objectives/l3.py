@@ -15,10 +15,14 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from finetune.config import ObjectiveSettings
+from chatapp.engine.generation import PieceTokenizer
+from chatapp.prompting.chat_template import Template
+from finetune.config import FinetuneConfig
 from finetune.data.batches import Tensors
+from finetune.objective_settings import L3Settings
+from finetune.objectives.chat_rows import prepare_chats
 from finetune.objectives.cross_entropy import LinearCrossEntropy
-from finetune.objectives.objective import in_place_of, model_inputs
+from finetune.objectives.objective import RowSets, in_place_of, model_inputs
 
 AuxNorm = Literal["token", "sequence"]
 
@@ -124,9 +128,12 @@ class L3:
     names = ("l3", "l2", "l1", "accuracy")
     curves = ("l2", "l1")
     added = ""
+    replies = True
+    dropout = True
+    needs_reference = False
 
     @classmethod
-    def of(cls, settings: ObjectiveSettings, **fields: Any) -> Self:
+    def of(cls, settings: L3Settings, **fields: Any) -> Self:
         """The objective that a configuration asks for."""
         decays = settings.aux_decay == "linear"
         return cls(settings.aux_weight, settings.aux_norm, decays, **fields)
@@ -144,10 +151,27 @@ class L3:
         """λ after this share of the run."""
         return self.aux_weight * (1 - done) if self.aux_decays else self.aux_weight
 
+    def prompt_weight(self, data: RowSets) -> float:
+        """How much a token of L1 counts beside one of L2: λ · N_response / N_prompt, or 0."""
+        tokens = data.aux_labels
+        return self.aux_weight * data.response_labels / tokens if tokens else 0.0
+
+    def summary(self, data: RowSets) -> str:
+        """What is minimised, and over how many labels."""
+        if not self.aux_weight:
+            return f"L3 = L2, over {data.response_labels:,} response tokens; λ is 0"
+        if not data.aux_labels:
+            return f"L3 = L2, over {data.response_labels:,} response tokens; L1 has none"
+        return (
+            f"L3 = L2 + {self.aux_weight:g} · L1; L1 over {data.aux_labels:,} tokens, L2 over "
+            f"{data.response_labels:,}: a token of L1 counts {self.prompt_weight(data):.3g} times "
+            "as much as one of L2"
+        )
+
     def settings(self, done: float) -> dict[str, float]:
         return {"aux_weight": self.weight(done)}
 
-    def count(self, batches: Iterable[Tensors]) -> Tensor:
+    def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
         return count_labels(batches, self.aux_norm)
 
     def losses(
@@ -181,3 +205,16 @@ class L3:
         loss = means["l2"]
         measured = {"loss": loss, "perplexity": perplexity(loss), "accuracy": means["accuracy"]}
         return measured | ({"l1": means["l1"]} if self.weight(done) else {})
+
+
+def prepare_l3(
+    config: FinetuneConfig,
+    settings: L3Settings,
+    template: Template,
+    tokenizer: PieceTokenizer,
+    window: int,
+    start: list[int],
+) -> tuple[L3, RowSets]:
+    """The objective and its rows; see `prepare_chats`. Raises ConfigError."""
+    rows = prepare_chats(config, template, tokenizer, window, start, settings.aux_span)
+    return L3.of(settings), rows

@@ -40,6 +40,25 @@ class Objective(Protocol):
         """The name of the module that the model gets for this objective, or ""."""
         ...
 
+    @property
+    def replies(self) -> bool:
+        """Whether what is trained is to reply; a head only judges."""
+        ...
+
+    @property
+    def dropout(self) -> bool:
+        """Whether the model's own dropout stays on."""
+        ...
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether rows need what the model at the beginning gave them, see `reference`."""
+        ...
+
+    def summary(self, data: "RowSets") -> str:
+        """What is minimised, and over how much, in one line."""
+        ...
+
     def extend(self, model: Any, seed: int) -> None:
         """Put the added module on a model, with weights drawn by the seed."""
         ...
@@ -56,10 +75,12 @@ class Objective(Protocol):
         """The weights that may change in the course of a run, by their keys in the log."""
         ...
 
-    def count(self, batches: Iterable[Tensors]) -> Tensor:
+    def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
         """What the losses of a step of these micro-batches are divided by, float64.
 
-        The counts of processes are summed.
+        The counts of processes are summed. call, model: as in `losses`, for what hangs on the
+        weights and has to be known of the whole step before its first loss; the batches may be
+        on the CPU.
         """
         ...
 

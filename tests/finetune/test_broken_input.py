@@ -188,6 +188,18 @@ DATA: list[tuple[str, str]] = [
         'train = "ROWS"\n[objective]\naux_weight = "small"',
         "'objective.aux_weight' is the string 'small', expected a number",
     ),
+    (
+        'train = "ROWS"\n[objective]\nkind = "dop"',
+        "'objective' has the kind 'dop'; did you mean 'dpo'?",
+    ),
+    (
+        'train = "ROWS"\n[objective]\nkind = "dpo"\nbta = 0.2',
+        "'objective.bta' is no key of a configuration; did you mean 'beta'?",
+    ),
+    (
+        'train = "ROWS"\n[objective]\nbeta = 0.2',
+        "'objective.beta' is no key of a configuration",
+    ),
 ]
 
 

@@ -18,9 +18,13 @@ CONFIG = FinetuneConfig.model_validate(
 def test_every_key_says_what_it_does_and_can_be_set(key: Key) -> None:
     assert key.values
     assert key.meaning
+    config = CONFIG
+    if key.kind:
+        plain = {**CONFIG.model_dump(exclude={"objective"}), "objective": {"kind": key.kind}}
+        config = FinetuneConfig.model_validate(plain)
     if key.default:
-        changed = lay_over(CONFIG, [f"{key.name.replace('.N.', '.0.')}={key.default}"])
-        assert changed == CONFIG
+        changed = lay_over(config, [f"{key.name.replace('.N.', '.0.')}={key.default}"])
+        assert changed == config
 
 
 def test_no_key_is_left_out() -> None:
@@ -31,7 +35,19 @@ def test_no_key_is_left_out() -> None:
             return names(data[0], f"{prefix}N.") | {prefix[:-1]}
         return {prefix[:-1]}
 
-    assert {key.name for key in keys()} == names(CONFIG.model_dump(), "")
+    of_default_kind = {key.name for key in keys() if key.kind in ("", CONFIG.objective.kind)}
+    assert of_default_kind == names(CONFIG.model_dump(), "")
+
+
+def test_each_kind_of_objective_has_keys_of_its_own() -> None:
+    kinds = {"l3", "dpo", "kto", "orpo", "reward"}
+    assert {key.kind for key in keys("objective")} - {""} == kinds
+    assert "objective.beta" in {key.name for key in keys() if key.kind == "dpo"}
+    told = lines(keys("objective"))
+    assert told[:2] == [
+        'objective.kind = "l3"',
+        '    "l3" | "dpo" | "kto" | "orpo" | "reward": what is minimised',
+    ]
 
 
 def test_a_section_and_one_that_there_is_not() -> None:
@@ -48,5 +64,5 @@ def test_the_command() -> None:
     assert "train.batch_size = 8\n    integer ≥ 1: examples a micro-batch" in done.stdout
     assert lines(keys("head"))[0] == "head.task = …"
     document = json.loads(CliRunner().invoke(app, ["keys", "--json"]).stdout)
-    assert {"name", "values", "default", "meaning"} == document[0].keys()
+    assert {"name", "values", "default", "meaning", "kind"} == document[0].keys()
     assert CliRunner().invoke(app, ["keys", "nonsense"]).exit_code == 2

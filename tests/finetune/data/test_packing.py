@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from finetune.config import AuxSpan
 from finetune.data.batches import BucketSampler, collate
 from finetune.data.chats import Span
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows, aux_labels, pack, response_labels
+from finetune.objective_settings import SupervisedSpan
 
 T, P, R = Span.TEMPLATE, Span.PROMPT, Span.RESPONSE
 
@@ -65,7 +65,7 @@ def test_padding_is_told_by_length() -> None:
         ("full", [False, True, True, True, True]),
     ],
 )
-def test_the_labels_of_the_auxiliary_loss(span: AuxSpan, labels: list[bool]) -> None:
+def test_the_labels_of_the_auxiliary_loss(span: SupervisedSpan, labels: list[bool]) -> None:
     assert aux_labels(ONE, span).tolist() == labels
     assert response_labels(ONE).tolist() == [False, False, False, True, True]
 
@@ -105,7 +105,7 @@ def batches(rows: Rows, size: int, sampler: Any = None) -> list[dict[str, Tensor
 
 @given(LENGTHS, st.integers(1, 6), st.integers(0, 9), st.sampled_from(["prompt", "full"]))
 def test_padding_packing_and_bucketing_carry_the_same(
-    lengths: list[int], size: int, seed: int, span: AuxSpan
+    lengths: list[int], size: int, seed: int, span: SupervisedSpan
 ) -> None:
     examples = examples_of(lengths)
     rows = Rows(examples, span)

@@ -1,0 +1,254 @@
+"""Rows of feedback: two replies to one prompt of which one is better, or a reply and a verdict.
+
+Preferences have the fields `chosen` and `rejected`, and a `margin` if they like: how much better
+(Bradley-Terry of `reward`). Verdicts have `completion` and `label`. The prompt of either is a
+request as in `formats` (`instruction` and `input`, `prompt`, `question`), or a list of turns
+under `prompt`; a preference may also leave it out, when both replies begin with it: as lists of
+turns, or as texts, which are then learnt as they stand, without a template. These are the
+layouts of TRL's documentation (dataset formats), and the rows that the chat exports.
+
+Keep: both replies of a preference stand behind the same prompt, and neither is empty or equal to
+the other, since such a row says nothing.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from chatapp.prompting.messages import Message
+from chatapp.userfiles import shown
+from finetune.data.formats import (
+    BESIDE,
+    Layout,
+    TrainingExample,
+    chat_example,
+    check_order,
+    request_of,
+    text_field,
+    turns_of,
+)
+from finetune.data.split import content_key
+from finetune.data.tables import BadRow, Row, names
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Two replies to one prompt. prompt_key: of the content of the prompt."""
+
+    location: str
+    prompt_key: str
+    chosen: TrainingExample
+    rejected: TrainingExample
+    margin: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return content_key([self.chosen.key, self.rejected.key])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A reply, and whether it is a good one."""
+
+    location: str
+    prompt_key: str
+    reply: TrainingExample
+    desirable: bool
+
+    @property
+    def key(self) -> str:
+        return content_key([self.reply.key, self.desirable])
+
+
+Judged = Preference | Verdict
+
+# The fields of a request, and of an input to it.
+_REQUESTS = (
+    ("instruction", "input"),
+    ("instruction", "context"),
+    ("prompt", ""),
+    ("question", ""),
+    ("input", ""),
+)
+FIELDS = (
+    *("chosen", "rejected", "margin", "completion", "label"),
+    *dict.fromkeys(name for request in _REQUESTS for name in request if name),
+    *BESIDE,
+)
+"""The fields of all layouts of feedback."""
+
+
+def detect_preference(row: Row) -> Layout[Judged]:
+    """The layout of a row that has to be a preference. Raises BadRow."""
+    for name in ("chosen", "rejected"):
+        if name not in row.fields:
+            raise BadRow(
+                f"no {name}",
+                f"{row.location}: {name!r} is missing; a preference has a prompt, 'chosen' and "
+                f"'rejected'; there are {names(row.fields)}",
+            )
+    fields = _prompt_fields(row)
+    if not fields:
+        return Layout("preferences with the prompt in them", _PAIR, _read_implicit)
+    return Layout("preferences", (*fields, *_PAIR, *BESIDE), _read_preference)
+
+
+def detect_judged(row: Row) -> Layout[Judged]:
+    """The layout of a row that is a verdict or a preference, which is two. Raises BadRow."""
+    if "chosen" in row.fields or "rejected" in row.fields:
+        return detect_preference(row)
+    if "completion" not in row.fields:
+        raise BadRow(
+            "no completion",
+            f"{row.location}: expected a prompt, 'completion' and 'label', or 'chosen' and "
+            f"'rejected'; there are {names(row.fields)}",
+        )
+    fields = (*_prompt_fields(row), "completion", "label", *BESIDE)
+    return Layout("verdicts", fields, _read_verdict)
+
+
+_PAIR = ("chosen", "rejected", "margin")
+
+
+def _prompt_fields(row: Row) -> tuple[str, ...]:
+    """The fields that hold the prompt; none where the replies have it in them."""
+    for request, given in _REQUESTS:
+        if request in row.fields:
+            return (request, given) if given in row.fields else (request,)
+    return ()
+
+
+def _prompt(row: Row) -> list[Message]:
+    fields = _prompt_fields(row)
+    if not fields:
+        raise BadRow(
+            "no prompt", f"{row.location}: there is no prompt; there are {names(row.fields)}"
+        )
+    if fields == ("prompt",) and not isinstance(row.fields["prompt"], str):
+        return turns_of(row, "prompt")
+    return request_of(row, fields[0], fields[1] if len(fields) > 1 else "")
+
+
+def _reply(row: Row, name: str) -> Message:
+    """The text of a reply, or its only turn. Raises BadRow."""
+    if not isinstance(row.fields.get(name), list):
+        return Message("assistant", text_field(row, name))
+    turns = turns_of(row, name)
+    if len(turns) != 1 or turns[0].role != "assistant":
+        raise BadRow(
+            f"bad {name}",
+            f"{row.location}: {name!r} has {len(turns)} turns, the last from "
+            f"{turns[-1].role!r}; expected one from 'assistant'",
+        )
+    return turns[0]
+
+
+def _read_preference(row: Row) -> Preference:
+    prompt = _prompt(row)
+    pair = [[*prompt, _reply(row, name)] for name in ("chosen", "rejected")]
+    return _preference(row, prompt, pair)
+
+
+def _preference(row: Row, prompt: Sequence[Message], pair: Sequence[list[Message]]) -> Preference:
+    for name, messages in zip(("chosen", "rejected"), pair, strict=True):
+        check_order(messages, f"{row.location}: {name} behind its prompt")
+    _check_unlike(row, pair[0][-1].text, pair[1][-1].text)
+    chosen, rejected = (chat_example(row.location, messages) for messages in pair)
+    return Preference(row.location, _key(prompt), chosen, rejected, _margin(row))
+
+
+def _read_implicit(row: Row) -> Preference:
+    """Both replies begin with the prompt: with the same turns, or the same text."""
+    if isinstance(row.fields["chosen"], list):
+        pair = [turns_of(row, name) for name in ("chosen", "rejected")]
+        prompt = pair[0][:-1]
+        if not prompt or pair[1][:-1] != prompt:
+            raise BadRow(
+                "no prompt",
+                f"{row.location}: there is no prompt: 'chosen' and 'rejected' have to begin with "
+                "the same turns and to differ in the last one alone",
+            )
+        return _preference(row, prompt, pair)
+    texts = [text_field(row, name) for name in ("chosen", "rejected")]
+    _check_unlike(row, *texts)
+    prefix = _shared_words(texts)
+    if not prefix:
+        raise BadRow(
+            "no prompt",
+            f"{row.location}: there is no prompt: 'chosen' and 'rejected' begin with no text in "
+            f"common; there are {names(row.fields)}",
+        )
+    examples = []
+    for name, text in zip(("chosen", "rejected"), texts, strict=True):
+        parts = (prefix, text[len(prefix) :])
+        if not parts[1].strip():
+            raise BadRow(f"empty {name}", f"{row.location}: {name!r} has nothing behind the prompt")
+        examples.append(TrainingExample(row.location, content_key(parts), parts=parts))
+    chosen, rejected = examples
+    return Preference(row.location, content_key(prefix), chosen, rejected, _margin(row))
+
+
+def _shared_words(texts: Sequence[str]) -> str:
+    """What the texts begin with alike, up to the last whole word; a word brings the space before
+    it."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+    shared = "".join(letter for letter, _ in alike)
+    if not any(len(text) == len(shared) for text in texts):
+        shared = re.sub(r"\S+$", "", shared) or shared
+    return shared.rstrip(" ") if shared.strip() else ""
+
+
+def _read_verdict(row: Row) -> Verdict:
+    prompt, reply = _prompt(row), _reply(row, "completion")
+    messages = [*prompt, reply]
+    check_order(messages, f"{row.location}: completion behind its prompt")
+    return Verdict(row.location, _key(prompt), chat_example(row.location, messages), _label(row))
+
+
+def _key(prompt: Sequence[Message]) -> str:
+    return content_key([(message.role, message.text) for message in prompt])
+
+
+def _check_unlike(row: Row, chosen: str, rejected: str) -> None:
+    if chosen.strip() == rejected.strip():
+        raise BadRow(
+            "equal replies",
+            f"{row.location}: 'chosen' and 'rejected' are the same text, which prefers nothing; "
+            'data.bad_rows = "skip" leaves such rows out',
+        )
+
+
+def _margin(row: Row) -> float:
+    value = row.fields.get("margin")
+    if value is None or value == "":
+        return 0.0
+    try:
+        margin = float(value) if not isinstance(value, bool) else float("nan")
+    except (TypeError, ValueError):
+        margin = float("nan")
+    if not 0 <= margin < float("inf"):
+        raise BadRow(
+            "bad margin",
+            f"{row.location}: 'margin' is {shown(value)}, expected a number of 0 or more",
+        )
+    return margin
+
+
+_LABELS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _label(row: Row) -> bool:
+    if "label" not in row.fields:
+        raise BadRow(
+            "no label",
+            f"{row.location}: 'label' is missing; expected true for a good reply, false for a bad "
+            f"one; there are {names(row.fields)}",
+        )
+    value = row.fields["label"]
+    label = _LABELS.get(str(value).strip().lower())
+    if label is None or isinstance(value, float):
+        raise BadRow(
+            "bad label", f"{row.location}: 'label' is {shown(value)}, expected true or false"
+        )
+    return label

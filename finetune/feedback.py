@@ -1,0 +1,138 @@
+"""`finetune feedback`: what was said of replies in the chat, as rows and a small configuration.
+
+Keep: nothing is trained that the user could not have written down: the rows and the configuration
+are files, checked and run like any other.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
+from chatapp.dialogue.store import Store
+from chatapp.engine.folder import find_model
+from chatapp.userfiles import write_whole
+from finetune.config import ConfigError
+
+Rows = Sequence[dict[str, Any]]
+_STEPS = 40
+_BATCH = 4
+_HELD_OUT_FROM = 100
+_SMALL = 200_000_000
+"""Bytes of weights up to which all of a model learns; a larger one gets an adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What can be learnt from feedback. needed: rows; of each verdict a quarter of them.
+
+    rates: of full tuning and of an adapter.
+    """
+
+    format: FeedbackFormat
+    words: str
+    needed: int
+    objective: str
+    rates: tuple[float, float]
+
+
+LESSONS = (
+    Lesson(
+        FeedbackFormat.DPO,
+        "preferences",
+        8,
+        'kind = "dpo"\naux_weight = 1.0  # the supervised term keeps the better replies likely',
+        (1e-4, 5e-4),
+    ),
+    Lesson(FeedbackFormat.SFT, "corrections", 8, 'kind = "l3"\naux_weight = 0.0', (1e-4, 5e-4)),
+    Lesson(FeedbackFormat.KTO, "verdicts", 16, 'kind = "kto"', (1e-4, 5e-4)),
+)
+"""In the order in which they are chosen. A correction is also a preference, to its own reply."""
+
+
+def collected(store: Store, chats: Iterable[int] = ()) -> dict[FeedbackFormat, Rows]:
+    """The rows of each lesson, of some chats or of all. Raises StoreError."""
+    ids = list(chats) or [chat.id for chat in store.chats()]
+    return {
+        lesson.format: [row for id in ids for row in feedback_rows(store, id, lesson.format)]
+        for lesson in LESSONS
+    }
+
+
+def choose(rows: Mapping[FeedbackFormat, Rows], asked: FeedbackFormat | None = None) -> Lesson:
+    """The lesson asked for, else the first there is enough for.
+
+    Raises ConfigError that says how much there is and how much is needed.
+    """
+    lessons = [lesson for lesson in LESSONS if asked in (None, lesson.format)]
+    for lesson in lessons:
+        if _is_enough(lesson, rows[lesson.format]):
+            return lesson
+    told = ", ".join(
+        f"{len(rows[lesson.format])} {lesson.words} of {lesson.needed}" for lesson in lessons
+    )
+    raise ConfigError(
+        f"there is not enough feedback to learn from: {told} that are needed (of verdicts a "
+        "quarter good and a quarter bad); say more of replies in the chat"
+    )
+
+
+def _is_enough(lesson: Lesson, rows: Rows) -> bool:
+    if lesson.format is FeedbackFormat.KTO:
+        good = sum(row["label"] for row in rows)
+        if min(good, len(rows) - good) < lesson.needed // 4:
+            return False
+    return len(rows) >= lesson.needed
+
+
+def write_configuration(lesson: Lesson, rows: Rows, model: str, output: Path) -> Path:
+    """Write OUTPUT.jsonl and OUTPUT.toml; returns the latter. Raises ConfigError, ModelError."""
+    names = [output.with_name(output.name + ending) for ending in (".jsonl", ".toml")]
+    for path in (output, *names):
+        if path.exists():
+            raise ConfigError(f"{path} is there already; name another --output")
+    files = find_model(model)
+    size = sum(each.stat().st_size for each in files.path.glob("*.safetensors"))
+    full = files.is_adapter or 0 < size <= _SMALL
+    epochs = max(1, ceil(_STEPS * _BATCH / len(rows)))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(names[0], "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_whole(
+        names[1],
+        f"""\
+# What was said of replies in the chat: {len(rows)} {lesson.words}.
+model = {_quoted(model)}
+output = {_quoted(str(output))}
+
+[data]
+train = {_quoted(str(names[0]))}
+held_out = {0.1 if len(rows) >= _HELD_OUT_FROM else 0.0}
+too_long = "truncate-history"
+bad_rows = "skip"
+
+[objective]
+{lesson.objective}
+
+[train]
+method = "{"full" if full else "lora"}"
+learning_rate = {lesson.rates[0] if full else lesson.rates[1]}
+epochs = {epochs}
+batch_size = {_BATCH}
+""",
+    )
+    return names[1]
+
+
+def free_output(folder: Path) -> Path:
+    """The first of feedback-1, feedback-2, … in a folder that is not taken."""
+    number = 1
+    while any(folder.glob(f"feedback-{number}*")):
+        number += 1
+    return folder / f"feedback-{number}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

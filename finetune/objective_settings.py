@@ -1,0 +1,102 @@
+"""The [objective] table: one model a kind, told apart by the key `kind`.
+
+Keep: a kind has only the keys that mean something to it, so that what is set is also used. The
+defaults are those of TRL where it has the objective.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from finetune.section import Section
+
+AuxSpan = Literal["prompt", "prompt-without-template", "full"]
+SupervisedSpan = Literal["response", "prompt", "prompt-without-template", "full"]
+
+
+class L3Settings(Section):
+    """L3 = L2 + λ·L1: the response loss and the auxiliary language-model loss."""
+
+    kind: Literal["l3"] = "l3"
+    aux_weight: float = Field(0.25, ge=0, le=100, description="λ; 0 learns the responses alone")
+    aux_span: AuxSpan = Field("prompt", description="the tokens of L1")
+    aux_norm: Literal["token", "sequence"] = Field(
+        "token", description="L1 is a mean over tokens, or over the means of the examples"
+    )
+    aux_decay: Literal["constant", "linear"] = Field(
+        "constant", description="λ stays, or falls to 0 in a straight line"
+    )
+
+
+class DpoSettings(Section):
+    """Direct preference optimization, beside λ·L1 of the chosen replies."""
+
+    kind: Literal["dpo"]
+    loss: Literal["sigmoid", "ipo", "hinge"] = Field(
+        "sigmoid", description="what is made of the difference between chosen and rejected"
+    )
+    beta: float = Field(0.1, gt=0, le=100, description="β; of ipo τ: how close to the reference")
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="of sigmoid: share of preferences taken to be wrong",
+    )
+    aux_weight: float = Field(
+        0.0, ge=0, le=100, description="λ of the supervised term, which keeps chosen replies likely"
+    )
+    aux_span: SupervisedSpan = Field(
+        "response", description="the tokens of the chosen sequence that L1 is over"
+    )
+
+
+class KtoSettings(Section):
+    """Kahneman-Tversky optimization, of replies that are good or bad each for itself."""
+
+    kind: Literal["kto"]
+    beta: float = Field(0.1, gt=0, le=100, description="β: how close to the reference")
+    desirable_weight: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="of good replies; by the counts when absent: the rarer kind weighs as much "
+        "altogether as the other, whose weight is 1",
+    )
+    undesirable_weight: float | None = Field(
+        None, gt=0, le=1000, description="of bad replies; by the counts when absent"
+    )
+
+
+class OrpoSettings(Section):
+    """Odds-ratio preference optimization, which needs no reference."""
+
+    kind: Literal["orpo"]
+    beta: float = Field(0.1, gt=0, le=100, description="weight of the odds ratio, the paper's λ")
+    span: SupervisedSpan = Field(
+        "full", description="the tokens of the chosen sequence that the supervised loss is over"
+    )
+
+
+class RewardSettings(Section):
+    """A reward model: a linear head that scores a whole reply, by Bradley-Terry."""
+
+    kind: Literal["reward"]
+    centring: float = Field(
+        0.0, ge=0, le=100, description="weight of what holds the mean of two rewards at 0; try 0.01"
+    )
+
+
+def _kind(value: object) -> str:
+    kind = value.get("kind", "l3") if isinstance(value, dict) else getattr(value, "kind", "l3")
+    return str(kind)
+
+
+Objectives = Annotated[
+    Annotated[L3Settings, Tag("l3")]
+    | Annotated[DpoSettings, Tag("dpo")]
+    | Annotated[KtoSettings, Tag("kto")]
+    | Annotated[OrpoSettings, Tag("orpo")]
+    | Annotated[RewardSettings, Tag("reward")],
+    Discriminator(_kind),
+]
+"""Every kind of objective; without `kind` it is l3."""

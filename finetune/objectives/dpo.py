@@ -1,0 +1,96 @@
+"""Direct preference optimization (Rafailov et al., 2023, arXiv 2305.18290, equation 7).
+
+With Δ = log π(chosen)/ref(chosen) - log π(rejected)/ref(rejected), the loss of a pair is
+
+    sigmoid  -log σ(β·Δ)
+             with label smoothing ε, the share of preferences taken to be wrong, the unbiased
+             (-(1 - ε)·log σ(β·Δ) + ε·log σ(-β·Δ)) / (1 - 2ε)  (Chowdhury et al., 2024, arXiv
+             2403.00409, equation 12; TRL's `robust`)
+    hinge    max(0, 1 - β·Δ)                                   (Liu et al., 2023, arXiv 2309.06657)
+    ipo      (δ - 1/(2τ))², δ as Δ but of means over the tokens of each reply, τ = β
+             (Azar et al., 2023, arXiv 2310.12036, equation 17; the means are TRL's, by its authors)
+
+A reply's reward is β times its log-ratio. Beside it stands λ·L1, the negative log-likelihood of
+the chosen replies (Pang et al., 2024, arXiv 2404.19733, without their lengths): DPO alone lets the
+probability of both replies fall as long as that of the rejected falls more.
+
+Keep: the reference is the model that the run begins with, and no dropout blurs the ratio to it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+from torch.nn import functional
+
+from chatapp.engine.generation import PieceTokenizer
+from chatapp.prompting.chat_template import Template
+from finetune.config import FinetuneConfig
+from finetune.objective_settings import DpoSettings
+from finetune.objectives.objective import RowSets
+from finetune.objectives.pair_rows import prepare_preferences
+from finetune.objectives.pairs import PairObjective, Replies, Worth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dpo(PairObjective):
+    """loss, beta, smoothing: see above."""
+
+    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    beta: float = 0.1
+    smoothing: float = 0.0
+
+    name = "dpo"
+    title = "DPO"
+    needs_reference = True
+
+    @classmethod
+    def of(cls, settings: DpoSettings) -> "Dpo":
+        """The objective that a configuration asks for."""
+        return cls(
+            weight=settings.aux_weight,
+            loss=settings.loss,
+            beta=settings.beta,
+            smoothing=settings.label_smoothing,
+        )
+
+    def of_replies(self, chosen: Replies, rejected: Replies) -> Worth:
+        ratios = [each.logps - each.reference for each in (chosen, rejected)]
+        if self.loss == "ipo":
+            means = [
+                ratio / each.tokens.clamp(min=1)
+                for ratio, each in zip(ratios, (chosen, rejected), strict=True)
+            ]
+            losses = (means[0] - means[1] - 1 / (2 * self.beta)) ** 2
+        elif self.loss == "hinge":
+            losses = (1 - self.beta * (ratios[0] - ratios[1])).relu()
+        else:
+            losses = self._sigmoid(self.beta * (ratios[0] - ratios[1]))
+        return Worth(
+            loss=losses,
+            chosen_reward=self.beta * ratios[0],
+            rejected_reward=self.beta * ratios[1],
+            counts=chosen.tokens > 0,
+            chosen_logp=chosen.logps,
+            rejected_logp=rejected.logps,
+        )
+
+    def _sigmoid(self, margin: Tensor) -> Tensor:
+        right = -functional.logsigmoid(margin)
+        if not self.smoothing:
+            return right
+        wrong = -functional.logsigmoid(-margin)
+        return ((1 - self.smoothing) * right - self.smoothing * wrong) / (1 - 2 * self.smoothing)
+
+
+def prepare_dpo(
+    config: FinetuneConfig,
+    settings: DpoSettings,
+    template: Template,
+    tokenizer: PieceTokenizer,
+    window: int,
+    start: list[int],
+) -> tuple[Dpo, RowSets]:
+    """The objective and its rows; see `prepare_chats`. Raises ConfigError."""
+    rows = prepare_preferences(config, template, tokenizer, window, start, settings.aux_span)
+    return Dpo.of(settings), rows

@@ -1,0 +1,192 @@
+"""Kahneman-Tversky optimization (Ethayarajh et al., 2024, arXiv 2402.01306, equations 7 and 8).
+
+With r = log π(reply)/ref(reply) and z an estimate of the divergence from the reference, the loss
+of a reply is
+
+    good  λ_D·(1 - σ(β·(r - z)))        bad  λ_U·(1 - σ(β·(z - r)))
+
+z is, as in TRL, the mean log-ratio of mismatched replies, each prompt with the reply of the row
+before it (the first with that of the last), 0 where it would be negative, without a gradient. TRL
+takes it over a micro-batch, in whose order it pairs the rows; here rows are paired in the order of
+the whole set and z is over the optimizer step, so that it is the same however the step is cut. A
+step of all rows has TRL's z. A pair cut to fit is cut at the end of its reply, like TRL's.
+
+λ_D and λ_U are by the counts unless they are set: the rarer kind weighs as much altogether as the
+other (equation 8 with a ratio of 1); TRL has 1 for both and says so where the counts differ.
+
+Keep: what a reply is worth hangs on its own verdict and on the step, never on its neighbours in a
+micro-batch.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from chatapp.engine.generation import PieceTokenizer
+from chatapp.prompting.chat_template import Template
+from finetune.config import FinetuneConfig
+from finetune.data.batches import Tensors
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded
+from finetune.data.pairs import EncodedJudged, EncodedVerdict, as_verdicts
+from finetune.data.preferences import detect_judged
+from finetune.objective_settings import KtoSettings
+from finetune.objectives.log_probs import side, token_log_probs
+from finetune.objectives.objective import RowSets, in_place_of, model_inputs
+from finetune.objectives.pair_rows import PairRows, RowMaker, pair_row_sets, prepare_judged
+from finetune.objectives.pairs import LOGP_FIGURES, REWARD_FIGURES, replies_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kto:
+    """beta, desirable (λ_D), undesirable (λ_U): see above."""
+
+    beta: float = 0.1
+    desirable: float = 1.0
+    undesirable: float = 1.0
+
+    added = ""
+    replies = True
+    dropout = False
+    needs_reference = True
+    names = ("kto", "kl", *REWARD_FIGURES, *LOGP_FIGURES)
+    curves = ("kto",)
+
+    @property
+    def figures(self) -> Mapping[str, str]:
+        right = {"accuracy": "verdicts right"}
+        return {"kto": "KTO", "kl": "KL"} | REWARD_FIGURES | right | LOGP_FIGURES
+
+    def extend(self, model: Any, seed: int) -> None: ...
+    def save(self, model: Any, folder: Path) -> None: ...
+    def load(self, model: Any, folder: Path) -> None: ...
+
+    def settings(self, done: float) -> dict[str, float]:
+        return {}
+
+    def summary(self, data: RowSets) -> str:
+        """What is minimised, and over how much."""
+        return (
+            f"KTO over {data.examples:,} replies; a good one weighs {self.desirable:.3g}, a bad "
+            f"one {self.undesirable:.3g}"
+        )
+
+    def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
+        """Good replies, bad ones, and the sum of the log-ratios of the mismatched ones."""
+        counts = torch.zeros(3, dtype=torch.float64)
+        device = next(call.parameters()).device
+        for batch in batches:
+            here = {key: value.to(device) for key, value in batch.items()}
+            good, bad = _kinds(side(here, 0))
+            with torch.no_grad():
+                ratios = self._log_ratios(call, model, side(here, 1))
+            counts += torch.stack([good.sum(), bad.sum(), ratios.sum()]).to(counts)
+        return counts
+
+    def losses(
+        self, call: nn.Module, model: Any, batch: Tensors, counts: Tensor, done: float
+    ) -> Tensor:
+        n_good, n_bad, mismatched = counts.tolist()
+        n = max(1.0, n_good + n_bad)
+        kl = max(0.0, mismatched / n)
+        rows = side(batch, 0)
+        good, bad = _kinds(rows)
+
+        def compute(hidden: Tensor) -> Tensor:
+            replies = replies_of(_log_probs(hidden, model, rows), rows)
+            ratios = replies.logps - replies.reference
+            sign = good.float() - bad.float()
+            weight = self.desirable * good.float() + self.undesirable * bad.float()
+            # 1 - σ(x) as σ(-x), which is exact where it is small.
+            loss = (weight * torch.sigmoid(-self.beta * sign * (ratios - kl))).sum() / n
+            told = ratios.detach()
+            shares = (good / max(1.0, n_good), bad / max(1.0, n_bad))
+            rewards = [(self.beta * told * share).sum() for share in shares]
+            logps = [(replies.logps.detach() * share).sum() for share in shares]
+            right = ((told - kl) * sign > 0).sum() / n
+            here = kl * (good.sum() + bad.sum()) / n
+            return torch.stack([loss, here, right, rewards[0] - rewards[1], *rewards, *logps])
+
+        with in_place_of(model.get_output_embeddings(), compute):
+            losses: Tensor = call(**model_inputs(rows)).logits
+        return losses
+
+    def _log_ratios(self, call: nn.Module, model: Any, rows: Tensors) -> Tensor:
+        """Of each reply of a side of a batch."""
+
+        def compute(hidden: Tensor) -> Tensor:
+            replies = replies_of(_log_probs(hidden, model, rows), rows)
+            return replies.logps - replies.reference
+
+        with in_place_of(model.get_output_embeddings(), compute):
+            ratios: Tensor = call(**model_inputs(rows)).logits
+        return ratios
+
+    def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
+        """loss, and the figures of the replies."""
+        names = ("kl", *REWARD_FIGURES, *LOGP_FIGURES)
+        return {"loss": means["kto"]} | {name: means[name] for name in names}
+
+
+def _log_probs(hidden: Tensor, model: Any, rows: Tensors) -> Tensor:
+    return token_log_probs(hidden, model.get_output_embeddings(), rows, rows["response_mask"])
+
+
+def _kinds(rows: Tensors) -> tuple[Tensor, Tensor]:
+    """Which replies of a side of a batch are good, and which bad; those without labels neither."""
+    replies = replies_of(torch.zeros(rows["input_ids"].shape, device=rows["value"].device), rows)
+    labelled = replies.tokens > 0
+    return labelled & (replies.value > 0.5), labelled & (replies.value <= 0.5)
+
+
+def verdict_rows(judged: Sequence[EncodedJudged], maker: RowMaker) -> PairRows:
+    """Rows of verdicts: the reply, the one before it behind the same prompt, and the label."""
+    verdicts = as_verdicts(judged)
+    replies = [each.reply for each in verdicts]
+    mismatched = [
+        _mismatched(reply, before, max(len(reply.ids), len(before.ids)))
+        for reply, before in zip(replies, [replies[-1], *replies[:-1]], strict=True)
+    ]
+    return maker.rows(replies, mismatched, [float(each.desirable) for each in verdicts])
+
+
+def _mismatched(prompt_of: Encoded, reply_of: Encoded, longest: int) -> Encoded:
+    """The prompt of one sequence with the reply of another, at most `longest` tokens."""
+    asked = prompt_of.spans != Span.RESPONSE
+    said = reply_of.spans == Span.RESPONSE
+    ids = np.concatenate([prompt_of.ids[asked], reply_of.ids[said]])[:longest]
+    spans = np.concatenate([prompt_of.spans[asked], reply_of.spans[said]])[:longest]
+    return Encoded(ids, spans, prompt_of.key)
+
+
+def weights(settings: KtoSettings, verdicts: Sequence[EncodedVerdict]) -> tuple[float, float]:
+    """λ_D and λ_U, by the counts where they are not set."""
+    good = sum(each.desirable for each in verdicts)
+    bad = len(verdicts) - good
+    by_count = (max(1.0, bad / max(1, good)), max(1.0, good / max(1, bad)))
+    set_to = (settings.desirable_weight, settings.undesirable_weight)
+    desirable, undesirable = (
+        count if value is None else value for count, value in zip(by_count, set_to, strict=True)
+    )
+    return desirable, undesirable
+
+
+def prepare_kto(
+    config: FinetuneConfig,
+    settings: KtoSettings,
+    template: Template,
+    tokenizer: PieceTokenizer,
+    window: int,
+    start: list[int],
+) -> tuple[Kto, RowSets]:
+    """The objective and its rows; see `prepare_chats`. Raises ConfigError."""
+    prepared = prepare_judged(config, template, tokenizer, window, start, detect_judged)
+    desirable, undesirable = weights(settings, as_verdicts(prepared.train))
+    rows = pair_row_sets(prepared, config, tokenizer, start, "response", verdict_rows)
+    kto = Kto(beta=settings.beta, desirable=desirable, undesirable=undesirable)
+    return kto, rows

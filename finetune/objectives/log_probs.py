@@ -1,0 +1,102 @@
+"""Log-probabilities of tokens and of replies, in little memory and with their gradients.
+
+Keep: the gradients are those of the plain formula; only how much of the logits exists at one
+time differs. A reply's log-probability is the sum over its own labels, wherever in a row it
+stands.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from finetune.data.batches import Tensors
+from finetune.objectives.cross_entropy import CHUNK_LOGITS
+
+
+class LinearLogProbs(torch.autograd.Function):
+    """Log-probabilities of labels under a linear layer's outputs, which never exist all at once.
+
+    With p the softmax, y the label and g the gradient of its log-probability, that of the logits
+    is g · (y - p). g is known only when all losses are, so the logits are computed again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, bias: Tensor | None, labels: Tensor
+    ) -> Tensor:
+        """hidden (n, width), labels (n,) -> log p of each label, (n,) float32."""
+        logps = torch.empty(len(labels), device=hidden.device)
+        normalisers = torch.empty_like(logps)
+        for chunk in _chunks(len(labels), len(head)):
+            outputs = functional.linear(hidden[chunk], head, bias)
+            logits = outputs.float()
+            normalisers[chunk] = logits.logsumexp(1)
+            logps[chunk] = logits.gather(1, labels[chunk, None])[:, 0] - normalisers[chunk]
+            ctx.dtype = outputs.dtype  # of the products, which autocast may choose
+        ctx.save_for_backward(hidden, head, bias, labels, normalisers)
+        return logps
+
+    @staticmethod
+    def backward(ctx: Any, d_logps: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, head, bias, labels, normalisers = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        d_hidden = torch.empty_like(hidden) if wanted[0] else None
+        d_head = torch.zeros_like(head, dtype=torch.float32) if wanted[1] else None
+        d_bias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
+        weights = head.to(ctx.dtype) if len(labels) else head
+        offset = bias if bias is None or not len(labels) else bias.to(ctx.dtype)
+        for chunk in _chunks(len(labels), len(head)):
+            states, label = hidden[chunk].to(ctx.dtype), labels[chunk, None]
+            logits = functional.linear(states, weights, offset).float()
+            d_logits = logits.sub_(normalisers[chunk, None]).exp_().neg_()
+            d_logits.scatter_add_(1, label, torch.ones_like(label, dtype=torch.float32))
+            d_logits *= d_logps[chunk, None]
+            if d_bias is not None:
+                d_bias += d_logits.sum(0)
+            d_outputs = d_logits.to(ctx.dtype)
+            if d_hidden is not None:
+                d_hidden[chunk] = (d_outputs @ weights).to(hidden.dtype)
+            if d_head is not None:
+                d_head += d_outputs.T @ states
+        return d_hidden, None if d_head is None else d_head.to(head.dtype), d_bias, None
+
+
+def _chunks(rows: int, vocabulary: int) -> list[slice]:
+    size = max(1, CHUNK_LOGITS // vocabulary)
+    return [slice(start, start + size) for start in range(0, rows, size)]
+
+
+def token_log_probs(hidden: Tensor, head: Any, batch: Tensors, labelled: Tensor) -> Tensor:
+    """log p of each labelled token of a batch, (sequences, tokens); 0 for the others.
+
+    hidden: (sequences, tokens, width), what the language-model head reads; the state at t - 1
+        predicts token t. labelled: (sequences, tokens), never a first token.
+    """
+    learnt = labelled[:, 1:]
+    logps = LinearLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden[:, :-1][learnt], head.weight, head.bias, batch["input_ids"][:, 1:][learnt]
+    )
+    empty = torch.zeros(labelled.shape, device=hidden.device)
+    return empty.masked_scatter(labelled, logps)
+
+
+def reply_sums(values: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """Sums of the values of tokens over each example of a batch, in their order, (examples,).
+
+    values: (sequences, tokens).
+    """
+    ids = batch["example_ids"]
+    examples = ids.max(1).values
+    first = examples.cumsum(0) - examples
+    count = int(examples.sum())
+    index = torch.where(ids > 0, ids - 1 + first[:, None], count)
+    sums = torch.zeros(count + 1, device=values.device, dtype=torch.float32)
+    return sums.index_add(0, index.flatten(), values.float().flatten())[:count]
+
+
+def side(batch: Tensors, number: int) -> Tensors:
+    """The first (0) or the second (1) sequences of a batch of pairs."""
+    return {key: value[number::2] for key, value in batch.items()}

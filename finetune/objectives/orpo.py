@@ -1,0 +1,67 @@
+"""Odds-ratio preference optimization (Hong et al., 2024, arXiv 2403.07691, equations 6 and 7).
+
+With p a reply's probability a token, exp of the mean of its log-probabilities, and
+odds = p / (1 - p), the loss is L1 of the chosen sequences plus β times the mean over pairs of
+
+    -log σ(log(odds(chosen) / odds(rejected)))
+
+As in TRL, L1 is over the whole chosen sequence, its prompt included (`span` chooses otherwise), and
+a reply's reward is β times its mean log-probability.
+
+Keep: there is no reference; what keeps the model from forgetting is L1.
+"""
+
+from dataclasses import dataclass
+
+from torch.nn import functional
+
+from chatapp.engine.generation import PieceTokenizer
+from chatapp.prompting.chat_template import Template
+from finetune.config import FinetuneConfig
+from finetune.objective_settings import OrpoSettings
+from finetune.objectives.objective import RowSets
+from finetune.objectives.pair_rows import prepare_preferences
+from finetune.objectives.pairs import PairObjective, Replies, Worth
+
+# Of a mean log-probability: at 0 the odds would be infinite.
+_HIGHEST = -1e-7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orpo(PairObjective):
+    """beta: see above."""
+
+    weight: float = 1.0
+    beta: float = 0.1
+
+    name = "orpo"
+    title = "ORPO"
+
+    def of_replies(self, chosen: Replies, rejected: Replies) -> Worth:
+        means = [
+            (each.logps / each.tokens.clamp(min=1)).clamp(max=_HIGHEST)
+            for each in (chosen, rejected)
+        ]
+        odds = [mean - (-mean.expm1()).log() for mean in means]
+        losses = -self.beta * functional.logsigmoid(odds[0] - odds[1])
+        return Worth(
+            loss=losses,
+            chosen_reward=self.beta * means[0],
+            rejected_reward=self.beta * means[1],
+            counts=chosen.tokens > 0,
+            chosen_logp=means[0],
+            rejected_logp=means[1],
+        )
+
+
+def prepare_orpo(
+    config: FinetuneConfig,
+    settings: OrpoSettings,
+    template: Template,
+    tokenizer: PieceTokenizer,
+    window: int,
+    start: list[int],
+) -> tuple[Orpo, RowSets]:
+    """The objective and its rows; see `prepare_chats`. Raises ConfigError."""
+    rows = prepare_preferences(config, template, tokenizer, window, start, settings.span)
+    return Orpo(beta=settings.beta), rows

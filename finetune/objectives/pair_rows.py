@@ -1,0 +1,165 @@
+"""Pairs of sequences as rows of tensors: chosen and rejected, or a reply and a mismatched one.
+
+Keep: a row has two sequences, and the examples of the one stand beside those of the other in the
+same order, one pair a row or several packed.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from chatapp.engine.generation import PieceTokenizer
+from chatapp.prompting.chat_template import Template
+from finetune.config import FinetuneConfig
+from finetune.data.batches import Tensors, collate
+from finetune.data.encoding import Encoded
+from finetune.data.formats import Layout
+from finetune.data.packing import Rows, aux_labels, pack, response_labels
+from finetune.data.pairs import EncodedJudged, EncodedPair, PairEncoder
+from finetune.data.preferences import FIELDS, Judged, detect_preference
+from finetune.data.preparation import Prepared, RowKind, length_of, prepare_rows
+from finetune.data.tables import Row
+from finetune.objective_settings import SupervisedSpan
+from finetune.objectives.chat_rows import PACKED_LENGTH, with_start
+from finetune.objectives.objective import RowSets
+
+
+class PairRows(Dataset[Tensors]):
+    """Rows of one pair or several, each key (2, T); see `Rows` for what they hold.
+
+    Beside it `value`: what is said of each pair, on all its tokens (float): the margin of a
+    preference; of a verdict 1 for a good reply, 0 for a bad one. And `reference`: what the
+    reference gives each label, its log-probability (float), zeros until it was computed.
+    L1 has no labels in the second sequence.
+    """
+
+    def __init__(
+        self,
+        first: Sequence[Encoded],
+        second: Sequence[Encoded],
+        values: Sequence[float],
+        span: SupervisedSpan,
+        pad_id: int,
+        packed: tuple[int, int] | None = None,
+    ) -> None:
+        """packed: tokens of a row with several pairs, at least, and the seed of their order."""
+        lengths = [max(len(a.ids), len(b.ids)) for a, b in zip(first, second, strict=True)]
+        bins = None
+        if packed:
+            size, seed = packed
+            bins = pack(lengths, max([size, *lengths]), seed)
+        self.first, self.second = Rows(first, span, bins), Rows(second, span, bins)
+        self.values = values
+        self.pad_id = pad_id
+        self.lengths = [
+            max(pair) for pair in zip(self.first.lengths, self.second.lengths, strict=True)
+        ]
+        self.reference: list[Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __getitem__(self, index: int) -> Tensors:
+        row = collate([self.first[index], self.second[index]], self.pad_id)
+        row["aux_mask"][1] = False
+        said = torch.tensor([0.0, *(self.values[pair] for pair in self.first.bins[index])])
+        zeros = torch.zeros(row["input_ids"].shape)
+        row["value"] = said[row["example_ids"]]
+        row["reference"] = zeros if self.reference is None else self.reference[index]
+        return row
+
+
+Detect = Callable[[Row], Layout[Judged]]
+
+
+def prepare_judged(
+    config: FinetuneConfig,
+    template: Template,
+    tokenizer: PieceTokenizer,
+    window: int,
+    start: list[int],
+    detect: Detect,
+) -> Prepared[EncodedJudged]:
+    """The rows of feedback of a configuration as tokens. Raises ConfigError.
+
+    window, start: as in `prepare_chats`.
+    """
+    data = config.data
+    encoder = PairEncoder(template, tokenizer, length_of(data, window), data.too_long, start)
+    return prepare_rows(data, RowKind(FIELDS, detect, encoder), config.seed)
+
+
+MakeRows = Callable[[Sequence[EncodedJudged], "RowMaker"], PairRows]
+
+
+class RowMaker:
+    """Makes rows of pairs in the way of a configuration. start: tokens before each sequence."""
+
+    def __init__(
+        self, span: SupervisedSpan, pad_id: int, start: list[int], packed: tuple[int, int] | None
+    ) -> None:
+        self.span, self.pad_id, self.start, self.packed = span, pad_id, start, packed
+
+    def rows(
+        self, first: Sequence[Encoded], second: Sequence[Encoded], values: Sequence[float]
+    ) -> PairRows:
+        first, second = (with_start(list(each), self.start) for each in (first, second))
+        return PairRows(first, second, values, self.span, self.pad_id, self.packed)
+
+
+def pair_row_sets(
+    prepared: Prepared[EncodedJudged],
+    config: FinetuneConfig,
+    tokenizer: PieceTokenizer,
+    start: list[int],
+    span: SupervisedSpan,
+    make: MakeRows,
+) -> RowSets:
+    """What an objective makes of its rows, to learn from (packed, if so configured) and to measure.
+
+    make: rows of examples.
+    """
+    packed = (config.data.max_length or PACKED_LENGTH, config.seed) if config.data.packing else None
+    train = make(prepared.train, RowMaker(span, tokenizer.end_id, start, packed))
+    measured = RowMaker(span, tokenizer.end_id, start, None)
+    replies = [*train.first.examples, *train.second.examples]
+    return RowSets(
+        train=train,
+        held_out={name: make(rows, measured) for name, rows in prepared.held_out.items()},
+        collate=partial(collate, pad_id=tokenizer.end_id),
+        examples=len(train.first.examples),
+        dropped=prepared.report.dropped,
+        hashes=prepared.report.hashes,
+        response_labels=sum(int(response_labels(each).sum()) for each in replies),
+        aux_labels=sum(int(aux_labels(each, span).sum()) for each in train.first.examples),
+        report=prepared.report,
+    )
+
+
+def preference_rows(judged: Sequence[EncodedJudged], maker: RowMaker) -> PairRows:
+    """Rows of preferences: chosen, rejected, and the margin."""
+    pairs = [each for each in judged if isinstance(each, EncodedPair)]
+    return maker.rows(
+        [each.chosen for each in pairs],
+        [each.rejected for each in pairs],
+        [each.margin for each in pairs],
+    )
+
+
+def prepare_preferences(
+    config: FinetuneConfig,
+    template: Template,
+    tokenizer: PieceTokenizer,
+    window: int,
+    start: list[int],
+    span: SupervisedSpan,
+) -> RowSets:
+    """The preferences of a configuration as rows; see `prepare_chats`. Raises ConfigError.
+
+    span: the tokens of the chosen sequences that L1 is over.
+    """
+    prepared = prepare_judged(config, template, tokenizer, window, start, detect_preference)
+    return pair_row_sets(prepared, config, tokenizer, start, span, preference_rows)

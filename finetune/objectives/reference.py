@@ -1,0 +1,117 @@
+"""What the reference gives the labels of a run's rows: computed once, kept on the disk.
+
+The reference is the model that a run begins with. Of an adapter that is the base with the
+adapter switched off; of full tuning it is gone after the first step, so a run keeps what it said.
+
+Keep: log-probabilities are of the very rows, weights and precision that the digest tells; others
+are computed again.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from finetune.data.batches import ByLength, Collate, loader
+from finetune.objectives.log_probs import token_log_probs
+from finetune.objectives.objective import in_place_of, model_inputs
+from finetune.objectives.pair_rows import PairRows
+
+REFERENCE_FILE = "reference.safetensors"
+_BATCH = 8
+
+Progress = Callable[[int, int], None]
+"""Told how many rows are done, of how many."""
+
+
+def give_reference(
+    model: Any,
+    sets: Mapping[str, PairRows],
+    collate: Collate,
+    precision: str,
+    progress: Progress,
+    path: Path | None = None,
+    digest: str = "",
+) -> None:
+    """Put the reference into row sets: as it was kept in a file, else computed, and kept there.
+
+    model: what a run begins with, on its device. digest: of rows and weights.
+    """
+    shapes = {name: [row_shape(rows, i) for i in range(len(rows))] for name, rows in sets.items()}
+    described = sha256(repr((digest, precision, shapes)).encode()).hexdigest()
+    flat = _read(path, described) if path else None
+    total, done = sum(map(len, sets.values())), 0
+    if flat is None:
+        flat = {}
+        for name, rows in sets.items():
+
+            def tell(rows_done: int, before: int = done) -> None:
+                progress(before + rows_done, total)
+
+            computed = log_probs_of(model, rows, collate, precision, tell)
+            flat[name] = torch.cat([each.flatten() for each in computed])
+            done += len(rows)
+        if path:
+            _write(path, flat, described)
+    for name, rows in sets.items():
+        sizes = [height * width for height, width in shapes[name]]
+        parts = torch.split(flat[name], sizes)
+        rows.reference = [p.view(s) for p, s in zip(parts, shapes[name], strict=True)]
+
+
+def row_shape(rows: PairRows, index: int) -> tuple[int, int]:
+    """Sequences and tokens of a row."""
+    return 2, rows.lengths[index]
+
+
+@torch.no_grad()
+def log_probs_of(
+    model: Any, rows: PairRows, collate: Collate, precision: str, tell: Callable[[int], None]
+) -> list[Tensor]:
+    """log p of the labels of each row, (2, tokens) on the CPU, 0 for other tokens."""
+    model.eval()
+    head = model.get_output_embeddings()
+    order = list(ByLength(rows.lengths))
+    found: dict[int, Tensor] = {}
+    device = next(model.parameters()).device
+    cast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+    for batch in loader(rows, ByLength(rows.lengths), _BATCH, collate):
+        here = {key: value.to(device) for key, value in batch.items()}
+
+        def compute(hidden: Tensor, here: dict[str, Tensor] = here) -> Tensor:
+            return token_log_probs(hidden, head, here, here["response_mask"])
+
+        with cast, _adapter_off(model), in_place_of(head, compute):
+            logps = model(**model_inputs(here)).logits.cpu()
+        for number in range(len(logps) // 2):
+            index = order[len(found)]
+            found[index] = logps[2 * number : 2 * number + 2, : rows.lengths[index]].clone()
+        tell(len(found))
+    return [found[index] for index in range(len(rows))]
+
+
+def _adapter_off(model: Any) -> AbstractContextManager[Any]:
+    return model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
+
+
+def _read(path: Path, described: str) -> dict[str, Tensor] | None:
+    """None when there is no such file, or it is of another run or broken."""
+    try:
+        with safe_open(path, "pt") as file:
+            if (file.metadata() or {}).get("of") != described:
+                return None
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return None
+
+
+def _write(path: Path, flat: Mapping[str, Tensor], described: str) -> None:
+    aside = path.with_suffix(".unfinished")
+    save_file(dict(flat), aside, metadata={"of": described})
+    aside.replace(path)
