@@ -6,8 +6,9 @@ been printed.
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ import typer
 
 from chatapp.commands import completion
 from chatapp.commands.console import complain, status, write, write_json
+from chatapp.commands.docs import METHOD_HELP, show_reading
 from chatapp.commands.options import (
     JsonOption,
     ModelOption,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from chatapp.engine.events import Event, Finished
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.parameters import Choices
+    from chatapp.passages.sources import Source
     from chatapp.prompting.chat_template import Template
     from chatapp.settings import Settings
 
@@ -83,6 +86,11 @@ def ask(
             show_default=False,
         ),
     ] = None,
+    docs: Annotated[
+        list[str] | None,
+        typer.Option(help="A file, folder or pattern whose passages are read; may be repeated."),
+    ] = None,
+    docs_method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output.
@@ -92,6 +100,8 @@ def ask(
     chat = chat_to_go_on_with(last, chat_id)
     if chat is not None and (system is not None or persona is not None):
         raise UserError(f"chat {chat.id} has its instructions; --system and --persona begin anew")
+    if chat is not None and docs:
+        raise UserError(f"chat {chat.id} has its documents; --docs is for a question by itself")
     settings = settings_of(context, model=None if chat is None else chat.model)
     text = message_of(question, files or ())
     own_system, asked_template = instructions(system, persona)
@@ -100,7 +110,9 @@ def ask(
 
     from chatapp.dialogue import oneshot
     from chatapp.dialogue.template_choice import choose_template, mismatch, with_thinking
+    from chatapp.prompting.documents import DocumentSet
 
+    asked = DocumentSet(tuple(docs), docs_method) if docs else None
     language_model = load(settings.model, settings.precision, settings.device)
     try:
         chosen = choose_template(language_model, settings.template, asked_template)
@@ -111,19 +123,42 @@ def ask(
     except ValueError as error:
         raise UserError(str(error)) from None
 
+    choices = choices_for(language_model, settings)
+    sources: tuple[Source, ...] = ()
+    if asked is not None:
+        from chatapp.passages.search import Documents
+
+        try:
+            sources = oneshot.find_sources(
+                language_model,
+                chosen,
+                text,
+                Documents(asked, language_model),
+                system=own_system,
+                sampling=choices.sampling,
+                progress=show_reading,
+            )
+        finally:
+            status("")
+
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
         if chat is not None:
             return _answer_in(chat, language_model, chosen, text, sampling, cancel)
         return oneshot.ask(
-            language_model, chosen, text, system=own_system, sampling=sampling, cancel=cancel
+            language_model,
+            chosen,
+            text,
+            system=own_system,
+            sources=sources,
+            sampling=sampling,
+            cancel=cancel,
         )
 
-    choices = choices_for(language_model, settings)
     if chat is not None:
         flags = {name for name, origin in settings.origins.items() if origin == "flag"}
         own = known_values(chat.chosen)
         choices = choices.of("this chat", {name: own[name] for name in own if name not in flags})
-    _print_answer(answer, settings.model, choices, chosen.name, as_json=as_json)
+    _print_answer(answer, settings.model, choices, chosen.name, as_json=as_json, sources=sources)
 
 
 def _answer_in(
@@ -209,6 +244,7 @@ def _print_answer(
     template: str | None,
     *,
     as_json: bool,
+    sources: "Sequence[Source]" = (),
 ) -> None:
     """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
     from chatapp.dialogue.prompt import seeded
@@ -238,9 +274,13 @@ def _print_answer(
     if as_json:
         document = _document(reply, finished, model, template, sampling.seed)
         thought = {"thoughts": thoughts.strip(), "thought_tokens": thought_tokens}
-        write_json(document | thought | {"sampling": choices.document(sampling)})
+        found = {"sources": [asdict(source) for source in sources]} if sources else {}
+        write_json(document | thought | found | {"sampling": choices.document(sampling)})
     elif not reply.endswith("\n"):
         write("\n")
+    for source in sources:
+        if source.number:
+            complain(f"[{source.number}] {source.file}, {source.place}")
     if thought_tokens:
         complain(f"thought for {thought_tokens} tokens")
     _end(finished)

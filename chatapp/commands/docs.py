@@ -10,6 +10,8 @@ import typer
 from chatapp.commands.console import complain, status, write, write_json
 from chatapp.commands.options import JsonOption
 
+METHOD_HELP = "How to search: bm25, encoder or both; an encoder may follow, as both:minilm."
+
 app = typer.Typer(no_args_is_help=True)
 
 
@@ -23,21 +25,18 @@ def search(
     query: Annotated[str, typer.Argument(help="What to look for.")],
     paths: Annotated[list[str], typer.Argument(help="Files, folders and patterns.")],
     limit: Annotated[int, typer.Option(min=1, help="How many passages at most.")] = 5,
-    method: Annotated[
-        str,
-        typer.Option(help="bm25, encoder or both; an encoder may follow, as both:minilm."),
-    ] = "bm25",
+    method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
     as_json: JsonOption = False,
 ) -> None:
     """Find the passages of documents that are nearest to a query, the nearest first."""
     from chatapp.passages.search import Documents
+    from chatapp.prompting.documents import DocumentSet
 
-    documents = Documents(
-        paths, method=method, progress=lambda done, of: status(f"Read {done:,} of {of:,} …")
-    )
+    asked = DocumentSet(tuple(paths), method, limit)
+    documents = Documents(asked)
     try:
-        coverage = documents.renew()
-        found = documents.search(query, limit)
+        coverage = documents.renew(show_reading)
+        found = documents.search(query, show_reading)
     finally:
         status("")
     if as_json:
@@ -48,3 +47,8 @@ def search(
         write(f"[{number}] {passage.file}, {passage.place} ({passage.score:.3g})\n")
         write(f"{passage.text}\n\n")
     complain(f"{len(found)} of {coverage}")
+
+
+def show_reading(done: int, of: int) -> None:
+    """Show how far reading documents, or encoding their passages, is."""
+    status(f"Reading documents: {done:,} of {of:,} …")

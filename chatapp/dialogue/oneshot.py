@@ -5,13 +5,16 @@ both are written and trimmed by `dialogue.prompt`.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from chatapp.dialogue.prompt import Exchange, trimmed
 from chatapp.dialogue.reply import reply_events
 from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.passages.index import Progress
+from chatapp.passages.search import Documents
+from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
 
 
@@ -21,19 +24,37 @@ def ask(
     text: str,
     *,
     system: str | None = None,
+    sources: Sequence[Source] = (),
     sampling: Sampling,
     cancel: threading.Event | None = None,
 ) -> Iterator[Event]:
     """The reply to a single message.
 
-    system: instructions in place of the template's own.
+    system: instructions in place of the template's own. sources: what `find_sources` has found.
     Raises ValueError when `text` is empty, MessageTooLong when it does not fit the window.
     """
     if not text.strip():
         raise ValueError("the question is empty")
     writer = writer_for(model, template)
-    prompt = writer.write(system, [Exchange(text)], max_tokens=sampling.max_tokens)
+    exchange = Exchange(text, passages=texts_in_prompt(sources))
+    prompt = writer.write(system, [exchange], max_tokens=sampling.max_tokens)
     yield from trimmed(reply_events(model, prompt, sampling, stop=writer.stop, cancel=cancel))
+
+
+def find_sources(
+    model: LanguageModel,
+    template: Template,
+    text: str,
+    documents: Documents,
+    *,
+    system: str | None = None,
+    sampling: Sampling,
+    progress: Progress | None = None,
+) -> tuple[Source, ...]:
+    """The passages of documents for a question; see `Writer.sources` and `Documents.search`."""
+    passages = documents.search(text, progress)
+    writer = writer_for(model, template)
+    return writer.sources(system, text, passages, max_tokens=sampling.max_tokens)
 
 
 def complete(

@@ -12,9 +12,6 @@ from chatapp.passages.reading import Block
 
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)]*\s|\n")
 
-SIZE = 600
-"""Characters: some 100 words of English or 150 tokens, of which a window of 1,024 holds three."""
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -26,7 +23,7 @@ class Piece:
     text: str
 
 
-def cut(blocks: Sequence[Block], size: int = SIZE) -> Iterator[Piece]:
+def cut(blocks: Sequence[Block], size: int) -> Iterator[Piece]:
     """Passages of at most `size` characters: whole paragraphs while they fit together, and a
     new one at each heading and row. A longer block is cut after a sentence, else after a word."""
     headings: list[Block] = []

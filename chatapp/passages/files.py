@@ -15,16 +15,13 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from chatapp.foreign import without_surrogates
-from chatapp.userfiles import UserError, missing_path, quoted, reason
+from chatapp.prompting.documents import DocumentsError
+from chatapp.userfiles import missing_path, quoted, reason
 
 MOST_FILES = 50_000
 """Beyond it a folder was hardly meant: a whole disk, a cache."""
 
 _IGNORE_FILE = ".gitignore"
-
-
-class DocumentsError(UserError):
-    """Documents that cannot be searched."""
 
 
 @dataclass(frozen=True, slots=True)

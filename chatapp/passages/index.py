@@ -19,8 +19,9 @@ from pathlib import Path
 
 from chatapp.foreign import printable, without_surrogates
 from chatapp.passages.cutting import Piece, cut
-from chatapp.passages.files import DocumentsError, SourceFile
+from chatapp.passages.files import SourceFile
 from chatapp.passages.reading import Unreadable, read_blocks, read_bytes
+from chatapp.prompting.documents import DocumentsError
 
 Progress = Callable[[int, int], None]
 """Called with how many files are read, and of how many."""

@@ -18,6 +18,7 @@ from chatapp.engine.events import REPEATED
 from chatapp.foreign import printable
 from chatapp.tui import events
 from chatapp.tui.body import TextBody
+from chatapp.tui.rendered import source_place
 from chatapp.tui.textual_internals import bindings_for
 from chatapp.tui.thoughts import Thoughts
 
@@ -106,6 +107,13 @@ class MessageView(Vertical, can_focus=True):
             tooltip="Show the thoughts before a reply, or fold them",
             id="thoughts",
         ),
+        Binding(
+            "s",
+            "sources",
+            "Sources",
+            tooltip="Read the passages of documents that a reply draws on; Enter too",
+            id="sources",
+        ),
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),
         Binding(
             "plus",
@@ -148,6 +156,7 @@ class MessageView(Vertical, can_focus=True):
         self._thoughts = Thoughts()
         self._body = TextBody(message.text)
         self._note = Static(markup=False, classes="note")
+        self._sources = Static(markup=False, classes="sources")
         self._correction = Static(markup=False, classes="correction")
         self.show(message, note, feedback)
 
@@ -156,6 +165,7 @@ class MessageView(Vertical, can_focus=True):
         yield self._thoughts
         yield self._body
         yield self._correction
+        yield self._sources
         yield self._note
 
     def show(self, message: "StoredMessage", note: str, feedback: "Feedback | None") -> None:
@@ -177,6 +187,8 @@ class MessageView(Vertical, can_focus=True):
         correction = feedback.correction if feedback is not None else None
         self._correction.update(f"Should have been: {printable(correction or '')}")
         self._correction.display = correction is not None
+        self._sources.update("\n".join(map(source_place, message.sources)))
+        self._sources.display = bool(message.sources)
         self._show_note(note)
         self._show_body()
 
@@ -250,7 +262,9 @@ class MessageView(Vertical, can_focus=True):
             return "That is for replies: this message is your own."
         if name in ("rank", "sibling") and self.message.siblings < 2:
             return "There is only this one version; r on a reply makes another."
-        if name == "thoughts" and not self._thoughts.display:
+        if name == "sources" and not self.message.sources:
+            return "No passage of a document was looked up for this message."
+        if name == "thoughts" and not (self._thoughts.display or self.message.sources):
             return "Nothing was thought before this message."
         return ""
 
@@ -270,7 +284,13 @@ class MessageView(Vertical, can_focus=True):
         self.post_message(events.Edit(self.message))
 
     def action_thoughts(self) -> None:
-        self._thoughts.toggle()
+        if self._thoughts.display:
+            self._thoughts.toggle()
+        else:
+            self.action_sources()
+
+    def action_sources(self) -> None:
+        self.post_message(events.ShowSources(self.message))
 
     def action_copy(self) -> None:
         self.post_message(events.Copy(self.message))

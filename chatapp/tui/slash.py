@@ -101,6 +101,14 @@ COMMANDS = (
         empty=True,
     ),
     Command(
+        "docs",
+        "[FILE|FOLDER|PATTERN …]",
+        "answer with passages of documents; none takes them off, alone it names them",
+        actions.use_documents,
+        lambda chat: (actions.NO_DOCUMENTS,),
+        empty=True,
+    ),
+    Command(
         "markdown",
         "on|off",
         "lay out this chat's replies as Markdown",

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from chatapp.passages import files
-from chatapp.passages.files import DocumentsError, list_files
+from chatapp.passages.files import list_files
+from chatapp.prompting.documents import DocumentsError
 
 
 def names(folder: Path, *paths: str) -> list[str]:

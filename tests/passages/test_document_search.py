@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 
 from chatapp.engine.errors import ModelError
-from chatapp.passages.files import DocumentsError
-from chatapp.passages.search import METHODS, Documents, fused, method_and_encoder
+from chatapp.passages.search import Documents, fused
+from chatapp.prompting.documents import METHODS, DocumentsError, DocumentSet
+
+
+def documents_of(folder: Path, method: str = "bm25", limit: int = 3) -> Documents:
+    return Documents(DocumentSet((str(folder),), method, limit))
 
 
 @pytest.fixture
@@ -20,7 +24,7 @@ def animals(folder: Path) -> Path:
 
 @pytest.mark.parametrize("method", ["bm25", "encoder:tfidf", "both:tfidf"])
 def test_every_method_finds_the_passage_and_says_how_near(animals: Path, method: str) -> None:
-    best, *others = Documents([str(animals)], method=method).search("What do whales eat?", 3)
+    best, *others = documents_of(animals, method=method).search("What do whales eat?")
     assert (Path(best.file).name, best.place) == ("sea.md", "Sea › Whales, line 7")
     assert "krill" in best.text
     assert best.score > 0
@@ -28,15 +32,15 @@ def test_every_method_finds_the_passage_and_says_how_near(animals: Path, method:
 
 
 def test_names_and_headings_are_searched_too(animals: Path) -> None:
-    documents = Documents([str(animals)])
-    assert Path(documents.search("land", 1)[0].file).name == "land.txt"
-    assert documents.search("dog barks", 1)[0].text.endswith("Dogs bark at horses.")
+    documents = documents_of(animals)
+    assert Path(documents.search("land")[0].file).name == "land.txt"
+    assert documents.search("dog barks")[0].text.endswith("Dogs bark at horses.")
 
 
 def test_a_limit_and_nothing_found(animals: Path) -> None:
-    documents = Documents([str(animals)])
-    assert len(documents.search("eat", 1)) == 1
-    assert documents.search("zebra", 5) == []
+    documents = documents_of(animals)
+    assert len(documents_of(animals, limit=1).search("eat")) == 1
+    assert documents.search("zebra") == []
 
 
 @pytest.mark.parametrize("method", ["bm25", "encoder:tfidf", "both:tfidf"])
@@ -46,14 +50,14 @@ def test_a_limit_and_nothing_found(animals: Path) -> None:
     ids=range(9),
 )
 def test_whatever_is_in_a_query_is_text(animals: Path, method: str, query: str) -> None:
-    assert isinstance(Documents([str(animals)], method=method).search(query, 3), list)
+    assert isinstance(documents_of(animals, method=method).search(query), list)
 
 
 def test_an_index_by_meaning_follows_the_files(animals: Path) -> None:
-    documents = Documents([str(animals)], method="encoder:tfidf")
-    assert documents.search("zebra", 1) == []
+    documents = documents_of(animals, method="encoder:tfidf")
+    assert documents.search("zebra") == []
     (animals / "new.txt").write_text("A zebra has stripes.")
-    assert documents.search("zebra", 1)[0].text == "A zebra has stripes."
+    assert documents.search("zebra")[0].text == "A zebra has stripes."
 
 
 def test_reciprocal_rank_fusion() -> None:
@@ -63,13 +67,13 @@ def test_reciprocal_rank_fusion() -> None:
 
 
 def test_methods_there_are_not() -> None:
-    assert method_and_encoder("both:minilm") == ("both", "minilm")
+    assert DocumentSet((), "both:minilm").method_and_encoder() == ("both", "minilm")
     for wrong in ("bm52", "bm25:minilm", "encoder:", ""):
         with pytest.raises(DocumentsError):
-            method_and_encoder(wrong)
-    assert {method_and_encoder(method)[0] for method in METHODS} == set(METHODS)
+            DocumentSet((), wrong)
+    assert {DocumentSet((), method).method_and_encoder()[0] for method in METHODS} == set(METHODS)
 
 
 def test_an_encoder_that_cannot_be_had(animals: Path) -> None:
     with pytest.raises(ModelError, match="language model that runs"):
-        Documents([str(animals)], method="encoder:lm").search("x", 1)
+        documents_of(animals, method="encoder:lm").search("x")

@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 from chatapp.passages import index as index_module
-from chatapp.passages.files import DocumentsError
 from chatapp.passages.index import Index
 from chatapp.passages.search import Documents
+from chatapp.prompting.documents import DocumentsError, DocumentSet
+
+
+def documents_of(folder: Path) -> Documents:
+    return Documents(DocumentSet((str(folder),), limit=10))
 
 
 def found(documents: Documents, query: str) -> list[str]:
-    return [Path(passage.file).name for passage in documents.search(query, 10)]
+    return [Path(passage.file).name for passage in documents.search(query)]
 
 
 def write(path: Path, text: str, seconds: int = 1_000_000_000) -> None:
@@ -42,10 +46,10 @@ def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_only_what_changed_is_read_again(folder: Path, read_files: list[str]) -> None:
     write(folder / "a.txt", "walrus")
     write(folder / "b.txt", "clam")
-    assert found(Documents([str(folder)]), "walrus") == ["a.txt"]
+    assert found(documents_of(folder), "walrus") == ["a.txt"]
     assert sorted(read_files) == ["a.txt", "b.txt"]
     read_files.clear()
-    documents = Documents([str(folder)])  # as another run of the program would
+    documents = documents_of(folder)  # as another run of the program would
     assert found(documents, "clam") == ["b.txt"]
     assert read_files == []
     write(folder / "b.txt", "oyster", 1_000_000_001)
@@ -61,7 +65,7 @@ def test_another_time_with_the_same_content_is_no_change(
     folder: Path, read_files: list[str]
 ) -> None:
     write(folder / "a.txt", "walrus")
-    documents = Documents([str(folder)])
+    documents = documents_of(folder)
     documents.renew()
     os.utime(folder / "a.txt", (2_000, 2_000))
     documents.renew()
@@ -70,7 +74,7 @@ def test_another_time_with_the_same_content_is_no_change(
 
 def test_a_change_within_one_tick_of_the_clock_is_seen(folder: Path) -> None:
     (folder / "a.txt").write_text("walrus")
-    documents = Documents([str(folder)])
+    documents = documents_of(folder)
     documents.renew()
     before = (folder / "a.txt").stat()
     (folder / "a.txt").write_text("oyster")
@@ -82,7 +86,7 @@ def test_files_without_text_are_counted_each_time_and_read_once(folder: Path) ->
     write(folder / "a.txt", "walrus")
     write(folder / "b.bin", "a\0b")
     write(folder / "c.txt", "")
-    documents = Documents([str(folder)])
+    documents = documents_of(folder)
     for _ in range(2):
         assert str(documents.renew()) == "1 passages of 1 files; left out: 1 binary, 1 empty"
 
@@ -100,7 +104,7 @@ def test_a_file_that_vanishes_while_it_is_read(
         return read_bytes(path)
 
     monkeypatch.setattr(index_module, "read_bytes", vanishing)
-    documents = Documents([str(folder)])
+    documents = documents_of(folder)
     assert found(documents, "walrus") == ["a.txt"]
 
 
@@ -109,15 +113,15 @@ def test_a_file_that_may_not_be_read(folder: Path) -> None:
     write(folder / "a.txt", "walrus")
     write(folder / "b.txt", "walrus")
     (folder / "b.txt").chmod(0)
-    assert found(Documents([str(folder)]), "walrus") == ["a.txt"]
+    assert found(documents_of(folder), "walrus") == ["a.txt"]
 
 
 def test_nothing_to_search_is_told_with_the_reasons(folder: Path) -> None:
     with pytest.raises(DocumentsError, match=r"there is no text to search$"):
-        Documents([str(folder)]).renew()
+        documents_of(folder).renew()
     write(folder / "a.bin", "a\0b")
     with pytest.raises(DocumentsError, match="left out: 1 binary"):
-        Documents([str(folder)]).search("x", 1)
+        documents_of(folder).search("x")
 
 
 def test_two_at_once_give_what_one_would(folder: Path, home: Path) -> None:
@@ -127,7 +131,7 @@ def test_two_at_once_give_what_one_would(folder: Path, home: Path) -> None:
 
     def renew() -> None:
         try:
-            Documents([str(folder)]).renew()
+            documents_of(folder).renew()
         except BaseException as error:
             errors.append(error)
 
@@ -144,7 +148,7 @@ def test_two_at_once_give_what_one_would(folder: Path, home: Path) -> None:
             thread.join()
     assert other.returncode == 0
     assert errors == []
-    documents = Documents([str(folder)])
+    documents = documents_of(folder)
     coverage = documents.renew()
     assert (coverage.files, coverage.passages) == (300, 300)
     assert found(documents, "number7") == ["7.txt"]
@@ -161,21 +165,21 @@ def test_what_was_read_before_the_end_is_kept(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Documents([str(folder)], progress=end).renew()
+        documents_of(folder).renew(end)
     assert len(read_files) == 2
     read_files.clear()
-    Documents([str(folder)]).renew()
+    documents_of(folder).renew()
     assert len(read_files) == 3
 
 
 def test_a_broken_index_is_told_in_a_sentence(folder: Path, home: Path) -> None:
     write(folder / "a.txt", "walrus")
-    documents = Documents([str(folder)])
+    documents = documents_of(folder)
     documents.renew()
     (file,) = (home / "cache" / "documents").glob("*.sqlite")
     file.write_bytes(b"no database, " * 500)
     with pytest.raises(DocumentsError, match="deleted without loss"):
-        documents.search("walrus", 1)
+        documents.search("walrus")
 
 
 def test_the_words_of_the_index_agree_with_its_passages(folder: Path, tmp_path: Path) -> None:
