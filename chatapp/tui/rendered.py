@@ -75,7 +75,7 @@ def source_lines(sources: "Sequence[Source]") -> Iterator[Content]:
 
 def _source(source: "Source") -> Content:
     return Content.assemble(
-        (f"{source.score:6.3g}  ", "$text-accent"),
+        (f"{source.score:7.3f}  ", "$text-accent"),
         source_place(source),
         (f"  {one_line(source.text)}", "dim"),
     )

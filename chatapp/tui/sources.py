@@ -62,4 +62,4 @@ def _near(path: str) -> str:
 
 def _row(source: "Source") -> str:
     left_out = "" if source.number else "  (left out for length)"
-    return f"{source.score:6.3g}  {source_place(source)}{left_out}"
+    return f"{source.score:7.3f}  {source_place(source)}{left_out}"

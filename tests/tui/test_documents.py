@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import Driver, OpenApp
 from fakes import ScriptedModel
+from textual.widgets import Static
 
 from chatapp.dialogue.store import Store
 from chatapp.prompting.documents import DocumentSet
@@ -26,6 +27,11 @@ def model() -> ScriptedModel:
 
 def told(driver: Driver, words: str) -> bool:
     return any(words in note for note in driver.notices)
+
+
+def words_of(driver: Driver, id: str) -> str:
+    """What a part of the inspector says; nothing before it stands there."""
+    return "".join(str(static.content) for static in driver.chat.query(f"#{id}").results(Static))
 
 
 async def order(driver: Driver, text: str) -> None:
@@ -128,5 +134,10 @@ async def test_the_inspector_tells_how_near_each_passage_was_and_which_was_left_
         await driver.until(lambda: told(driver, "3 passages of 3 files"))
         await driver.say("What does a walrus eat?")
         await driver.press("f3")
-        await driver.until(lambda: "Passages for this message" in driver.screen_text)
-        assert "Left out for length: 1 passage" in driver.screen_text
+        await driver.until(lambda: "of reply" in words_of(driver, "inspector-about"))
+        await driver.press("1")
+        shown = words_of(driver, "prompt-notes")
+        assert shown.startswith("Passages for this message, nearest first\n")
+        assert "[1] walrus.md, [b]Walrus[/b], line 1" in shown
+        assert "Left out for length: 1 passage\n" in shown
+        assert "long.txt" in shown.partition("Left out")[2]
