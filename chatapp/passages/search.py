@@ -41,8 +41,12 @@ class Coverage:
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
-        words = f"{self.passages:,} passages of {self.files:,} files"
+        words = f"{_counted(self.passages, 'passage')} of {_counted(self.files, 'file')}"
         return f"{words}; left out: {counted}" if counted else words
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 class Documents:

@@ -7,7 +7,10 @@ stored with a reply gives the same prompt again, whatever became of the files.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
+
+from chatapp.foreign import printable
 
 if TYPE_CHECKING:
     from chatapp.passages.index import Passage
@@ -36,8 +39,8 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Of its file, without the folder."""
-        return self.file.replace("\\", "/").rpartition("/")[2]
+        """Of its file, without the folder, on one line and printable."""
+        return " ".join(printable(PurePath(self.file).name).split())
 
 
 def fitting(

@@ -88,7 +88,7 @@ def test_files_without_text_are_counted_each_time_and_read_once(folder: Path) ->
     write(folder / "c.txt", "")
     documents = documents_of(folder)
     for _ in range(2):
-        assert str(documents.renew()) == "1 passages of 1 files; left out: 1 binary, 1 empty"
+        assert str(documents.renew()) == "1 passage of 1 file; left out: 1 binary, 1 empty"
 
 
 def test_a_file_that_vanishes_while_it_is_read(

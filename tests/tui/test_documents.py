@@ -85,7 +85,7 @@ async def test_documents_are_named_searched_otherwise_and_taken_off(
         await order(driver, "/docs")
         await driver.until(lambda: told(driver, "Documents of this chat: none"))
         await order(driver, f"/docs method=both:tfidf '{notes}/*.md'")
-        await driver.until(lambda: told(driver, "1 passages of 1 files"))
+        await driver.until(lambda: told(driver, "1 passage of 1 file"))
         asked = driver.chat.conversation.documents()
         assert asked == DocumentSet((f"{notes}/*.md",), "both:tfidf")
         await order(driver, "/docs none")
