@@ -126,14 +126,12 @@ def ask(
     choices = choices_for(language_model, settings)
     sources: tuple[Source, ...] = ()
     if asked is not None:
-        from chatapp.passages.search import Documents
-
         try:
             sources = oneshot.find_sources(
                 language_model,
                 chosen,
                 text,
-                Documents(asked, language_model),
+                asked,
                 system=own_system,
                 sampling=choices.sampling,
                 progress=show_reading,

@@ -7,15 +7,16 @@ both are written and trimmed by `dialogue.prompt`.
 import threading
 from collections.abc import Iterator, Sequence
 
+from chatapp.dialogue.grounding import Grounding
 from chatapp.dialogue.prompt import Exchange, trimmed
 from chatapp.dialogue.reply import reply_events
 from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.passages.index import Progress
-from chatapp.passages.search import Documents
 from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
+from chatapp.prompting.documents import DocumentSet
 
 
 def ask(
@@ -45,16 +46,17 @@ def find_sources(
     model: LanguageModel,
     template: Template,
     text: str,
-    documents: Documents,
+    documents: DocumentSet,
     *,
     system: str | None = None,
     sampling: Sampling,
     progress: Progress | None = None,
 ) -> tuple[Source, ...]:
-    """The passages of documents for a question; see `Writer.sources` and `Documents.search`."""
-    passages = documents.search(text, progress)
+    """The passages of documents for a question; see `Grounding.sources`."""
     writer = writer_for(model, template)
-    return writer.sources(system, text, passages, max_tokens=sampling.max_tokens)
+    return Grounding(model).sources(
+        documents, writer, system, text, max_tokens=sampling.max_tokens, progress=progress
+    )
 
 
 def complete(

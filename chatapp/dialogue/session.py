@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from chatapp.dialogue.grounding import Grounding, until
 from chatapp.dialogue.prompt import (
     Exchange,
     MessageTooLong,
@@ -27,12 +27,9 @@ from chatapp.engine.remote import RemoteModel
 from chatapp.foreign import without_surrogates
 from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.documents import DocumentsError, DocumentSet
+from chatapp.prompting.documents import DocumentSet
 from chatapp.prompting.messages import Role
 from chatapp.prompting.segments import Segment
-
-if TYPE_CHECKING:
-    from chatapp.passages.search import Documents
 
 __all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started"]
 
@@ -118,8 +115,8 @@ class Session:
         self._system = system if chat is None else chat.system
         self.prompt = prompt if chat is None else chat.prompt
         self.asked_template = asked_template if chat is None else chat.asked_template
-        self._asked_documents = documents if chat is None else chat.documents
-        self._documents: Documents | None = None
+        self._documents = documents if chat is None else chat.documents
+        self._grounding = Grounding(model)
         self._path = [] if chat_id is None else store.path(chat_id)
         self._writer: Writer | None = None
         self._usage: tuple[int, int] | None = None
@@ -161,13 +158,13 @@ class Session:
     @property
     def documents(self) -> DocumentSet | None:
         """The chat's own documents; None for those of the prompt file."""
-        return self._asked_documents
+        return self._documents
 
     def set_documents(self, documents: DocumentSet | None) -> None:
         """Let the chat draw on other documents from the next message on, in the store too."""
         if self.chat_id is not None:
             self._store.set_documents(self.chat_id, documents)
-        self._asked_documents, self._documents = documents, None
+        self._documents = documents
 
     def say(self, text: str, cancel: threading.Event | None = None) -> Iterator[SessionEvent]:
         """Add a user's message and generate its reply.
@@ -316,7 +313,7 @@ class Session:
                     model=self.model.name,
                     prompt=self.prompt,
                     asked_template=self.asked_template,
-                    documents=self._asked_documents,
+                    documents=self._documents,
                 )
             if text is not None:
                 user = self._store.add_message(chat_id, parent_id, "user", text)
@@ -379,25 +376,19 @@ class Session:
             yield recorder.finished
 
     def _sources(self, message: str, cancel: threading.Event | None = None) -> tuple[Source, ...]:
-        """The passages of the chat's documents for a message.
-
-        Raises DocumentsError and ModelError when they cannot be searched, MessageTooLong.
-        """
+        """The passages of the chat's documents for a message; see `Grounding.sources`."""
         writer = self._open_writer()
-        asked = self._asked_documents or writer.documents
+        asked = self._documents or writer.documents
         if asked is None:
             return ()
-
-        def go_on(done: int, of: int) -> None:
-            if cancel is not None and cancel.is_set():
-                raise DocumentsError("stopped while documents were read; that goes on next time")
-
-        if self._documents is None:
-            from chatapp.passages.search import Documents
-
-            self._documents = Documents(asked, self.model)
-        passages = self._documents.search(message, go_on)
-        return writer.sources(self._system, message, passages, max_tokens=self.sampling.max_tokens)
+        return self._grounding.sources(
+            asked,
+            writer,
+            self._system,
+            message,
+            max_tokens=self.sampling.max_tokens,
+            progress=until(cancel),
+        )
 
     def _write(
         self, path: list[StoredMessage], text: str | None = None, sources: Sequence[Source] = ()
