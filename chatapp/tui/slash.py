@@ -102,8 +102,8 @@ COMMANDS = (
     ),
     Command(
         "docs",
-        "[FILE|FOLDER|PATTERN …]",
-        "answer with passages of documents; none takes them off, alone it names them",
+        "[PATH …]",
+        "answer with passages of files, folders, patterns; none takes them off",
         actions.use_documents,
         lambda chat: (actions.NO_DOCUMENTS,),
         empty=True,
