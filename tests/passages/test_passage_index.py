@@ -137,7 +137,9 @@ def test_two_at_once_give_what_one_would(folder: Path, home: Path) -> None:
 
     threads = [threading.Thread(target=renew) for _ in range(2)]
     script = (
-        "import sys; from chatapp.passages.search import Documents;Documents([sys.argv[1]]).renew()"
+        "import sys; from chatapp.passages.search import Documents;"
+        "from chatapp.prompting.documents import DocumentSet;"
+        "Documents(DocumentSet((sys.argv[1],))).renew()"
     )
     root = str(Path(index_module.__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": root}
