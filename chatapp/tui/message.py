@@ -111,7 +111,7 @@ class MessageView(Vertical, can_focus=True):
             "s",
             "sources",
             "Sources",
-            tooltip="Read the passages of documents that a reply draws on; Enter too",
+            tooltip="Read the passages it draws on",
             id="sources",
         ),
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),

@@ -28,7 +28,7 @@ class SourceScreen(ModalScreen[None]):
 
     BINDING_GROUP_TITLE = "Sources of a reply"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,enter", "dismiss", "Close"),
+        Binding("escape", "dismiss", "Close"),
     ]
 
     def __init__(self, sources: "Sequence[Source]") -> None:
