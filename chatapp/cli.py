@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp import __version__
-from chatapp.commands import ask, bench, history, models, perplexity, serve, tokens
+from chatapp.commands import ask, bench, docs, history, models, perplexity, serve, tokens
 from chatapp.commands import eval as evaluation
 from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
@@ -42,6 +42,7 @@ app.command()(serve.serve)
 app.add_typer(
     history.app, name="history", help="List, search, show, export, import and delete chats."
 )
+app.add_typer(docs.app, name="docs", help="Search documents, without a model.")
 app.add_typer(models.app, name="models", help="List, describe, bring and remove models.")
 
 

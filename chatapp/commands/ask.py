@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ import typer
 
 from chatapp.commands import completion
 from chatapp.commands.console import complain, status, write, write_json
+from chatapp.commands.docs import METHOD_HELP, show_reading
 from chatapp.commands.options import (
     JsonOption,
     ModelOption,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from chatapp.engine.events import Event, Finished
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.parameters import Choices
+    from chatapp.passages.sources import Source
     from chatapp.prompting.chat_template import Template
     from chatapp.prompting.messages import Message
     from chatapp.settings import Settings
@@ -94,6 +97,11 @@ def ask(
     reward: Annotated[
         str, typer.Option(help="A run of finetune with objective.kind = 'reward'.")
     ] = "",
+    docs: Annotated[
+        list[str] | None,
+        typer.Option(help="A file, folder or pattern whose passages are read; may be repeated."),
+    ] = None,
+    docs_method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output.
@@ -107,6 +115,8 @@ def ask(
         raise UserError("--best-of needs a reward model that says which is best: --reward RUN")
     if chat is not None and reward:
         raise UserError("--reward is for a question of its own; leave out -c and --chat")
+    if chat is not None and docs:
+        raise UserError(f"chat {chat.id} has its documents; --docs is for a question by itself")
     settings = settings_of(context, model=None if chat is None else chat.model)
     text = message_of(question, files or ())
     own_system, asked_template = instructions(system, persona)
@@ -115,8 +125,10 @@ def ask(
 
     from chatapp.dialogue import oneshot
     from chatapp.dialogue.template_choice import choose_template, mismatch, with_thinking
+    from chatapp.prompting.documents import DocumentSet
     from chatapp.prompting.messages import Message
 
+    asked = DocumentSet(tuple(docs), docs_method) if docs else None
     language_model = load(settings.model, settings.precision, settings.device)
     try:
         chosen = choose_template(language_model, settings.template, asked_template)
@@ -127,28 +139,51 @@ def ask(
     except ValueError as error:
         raise UserError(str(error)) from None
 
+    choices = choices_for(language_model, settings)
+    sources: tuple[Source, ...] = ()
+    if asked is not None:
+        try:
+            sources = oneshot.find_sources(
+                language_model,
+                chosen,
+                text,
+                asked,
+                system=own_system,
+                sampling=choices.sampling,
+                progress=show_reading,
+            )
+        finally:
+            status("")
+
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
         if chat is not None:
             return _answer_in(chat, language_model, chosen, text, sampling, cancel)
         return oneshot.ask(
-            language_model, chosen, text, system=own_system, sampling=sampling, cancel=cancel
+            language_model,
+            chosen,
+            text,
+            system=own_system,
+            sources=sources,
+            sampling=sampling,
+            cancel=cancel,
         )
 
-    choices = choices_for(language_model, settings)
     if chat is not None:
         flags = {name for name, origin in settings.origins.items() if origin == "flag"}
         own = known_values(chat.chosen)
         choices = choices.of("this chat", {name: own[name] for name in own if name not in flags})
     if reward:
-        asked = [
+        said = [
             *([Message("system", own_system)] if own_system else []),
             Message("user", text),
         ]
         _print_best(
-            answer, settings.model, choices, chosen.name, reward, asked, best_of, as_json=as_json
+            answer, settings.model, choices, chosen.name, reward, said, best_of, as_json=as_json
         )
     else:
-        _print_answer(answer, settings.model, choices, chosen.name, as_json=as_json)
+        _print_answer(
+            answer, settings.model, choices, chosen.name, as_json=as_json, sources=sources
+        )
 
 
 def _answer_in(
@@ -234,6 +269,7 @@ def _print_answer(
     template: str | None,
     *,
     as_json: bool,
+    sources: "Sequence[Source]" = (),
 ) -> None:
     """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
     from chatapp.dialogue.prompt import seeded
@@ -263,9 +299,13 @@ def _print_answer(
     if as_json:
         document = _document(reply, finished, model, template, sampling.seed)
         thought = {"thoughts": thoughts.strip(), "thought_tokens": thought_tokens}
-        write_json(document | thought | {"sampling": choices.document(sampling)})
+        found = {"sources": [asdict(source) for source in sources]} if sources else {}
+        write_json(document | thought | found | {"sampling": choices.document(sampling)})
     elif not reply.endswith("\n"):
         write("\n")
+    for source in sources:
+        if source.number:
+            complain(f"[{source.number}] {source.file}, {source.place}")
     if thought_tokens:
         complain(f"thought for {thought_tokens} tokens")
     _end(finished)

@@ -6,6 +6,7 @@ wrong go to standard error, or into the JSON document.
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,8 @@ import typer
 
 from chatapp.commands import completion
 from chatapp.commands.ask import choices_for, load
-from chatapp.commands.console import complain, write, write_json
+from chatapp.commands.console import complain, status, write, write_json
+from chatapp.commands.docs import show_reading
 from chatapp.commands.options import JsonOption, ModelOption
 from chatapp.commands.prompts import (
     StrictOption,
@@ -30,12 +32,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from chatapp.engine.model import LanguageModel
-    from chatapp.fewshot.answering import Answer, Answerer, Question
+    from chatapp.fewshot.answering import Answer, Answerer, LookUp, Question
     from chatapp.prompting.promptfile import PromptFile
 
 _STYLES = {
     "instruction": "bold magenta",
     "example": "cyan",
+    "document": "blue",
     "user": "bold green",
     "assistant": "bold yellow",
     "thinking": "dim italic",
@@ -177,8 +180,34 @@ def _answerer(prompt: "PromptFile", model: str | None) -> "tuple[Answerer, Langu
     with progress("Reading the pool") as show:
         selector = selector_for(prompt, language_model, show)
     template = template_for([prompt], language_model)
-    answerer = Answerer(language_model, prompt, selector, sampling=sampling, template=template)
+    answerer = Answerer(
+        language_model,
+        prompt,
+        selector,
+        sampling=sampling,
+        template=template,
+        look_up=look_up_for(prompt, language_model),
+    )
     return answerer, language_model
+
+
+def look_up_for(prompt: "PromptFile", model: "LanguageModel") -> "LookUp | None":
+    """What finds the passages that a prompt file asks for; None where it asks for none."""
+    if prompt.documents is None:
+        return None
+    from chatapp.passages.search import Documents
+    from chatapp.passages.sources import fitting, texts_in_prompt
+
+    documents = Documents(prompt.documents, model)
+
+    def look_up(text: str, room: int, count: Callable[[str], int]) -> tuple[str, ...]:
+        try:
+            passages = documents.search(text, show_reading)
+        finally:
+            status("")
+        return texts_in_prompt(fitting(passages, room, count))
+
+    return look_up
 
 
 def _one(

@@ -15,6 +15,7 @@ from chatapp.engine.model import LanguageModel
 from chatapp.fewshot.encoding import without_start
 from chatapp.prompting.budget import fit
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
+from chatapp.prompting.documents import set_apart
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Segment
 from chatapp.prompting.thinking import ends_in_thought
@@ -81,18 +82,19 @@ class ChatWriter(Writer):
     def _segments(self, system: str | None, exchanges: Sequence[Exchange]) -> list[Segment]:
         messages = [] if system is None else [Message("system", system.strip())]
         for exchange in exchanges:
-            messages.append(Message("user", exchange.user.strip()))
+            messages.append(Message("user", exchange.asked.strip()))
             if exchange.reply:
                 messages.append(Message("assistant", exchange.reply, exchange.thoughts))
         newest = exchanges[-1]
         if not newest.thoughts:
-            return without_start(self._template.render(messages, open_reply=True), self._model)
+            rendered = self._template.render(messages, open_reply=True)
+            return without_start(set_apart(rendered, newest.passages), self._model)
         # A reply that was thought about goes on as it was written: templates put thoughts back
         # in their own way, and only where the reply is whole.
         reply = newest.reply or ""
         if reply:
             messages.pop()
-        segments = self._template.render(messages)
+        segments = set_apart(self._template.render(messages), newest.passages)
         thoughts = self.render_thoughts(newest.thoughts, over=bool(reply))
         marks = self._template.marks
         if marks is not None and ends_in_thought(segments, marks):

@@ -13,12 +13,15 @@ A chat's JSON document, which `importing` reads back:
       "messages": [                those of the current path, oldest first
         {"role": "user", "content": "Does …", "status": "complete", "created": 1700000000.0},
         {"role": "assistant", "content": "Yes, mo", "status": "stopped", "created": …,
-         "thoughts": "They ask …"}  only where something was thought before a reply
+         "thoughts": "They ask …",  only where something was thought before a reply
+         "sources": [{"file": …, "place": …, "text": …, "score": …, "number": …}]}
       ]
     }
 
-A status is complete, stopped (by the user), error, or partial (it is being generated, or was
-when the program died). Several chats are a list of such documents.
+Sources are the passages of documents that were found for a reply; the number is that in its
+prompt, 0 where it was left out for length. A status is complete, stopped (by the user), error,
+or partial (it is being generated, or was when the program died). Several chats are a list of
+such documents.
 
 A row for supervised fine-tuning (SFT) is a line of JSON, one for a chat:
 
@@ -36,6 +39,7 @@ left out, so that it can be read back.
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -72,6 +76,8 @@ def to_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:
     for message in messages:
         note = "" if message.status == "complete" else f" ({message.status})"
         parts += [f"## {_NAMES[message.role]}{note}", message.text]
+        shown = [source for source in message.sources if source.number]
+        parts.append("\n".join(f"{each.number}. {each.file}, {each.place}" for each in shown))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -92,6 +98,7 @@ def to_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
                 "status": message.status,
                 "created": message.created,
                 **({"thoughts": message.thoughts} if message.thoughts else {}),
+                **({"sources": list(map(asdict, message.sources))} if message.sources else {}),
             }
             for message in messages
         ],

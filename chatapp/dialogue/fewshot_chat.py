@@ -20,6 +20,7 @@ from chatapp.fewshot.choices import selector_for
 from chatapp.fewshot.encoding import without_start
 from chatapp.prompting import budget
 from chatapp.prompting.chat_template import Template
+from chatapp.prompting.documents import set_apart
 from chatapp.prompting.examples import Example, PromptError
 from chatapp.prompting.layout import Demonstration, Fitted, demonstrations
 from chatapp.prompting.library import find
@@ -56,6 +57,7 @@ class FewShotWriter(Writer):
         self._prompt = replace(prompt, scoring="direct")
         self._template = template
         self.stop = self._layout(self._prompt).stop
+        self.documents = prompt.documents
         self._selector = selector
         sampling_of(prompt)
 
@@ -100,7 +102,8 @@ class FewShotWriter(Writer):
             prompt = replace(prompt, instruction=system.strip())
         layout = self._layout(prompt)
         begun = self.render_reply(newest.reply or "")
-        bare = layout.render([], newest.user)
+        asked = newest.asked
+        bare = layout.render([], asked)
         alone = self._count(bare)
         room = window - alone - self._count(begun)
         self._check_room(bare, room, begun=bool(begun))
@@ -111,23 +114,21 @@ class FewShotWriter(Writer):
             for place, exchange in enumerate(history)
             if exchange.reply and self.goes_on
         ]
-        costs = [
-            self._count(layout.render([], newest.user, [turn])) - alone for _, turn in answered
-        ]
+        costs = [self._count(layout.render([], asked, [turn])) - alone for _, turn in answered]
         # The chat so far may take up to half of the room from the demonstrations.
         for_turns = min(max(0, room - reserve) // 2, sum(costs))
         limit = window - reserve - self._count(begun) - for_turns
         chosen = self._choose(newest.user)
-        fitted = self._fit(layout, list(chosen), newest.user, limit)
-        shown = self._count([*layout.render(fitted.kept, newest.user), *begun])
+        fitted = self._fit(layout, list(chosen), asked, limit)
+        shown = self._count([*layout.render(fitted.kept, asked), *begun])
         turns = budget.fit(
             window=window, instructions=0, history=costs, newest=shown, reserve=reserve
         )
         kept = [turn for _, turn in answered[turns.dropped :]]
-        rendered = layout.render(fitted.kept, newest.user, kept)
+        rendered = set_apart(layout.render(fitted.kept, asked, kept), newest.passages)
         segments = (*without_start(rendered, self._model), *begun)
         shots = [chosen[index] for index in fitted.kept]
-        question = Question(newest.user, list(segments), shots, [])
+        question = Question(newest.user, list(segments), shots, [], newest.passages)
         return Prompt(
             segments,
             self._tokens(segments),
@@ -135,8 +136,14 @@ class FewShotWriter(Writer):
             shots=self._shots(shots),
             dropped_shots=self._shots(chosen[index] for index in fitted.dropped),
             choose=partial(self._label, prompt, question) if prompt.labels and not begun else None,
-            messages=() if begun else self._sent(layout, fitted.kept, newest.user, kept),
+            messages=() if begun else self._sent(layout, fitted.kept, asked, kept),
         )
+
+    def _length_alone(self, system: str | None, message: str, max_tokens: int) -> int:
+        prompt = self._prompt
+        if system is not None:
+            prompt = replace(prompt, instruction=system.strip())
+        return self._count(self._layout(prompt).render([], message))
 
     def render_instruction(self, system: str | None) -> list[Segment]:
         text = self._prompt.instruction if system is None else system.strip()

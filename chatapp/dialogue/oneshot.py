@@ -5,14 +5,18 @@ both are written and trimmed by `dialogue.prompt`.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from chatapp.dialogue.grounding import Grounding
 from chatapp.dialogue.prompt import Exchange, trimmed
 from chatapp.dialogue.reply import reply_events
 from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.passages.index import Progress
+from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
+from chatapp.prompting.documents import DocumentSet
 
 
 def ask(
@@ -21,19 +25,38 @@ def ask(
     text: str,
     *,
     system: str | None = None,
+    sources: Sequence[Source] = (),
     sampling: Sampling,
     cancel: threading.Event | None = None,
 ) -> Iterator[Event]:
     """The reply to a single message.
 
-    system: instructions in place of the template's own.
+    system: instructions in place of the template's own. sources: what `find_sources` has found.
     Raises ValueError when `text` is empty, MessageTooLong when it does not fit the window.
     """
     if not text.strip():
         raise ValueError("the question is empty")
     writer = writer_for(model, template)
-    prompt = writer.write(system, [Exchange(text)], max_tokens=sampling.max_tokens)
+    exchange = Exchange(text, passages=texts_in_prompt(sources))
+    prompt = writer.write(system, [exchange], max_tokens=sampling.max_tokens)
     yield from trimmed(reply_events(model, prompt, sampling, stop=writer.stop, cancel=cancel))
+
+
+def find_sources(
+    model: LanguageModel,
+    template: Template,
+    text: str,
+    documents: DocumentSet,
+    *,
+    system: str | None = None,
+    sampling: Sampling,
+    progress: Progress | None = None,
+) -> tuple[Source, ...]:
+    """The passages of documents for a question; see `Grounding.sources`."""
+    writer = writer_for(model, template)
+    return Grounding(model).sources(
+        documents, writer, system, text, max_tokens=sampling.max_tokens, progress=progress
+    )
 
 
 def complete(

@@ -10,17 +10,23 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.fewshot.encoding import in_order, segment_ids
 from chatapp.foreign import without_surrogates
+from chatapp.passages.sources import Source, fitting
 from chatapp.prompting.budget import fit
+from chatapp.prompting.documents import DocumentSet, set_apart
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment, text_of
 from chatapp.prompting.template import DialogueTemplate
 from chatapp.prompting.thinking import Marks
 from chatapp.userfiles import UserError
+
+if TYPE_CHECKING:
+    from chatapp.passages.index import Passage
 
 
 class MessageTooLong(UserError, ValueError):
@@ -42,12 +48,19 @@ class MessageTooLong(UserError, ValueError):
 class Exchange:
     """A user's message and its reply; None when it has none, or none yet.
 
-    thoughts: what was thought before the reply, or so far.
+    thoughts: what was thought before the reply, or so far. passages: of documents, as they stand
+    before the message in the prompt for its reply; later prompts are without them.
     """
 
     user: str
     reply: str | None = None
     thoughts: str = ""
+    passages: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> str:
+        """The message with its passages."""
+        return "".join(self.passages) + self.user
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,7 @@ class Prompt:
     in it, the nearest first; dropped_shots: those that did not fit. choose: has the model
     choose the reply where it has to be a label; None, also of `choose`, where it is generated.
     messages: what a `ChatModel` is given in place of the tokens; empty where it is given those.
+    sources: the passages of documents in it, and those that did not fit.
     marks: what stands around a thought that the reply may begin with; None where it cannot.
     is_thinking: whether the prompt ends within a thought.
     """
@@ -92,6 +106,7 @@ class Prompt:
     messages: tuple[Message, ...] = ()
     marks: Marks | None = None
     is_thinking: bool = False
+    sources: tuple[Source, ...] = ()
 
     @property
     def text(self) -> str:
@@ -109,11 +124,13 @@ class Prompt:
 class Writer(ABC):
     """Writes prompts for one model in one layout, and remembers what it encoded.
 
-    name: of the layout. stop: the strings at which a reply is cut off.
+    name: of the layout. stop: the strings at which a reply is cut off. documents: those that the
+    layout itself draws on.
     """
 
     name: str
     stop: tuple[str, ...]
+    documents: DocumentSet | None = None
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -131,6 +148,28 @@ class Writer(ABC):
             at most.
         Raises MessageTooLong, or ContextOverflow when it is the reply that fills the window.
         """
+
+    def sources(
+        self,
+        system: str | None,
+        message: str,
+        passages: "Sequence[Passage]",
+        *,
+        max_tokens: int,
+    ) -> tuple[Source, ...]:
+        """The passages for a message, those that fit its prompt numbered.
+
+        They may take half of the window, if the rest of the prompt leaves that; what was said
+        before gives way to them. Raises MessageTooLong.
+        """
+        window = self._model.context
+        alone = self._length_alone(system, message, max_tokens)
+        room = min(window // 2, window - alone - min(max_tokens, window // 4))
+        return fitting(passages, room, lambda text: len(self._encode_text(text, begins=False)))
+
+    def _length_alone(self, system: str | None, message: str, max_tokens: int) -> int:
+        """The tokens of a prompt for a message without all that can be left out."""
+        return len(self.write(system, [Exchange(message)], max_tokens=max_tokens).ids)
 
     @abstractmethod
     def render_instruction(self, system: str | None) -> list[Segment]:
@@ -226,7 +265,8 @@ class PromptWriter(Writer):
         *history, newest = exchanges
         instructions = self.render_instruction(system)
         turns = [self._closed(exchange) for exchange in history]
-        last = self._template.render_user(newest.user, after=END_OF_TEXT)
+        last = self._template.render_user(newest.asked, after=END_OF_TEXT)
+        last = set_apart(last, newest.passages)
         # Whichever turn comes to stand first follows the instructions, not a reply.
         first = self._template.render_user("", after=next(iter(instructions), None))[0]
         last += self.render_reply(newest.reply or "")

@@ -54,7 +54,7 @@ def _messages(exchanges: Sequence[Exchange]) -> list[Message]:
     messages: list[Message] = []
     unanswered: list[str] = []
     for exchange in exchanges:
-        unanswered.append(exchange.user.strip())
+        unanswered.append(exchange.asked.strip())
         if exchange.reply:
             messages.append(Message("user", "\n\n".join(unanswered)))
             messages.append(Message("assistant", exchange.reply.strip()))

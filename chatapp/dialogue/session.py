@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from chatapp.dialogue.grounding import Grounding, until
 from chatapp.dialogue.prompt import (
     Exchange,
     MessageTooLong,
@@ -24,7 +25,9 @@ from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.engine.remote import RemoteModel
 from chatapp.foreign import without_surrogates
+from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
+from chatapp.prompting.documents import DocumentSet
 from chatapp.prompting.messages import Role
 from chatapp.prompting.segments import Segment
 
@@ -91,11 +94,13 @@ class Session:
         system: str | None = None,
         prompt: str = "",
         asked_template: str = "",
+        documents: DocumentSet | None = None,
     ) -> None:
         """Go on with the chat `chat_id`, or begin one, stored with its first message.
 
         sampling: how replies are drawn where the chat's prompt file does not say.
         system, prompt, asked_template: a new chat's (see `Basis`); one that exists has its own.
+        documents: what a new chat draws on; None is what its prompt file says.
         Raises StoreError when there is no such chat.
         """
         chat = None if chat_id is None else store.chat(chat_id)
@@ -110,6 +115,8 @@ class Session:
         self._system = system if chat is None else chat.system
         self.prompt = prompt if chat is None else chat.prompt
         self.asked_template = asked_template if chat is None else chat.asked_template
+        self._documents = documents if chat is None else chat.documents
+        self._grounding = Grounding(model)
         self._path = [] if chat_id is None else store.path(chat_id)
         self._writer: Writer | None = None
         self._usage: tuple[int, int] | None = None
@@ -147,6 +154,17 @@ class Session:
             self._store.set_system(self.chat_id, system)
         self._system = system
         self._usage = None
+
+    @property
+    def documents(self) -> DocumentSet | None:
+        """The chat's own documents; None for those of the prompt file."""
+        return self._documents
+
+    def set_documents(self, documents: DocumentSet | None) -> None:
+        """Let the chat draw on other documents from the next message on, in the store too."""
+        if self.chat_id is not None:
+            self._store.set_documents(self.chat_id, documents)
+        self._documents = documents
 
     def say(self, text: str, cancel: threading.Event | None = None) -> Iterator[SessionEvent]:
         """Add a user's message and generate its reply.
@@ -198,7 +216,8 @@ class Session:
         message = self._message(message_id, "user", "assistant")
         path = self._path_to(message_id)
         reply = path.pop() if message.role == "assistant" else None
-        prompt = self._write(path)
+        sources = self._sources(path[-1].text) if reply is None else reply.sources
+        prompt = self._write(path, sources=sources)
         ids: list[int] = []
         if reply is not None:
             ids = self._open_writer().written_ids(prompt, reply.text, reply.thoughts)
@@ -222,7 +241,8 @@ class Session:
         path = self._path
         if instead_of is not None:
             path = self._path_to(self._message(instead_of, "user").parent_id)
-        prompt = self._write(path, _message_text(text))
+        text = _message_text(text)
+        prompt = self._write(path, text, self._sources(text))
         return Reading(prompt, None, (), self._left_out(prompt, path))
 
     def render_reply(self, text: str) -> list[Segment]:
@@ -241,7 +261,7 @@ class Session:
         if self._store.latest_leaf(message_id) != message_id:
             raise ValueError("only the last reply of a chat can be continued")
         path = self._path_to(message_id)
-        prompt = self._write(path)
+        prompt = self._write(path, sources=reply.sources)
         self._path = path
         self._store.set_leaf(reply.chat_id, message_id)
         self._store.update_message(message_id, reply.text, "partial")
@@ -265,7 +285,8 @@ class Session:
         """Generate a reply to `text`, or to the last message of `path` when it is None."""
         if text is not None:
             text = _message_text(text)
-        prompt = self._write(path, text)
+        sources = self._sources(path[-1].text if text is None else text, cancel)
+        prompt = self._write(path, text, sources)
         if len(prompt.ids) + len(begin) >= self.model.context:
             raise ContextOverflow(
                 f"the reply would begin with {len(begin)} tokens and fill the model's window of "
@@ -273,12 +294,12 @@ class Session:
             )
         if begin:
             prompt = replace(prompt, messages=())  # only a text can go on
-        user, reply = self._store_messages(path[-1].id if path else None, text)
+        user, reply = self._store_messages(path[-1].id if path else None, text, sources)
         self._path = [*path, *([user] if user else []), reply]
         yield from self._generate(prompt, reply, user, cancel, begin)
 
     def _store_messages(
-        self, parent_id: int | None, text: str | None
+        self, parent_id: int | None, text: str | None, sources: Sequence[Source]
     ) -> tuple[StoredMessage | None, StoredMessage]:
         """The rows of a user's message, where there is a text, and of the reply to it: both are
         stored, with the chat itself if it is new, or neither."""
@@ -292,11 +313,14 @@ class Session:
                     model=self.model.name,
                     prompt=self.prompt,
                     asked_template=self.asked_template,
+                    documents=self._documents,
                 )
             if text is not None:
                 user = self._store.add_message(chat_id, parent_id, "user", text)
                 parent_id = user.id
-            reply = self._store.add_message(chat_id, parent_id, "assistant", "", status="partial")
+            reply = self._store.add_message(
+                chat_id, parent_id, "assistant", "", status="partial", sources=sources
+            )
         self.chat_id = chat_id
         return user, reply
 
@@ -351,13 +375,32 @@ class Session:
         if recorder.finished is not None:
             yield recorder.finished
 
-    def _write(self, path: list[StoredMessage], text: str | None = None) -> Prompt:
+    def _sources(self, message: str, cancel: threading.Event | None = None) -> tuple[Source, ...]:
+        """The passages of the chat's documents for a message; see `Grounding.sources`."""
+        writer = self._open_writer()
+        asked = self._documents or writer.documents
+        if asked is None:
+            return ()
+        return self._grounding.sources(
+            asked,
+            writer,
+            self._system,
+            message,
+            max_tokens=self.sampling.max_tokens,
+            progress=until(cancel),
+        )
+
+    def _write(
+        self, path: list[StoredMessage], text: str | None = None, sources: Sequence[Source] = ()
+    ) -> Prompt:
         """The prompt for a reply to `text`, or else for what comes after `path`."""
         exchanges = _exchanges(path)
         if text is not None:
             exchanges.append(Exchange(text))
+        exchanges[-1] = replace(exchanges[-1], passages=texts_in_prompt(sources))
         writer = self._open_writer()  # which may change the sampling
-        return writer.write(self._system, exchanges, max_tokens=self.sampling.max_tokens)
+        prompt = writer.write(self._system, exchanges, max_tokens=self.sampling.max_tokens)
+        return replace(prompt, sources=tuple(sources))
 
     def _open_writer(self) -> Writer:
         """What writes the chat's prompts. The first call reads the chat's prompt file, and
@@ -387,9 +430,10 @@ class Session:
     def _measure_path(self) -> tuple[int, int]:
         if not self._path:
             return len(self._open_writer().instruction_ids(self._system)), 0
-        without_reply = self._path[:-1] if self._path[-1].role == "assistant" else self._path
+        last = self._path[-1]
+        without_reply = self._path[:-1] if last.role == "assistant" else self._path
         try:
-            prompt = self._write(without_reply)
+            prompt = self._write(without_reply, sources=last.sources)
         except MessageTooLong:  # written with a model that had a longer window
             return self.model.context, len(self._path)
         reply = self._path[-1].text if without_reply != self._path else ""

@@ -86,6 +86,8 @@ def plan(task: Task, grid: Grid) -> list[Cell]:
     prompt = task.prompt
     if prompt.text is not None:
         raise PromptError(f"{prompt.path}: is a text to complete and has no answers to measure")
+    if prompt.documents is not None:
+        raise prompt.error("documents", "asks for passages, which an evaluation does not look up")
     own = prompt.select.method + (f":{prompt.select.encoder}" if prompt.select.encoder else "")
     cells: dict[Cell, None] = {}
     for shots in grid.shots or (min(prompt.select.k, len(prompt.pool)),):

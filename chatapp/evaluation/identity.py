@@ -27,6 +27,8 @@ def prompt_identity(prompt: PromptFile) -> str:
     }
     if prompt.style != "text":  # as it was before there was a choice
         keys["style"] = prompt.style
+    if prompt.documents is not None:
+        keys["documents"] = prompt.documents.to_dict()
     digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode())
     for text in (*prompt.pool.inputs, *prompt.pool.outputs):
         digest.update(text.encode("utf-8", "surrogatepass") + b"\0")

@@ -12,7 +12,7 @@ that the prompt shown is the prompt the model saw.
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice
@@ -22,6 +22,7 @@ from chatapp.engine.model import ChatModel, LanguageModel, Request, Sampling, wh
 from chatapp.fewshot.encoding import ids_of, segment_ids, without_start
 from chatapp.fewshot.scoring import CONTENT_FREE, Likelihoods, best, probabilities
 from chatapp.prompting.chat_template import Template
+from chatapp.prompting.documents import set_apart
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.layout import (
     Demonstration,
@@ -42,18 +43,29 @@ _BATCH = 16
 _REMEMBERED = 2**14
 
 
+LookUp = Callable[[str, int, Callable[[str], int]], tuple[str, ...]]
+"""Passages of documents for an input, which take at most so many tokens, counted by a function."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """An input with its prompt, ready to be answered.
 
     segments: of the prompt; with channel scoring of the one for the first label.
     examples, dropped: what is shown and what did not fit, each nearest first.
+    passages: of documents, as they stand before the input.
     """
 
     input: str
     segments: list[Segment]
     examples: list[Demonstration]
     dropped: list[Demonstration]
+    passages: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> str:
+        """The input with its passages."""
+        return "".join(self.passages) + self.input
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +93,7 @@ class Answerer:
 
     prompt: its `select`, `scoring` and `style` say how. selector: chooses from its pool; None
         shows no demonstrations. sampling: of generated answers; what the prompt file says if
-        None. template: what turns are written in.
+        None. template: what turns are written in. look_up: finds the passages for an input.
     Raises PromptError when the prompt file asks for a sampling there is not.
     """
 
@@ -93,11 +105,13 @@ class Answerer:
         *,
         sampling: Sampling | None = None,
         template: Template = PLAIN,
+        look_up: LookUp | None = None,
     ) -> None:
         self._model = model
         self._prompt = prompt
         self._selector = selector
         self._sampling = sampling or sampling_of(prompt)
+        self._look_up = look_up
         self._encode = lru_cache(_REMEMBERED)(model.tokenizer.encode)
         self._layout = layout_of(prompt, template)
         self._labels = self._label_ids()
@@ -118,13 +132,24 @@ class Answerer:
         chosen = demonstrations(prompt, self._selector, text)
         if prompt.select.selector.votes:
             return Question(text, [], list(chosen.values()), [])
-        fitted = self._layout.fit(list(chosen), text, self._count, self._room(text))
+        passages = self._passages(text)
+        asked = "".join(passages) + text
+        fitted = self._layout.fit(list(chosen), asked, self._count, self._room(asked))
         return Question(
             text,
-            self._render(fitted.kept, text),
+            self._render(fitted.kept, asked, passages),
             [chosen[index] for index in fitted.kept],
             [chosen[index] for index in fitted.dropped],
+            passages,
         )
+
+    def _passages(self, text: str) -> tuple[str, ...]:
+        """What stands before an input of the documents: at most half of the window."""
+        if self._look_up is None:
+            return ()
+        alone = sum(map(self._count, self._layout.render([], text)))
+        room = min(self._model.context // 2, self._room(text) - alone)
+        return self._look_up(text, room, lambda part: len(self._encode(part, begins=False)))
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer a few questions."""
@@ -165,10 +190,13 @@ class Answerer:
             )
         return Question(text, segments, [], [])
 
-    def _render(self, kept: Sequence[int], text: str) -> list[Segment]:
+    def _render(
+        self, kept: Sequence[int], text: str, passages: Sequence[str] = ()
+    ) -> list[Segment]:
         if self._prompt.scoring == "channel":
             return render_channel(self._prompt, kept, text, self._prompt.labels[0])
-        return without_start(self._layout.render(kept, text), self._model)
+        segments = set_apart(self._layout.render(kept, text), passages)
+        return without_start(segments, self._model)
 
     def _count(self, segment: Segment) -> int:
         return len(segment_ids(segment, self._model.tokenizer, self._encode))
@@ -221,11 +249,11 @@ class Answerer:
                     *context, scored = render_channel(self._prompt, kept, question.input, label)
                     pairs.append((self._ids(context), self._ids([scored], begins=False)))
                 continue
-            inputs = [question.input]
+            renderings = [self._render(kept, question.asked, question.passages)]
             if self._prompt.scoring == "calibrated":
-                inputs += CONTENT_FREE
-            for text in inputs:
-                ids = self._ids(self._render(kept, text))
+                renderings += [self._render(kept, text) for text in CONTENT_FREE]
+            for segments in renderings:
+                ids = self._ids(segments)
                 pairs += [(ids, label) for label in self._labels.values()]
         sums = iter([math.fsum(scores) for scores in self._model.score(pairs)])
 
@@ -288,7 +316,7 @@ class Answerer:
 
     def _messages(self, layout: TurnsLayout, question: Question) -> list[dict[str, str]]:
         shown = [example.index for example in question.examples]
-        messages = layout.messages(shown, question.input)
+        messages = layout.messages(shown, question.asked)
         return [{"role": each.role, "content": each.text} for each in messages]
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from chatapp.parameters import Sampling
+from chatapp.prompting.documents import PASSAGE_SIZE, PASSAGES, DocumentsError, DocumentSet
 from chatapp.prompting.examples import (
     POOL_SUFFIXES,
     Pool,
@@ -57,6 +58,7 @@ class PromptFile:
         relative to the label's likelihood without an input (`calibrated`, Zhao et al. 2021),
         or the likelihood of the input given the label (`channel`, Min et al. 2021).
     style: whether it is laid out as one text, or its demonstrations as turns of a chat.
+    documents: those whose passages stand before the input; None without.
     generate: sampling parameters; greedy and at most 64 tokens, unless the file
         says otherwise; empty for a text prompt, which is the user's own to sample from.
     source: the file's own text, so that an error found later still names the line.
@@ -76,6 +78,7 @@ class PromptFile:
     select: Select = field(default_factory=Select)
     scoring: Scoring = "direct"
     style: Style = "text"
+    documents: DocumentSet | None = None
     generate: Mapping[str, int | float] = field(default_factory=dict)
     source: str = field(default="", repr=False)
 
@@ -88,6 +91,8 @@ class PromptFile:
                 "is 'channel', which asks for the input after the label; turns of a chat cannot be "
                 "turned round, so it needs the style text",
             )
+        if self.documents is not None and (self.scoring == "channel" or self.select.selector.votes):
+            raise self.error("documents", "asks for passages, which this way to answer never reads")
         if self.labels:
             return
         if self.select.selector.needs_labels:
@@ -205,12 +210,22 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+_Path = Annotated[str, StringConstraints(min_length=1)]
+
+
 class _Score(_Strict):
     method: Scoring = "direct"
 
 
 class _Chat(_Strict):
     style: Style = "text"
+
+
+class _Documents(_Strict):
+    paths: list[_Path] = Field(min_length=1)
+    method: str = "bm25"
+    limit: int = Field(PASSAGES, ge=1)
+    size: int = Field(PASSAGE_SIZE, ge=50)
 
 
 class _Generate(strict_model(Sampling)):  # type: ignore[misc]  # a class made of another
@@ -247,6 +262,7 @@ class _File(_Described):
     select: Select = Select()
     score: _Score = _Score()
     chat: _Chat = _Chat()
+    documents: _Documents | None = None
     generate: _Generate = _Generate()
 
 
@@ -285,9 +301,21 @@ def _from_toml(path: Path, source: str) -> PromptFile:
         select=file.select,
         scoring=file.score.method,
         style=file.chat.style,
+        documents=_documents(path, source, file.documents),
         generate=_ANSWER | file.generate.model_dump(exclude_unset=True),
         source=source,
     )
+
+
+def _documents(path: Path, source: str, table: _Documents | None) -> DocumentSet | None:
+    """The documents of a prompt file, whose paths are named from its folder."""
+    if table is None:
+        return None
+    paths = (str(path.parent / Path(name).expanduser()) for name in table.paths)
+    try:
+        return DocumentSet(tuple(paths), table.method, table.limit, table.size)
+    except DocumentsError as error:
+        raise _key_error(path, source, ("documents", "method"), f"cannot be had: {error}") from None
 
 
 def _pool(path: Path, source: str, file: _File) -> Pool:

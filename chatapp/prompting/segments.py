@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal[
-    "instruction", "example", "user", "assistant", "thinking", "marker", "special", "end"
+    "instruction",
+    "example",
+    "document",
+    "user",
+    "assistant",
+    "thinking",
+    "marker",
+    "special",
+    "end",
 ]
 
 
@@ -18,9 +26,10 @@ Kind = Literal[
 class Segment:
     """A piece of a prompt.
 
-    `marker` is text of the template ("User:"). `special` is the name of a special token, and
-    `end` stands for the model's end-of-text token: their texts are what is shown, and each
-    becomes its one token, never its letters.
+    `document` is a passage that stands before a question. `marker` is text of the template
+    ("User:"). `special` is the name of a special token, and `end` stands for the model's
+    end-of-text token: their texts are what is shown, and each becomes its one token, never its
+    letters.
     """
 
     kind: Kind

@@ -42,6 +42,7 @@ from chatapp.tui.prompt import Prompt
 from chatapp.tui.sidebar import FROM as SIDEBAR_FROM
 from chatapp.tui.sidebar import Sidebar
 from chatapp.tui.slash_actions import SlashError
+from chatapp.tui.sources import SourceScreen
 from chatapp.tui.turn import TurnEnded, TurnEvent, TurnFailed
 from chatapp.tui.verdicts import Verdicts
 from chatapp.tui.welcome import QUESTION
@@ -287,6 +288,18 @@ class ChatScreen(Screen[None]):
     async def undelete(self) -> None:
         """Bring back the message deleted last."""
         await self.navigation.undelete()
+
+    @on(events.ShowSources)
+    def _show_sources(self, event: events.ShowSources) -> None:
+        self.app.push_screen(SourceScreen(event.message.sources))
+
+    @on(events.DocumentsRead)
+    def _documents_read(self, event: events.DocumentsRead) -> None:
+        if event.documents != self.conversation.documents():
+            return
+        self.widgets.show_problem(event.problem)
+        if event.words:
+            self.widgets.inform(event.words)
 
     @on(events.Edit)
     def _edit_message(self, event: events.Edit) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from textual.message_pump import MessagePump
@@ -22,6 +23,7 @@ from chatapp.tui.getting import Getting
 from chatapp.tui.loading import LoadRequest
 from chatapp.tui.turn import RunningTurn
 from chatapp.tui.words import in_words
+from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reply import ReplyNotStored
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.engine.remote import RemoteModel
     from chatapp.parameters import Origin
+    from chatapp.prompting.documents import DocumentSet
     from chatapp.settings import Settings
 
 _RECENT_CHATS = 30
@@ -68,6 +71,7 @@ class Conversation:
         self.device = settings.device
         self._chat_id: int | None = None
         self._basis = Basis()
+        self._documents: DocumentSet | None = None
         self.model: LanguageModel | None = None
         self.session: Session | None = None
         self.loading: LoadRequest | None = None
@@ -221,6 +225,33 @@ class Conversation:
             self._store.set_system(self.chat_id, system)
         self._basis = replace(self._basis, system=system)
 
+    def documents(self) -> "DocumentSet | None":
+        """What the chat draws on, beside what its prompt file says. Raises StoreError."""
+        if self.session is not None:
+            return self.session.documents
+        return self._documents if self.chat_id is None else self._store.chat(self.chat_id).documents
+
+    def set_documents(self, documents: "DocumentSet | None") -> None:
+        """Let the chat draw on documents, which are read on a thread, or on none; ends in a
+        DocumentsRead. Raises StoreError."""
+        if self.session is not None:
+            self.session.set_documents(documents)
+        elif self.chat_id is not None:
+            self._store.set_documents(self.chat_id, documents)
+        self._documents = documents
+        if documents is not None:
+            self._start_thread(partial(self._read_documents, documents))
+
+    def _read_documents(self, documents: "DocumentSet") -> None:
+        from chatapp.passages.search import Documents
+
+        try:
+            words = f"The next message is answered with {Documents(documents).renew()}."
+            event = events.DocumentsRead(documents, words)
+        except UserError as error:
+            event = events.DocumentsRead(documents, "", str(error))
+        self._listener.post_message(event)
+
     def attach(self, request: LoadRequest, model: "LanguageModel") -> None:
         """Use the model that was asked for. Raises ValueError when it cannot be chatted with."""
         from chatapp.engine.generation_config import generation_config
@@ -241,7 +272,7 @@ class Conversation:
         generations = [] if chat_id is None else self._store.generations(chat_id)
         self.stop()
         self.request = self.turn = None
-        self._chat_id, self._basis = chat_id, Basis()
+        self._chat_id, self._basis, self._documents = chat_id, Basis(), None
         if chat_id is not None:  # a new chat goes on with what was chosen in the one before
             chosen = known_values(self._store.chat(chat_id).chosen)
             self._choices = self._choices.of("this chat", chosen)
@@ -467,4 +498,5 @@ class Conversation:
             system=basis.system,
             prompt=basis.prompt,
             asked_template=basis.asked_template,
+            documents=self._documents,
         )

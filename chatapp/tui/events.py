@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store import StoredMessage
     from chatapp.engine.catalogue import ListedModel
     from chatapp.engine.known_models import KnownModel
+    from chatapp.prompting.documents import DocumentSet
 
 
 @dataclass
@@ -126,6 +127,22 @@ class Delete(Message):
 @dataclass
 class Undelete(Message):
     """The user wants what was deleted last back."""
+
+
+@dataclass
+class ShowSources(Message):
+    """The user wants to read the passages that this reply draws on."""
+
+    message: "StoredMessage"
+
+
+@dataclass
+class DocumentsRead(Message):
+    """The chat's documents have been read, or cannot be, in words."""
+
+    documents: "DocumentSet"
+    words: str
+    problem: str = ""
 
 
 @dataclass

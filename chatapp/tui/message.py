@@ -19,6 +19,7 @@ from chatapp.foreign import printable
 from chatapp.tui import events
 from chatapp.tui.body import TextBody
 from chatapp.tui.clipboard import code_blocks
+from chatapp.tui.rendered import source_place
 from chatapp.tui.textual_internals import bindings_for
 from chatapp.tui.thoughts import Thoughts
 
@@ -105,6 +106,13 @@ class MessageView(Vertical, can_focus=True):
             tooltip="Show or hide the thoughts before a reply",
             id="thoughts",
         ),
+        Binding(
+            "s",
+            "sources",
+            "Sources",
+            tooltip="Read the passages it draws on",
+            id="sources",
+        ),
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),
         Binding(
             "Y",
@@ -175,6 +183,7 @@ class MessageView(Vertical, can_focus=True):
         self._thoughts = Thoughts()
         self._body = TextBody(message.text)
         self._note = Static(markup=False, classes="note")
+        self._sources = Static(markup=False, classes="sources")
         self._correction = Static(markup=False, classes="correction")
         self.show(message, note, feedback)
 
@@ -183,6 +192,7 @@ class MessageView(Vertical, can_focus=True):
         yield self._thoughts
         yield self._body
         yield self._correction
+        yield self._sources
         yield self._note
 
     def show(self, message: "StoredMessage", note: str, feedback: "Feedback | None") -> None:
@@ -204,6 +214,8 @@ class MessageView(Vertical, can_focus=True):
         correction = feedback.correction if feedback is not None else None
         self._correction.update(f"Correction: {printable(correction or '')}")
         self._correction.display = correction is not None
+        self._sources.update("\n".join(map(source_place, message.sources)))
+        self._sources.display = bool(message.sources)
         self._show_note(note)
         self._show_body()
 
@@ -279,7 +291,9 @@ class MessageView(Vertical, can_focus=True):
             return "There is only one version; r on a reply makes another."
         if name == "copy_code" and not code_blocks(self.message.text):
             return "There is no code block in this message."
-        if name == "thoughts" and not self._thoughts.display:
+        if name == "sources" and not self.message.sources:
+            return "No passage of a document was looked up for this message."
+        if name == "thoughts" and not (self._thoughts.display or self.message.sources):
             return "This message has no thoughts."
         return ""
 
@@ -299,7 +313,13 @@ class MessageView(Vertical, can_focus=True):
         self.post_message(events.Edit(self.message))
 
     def action_thoughts(self) -> None:
-        self._thoughts.toggle()
+        if self._thoughts.display:
+            self._thoughts.toggle()
+        else:
+            self.action_sources()
+
+    def action_sources(self) -> None:
+        self.post_message(events.ShowSources(self.message))
 
     def action_copy(self) -> None:
         self.post_message(events.Copy(self.message))

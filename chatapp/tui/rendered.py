@@ -13,11 +13,13 @@ from chatapp.foreign import printable
 
 if TYPE_CHECKING:
     from chatapp.dialogue.prompt import Shot
+    from chatapp.passages.sources import Source
     from chatapp.prompting.segments import Segment
 
 _KINDS = {
     "instruction": "$text-warning",
     "example": "$text-secondary",
+    "document": "$text-primary",
     "user": "$text-success",
     "assistant": "$text-accent",
     "thinking": "dim italic",
@@ -58,6 +60,31 @@ def shot_lines(shots: "Sequence[Shot]", dropped: "Sequence[Shot]") -> Iterator[C
         words = f"Left out for length: {len(dropped)} example{'s' * (len(dropped) > 1)}"
         yield Content.styled(words, "$text-warning")
         yield from map(_shot, dropped)
+
+
+def source_lines(sources: "Sequence[Source]") -> Iterator[Content]:
+    """The passages that were found for a message with how near each is, and those left out."""
+    if sources:
+        yield Content.styled("Passages for this message, nearest first", "bold")
+        yield from (_source(source) for source in sources if source.number)
+    if dropped := [source for source in sources if not source.number]:
+        words = f"Left out for length: {len(dropped)} passage{'s' * (len(dropped) > 1)}"
+        yield Content.styled(words, "$text-warning")
+        yield from map(_source, dropped)
+
+
+def _source(source: "Source") -> Content:
+    return Content.assemble(
+        (f"{source.score:7.3f}  ", "$text-accent"),
+        source_place(source),
+        (f"  {one_line(source.text)}", "dim"),
+    )
+
+
+def source_place(source: "Source") -> str:
+    """The number, file and place of a passage, on one line."""
+    number = f"[{source.number}] " if source.number else ""
+    return one_line(f"{number}{source.name}, {source.place}")
 
 
 def _shot(shot: "Shot") -> Content:

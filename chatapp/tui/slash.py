@@ -102,6 +102,14 @@ COMMANDS = (
         empty=True,
     ),
     Command(
+        "docs",
+        "[PATH …]",
+        "answer with passages of files, folders, patterns; none takes them off",
+        actions.use_documents,
+        lambda chat: (actions.NO_DOCUMENTS,),
+        empty=True,
+    ),
+    Command(
         "markdown",
         "on|off",
         "show this chat's replies as Markdown",

@@ -4,9 +4,11 @@ Keep: an action either does all of what was asked, or says why not and does noth
 """
 
 import asyncio
+import os
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,9 +24,13 @@ from chatapp.userfiles import UserError
 if TYPE_CHECKING:
     from textual.app import App
 
+    from chatapp.prompting.documents import DocumentSet
     from chatapp.tui.chat_widgets import ChatWidgets
 
 TEMPLATES_OWN = "default"
+NO_DOCUMENTS = "none"
+
+_METHOD = "method="
 
 
 class SlashError(UserError):
@@ -203,6 +209,39 @@ def prompt_names(chat: ChatControls) -> Iterable[str]:
     with suppress(PromptError):
         return choosable_names()
     return []
+
+
+async def use_documents(chat: ChatControls, argument: str) -> None:
+    from chatapp.prompting.documents import DocumentsError
+
+    _refuse_while_busy(chat)
+    if not argument:
+        documents = chat.conversation.documents()
+        used = ", ".join(documents.paths) if documents is not None else "none"
+        chat.widgets.inform(f"Documents of this chat: {used}")
+        return
+    try:
+        documents = None if argument == NO_DOCUMENTS else _documents(argument)
+    except (DocumentsError, ValueError) as error:
+        raise SlashError(f"/docs: {error}") from None
+    chat.conversation.set_documents(documents)
+    words = "The documents are taken off." if documents is None else "Reading the documents …"
+    chat.widgets.inform(words)
+
+
+def _documents(argument: str) -> "DocumentSet":
+    """Paths as a shell reads them, and how to search after `method=`. Raises ValueError."""
+    from chatapp.prompting.documents import DocumentSet
+
+    words = shlex.split(argument)
+    methods = [word for word in words if word.startswith(_METHOD)]
+    # The chat may be opened again from another folder.
+    named = [os.path.expanduser(word) for word in words if word not in methods]
+    paths = tuple(map(os.path.abspath, named))
+    if not paths:
+        raise ValueError("expected a file, a folder or a pattern")
+    documents = DocumentSet(paths)
+    return replace(documents, method=methods[-1].removeprefix(_METHOD)) if methods else documents
 
 
 async def set_markdown(chat: ChatControls, argument: str) -> None:

@@ -130,6 +130,41 @@ def test_thoughts(take: Callable[..., bool], tmp_path: Path, size: str) -> None:
     assert take(size, thinking_model(tmp_path / "model", [thought + REPLY]), scene)
 
 
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Notes on the sea in the folder that the program runs in, with an index of its own."""
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "tides.md").write_text(
+        "# The sea\n\n## Tides\n\nThe moon pulls the sea, and it rises twice a day.\n"
+    )
+    (tmp_path / "notes" / "boats.txt").write_text("A boat with a sail needs no coal at sea.")
+    return tmp_path
+
+
+async def ask_with_notes(driver: Driver) -> None:
+    driver.prompt.text = "/docs notes"
+    await driver.press("enter")
+    await driver.until(lambda: any("2 files" in note for note in driver.notices))
+    driver.app.clear_notifications()
+    await driver.say("Why does the sea rise?")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sources(take: Callable[..., bool], in_folder: Path, size: str) -> None:
+    assert take(size, ScriptedModel(["Because the moon pulls it."]), ask_with_notes)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reading_a_source(take: Callable[..., bool], in_folder: Path, size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await ask_with_notes(driver)
+        await driver.press("ctrl+up", "enter")
+
+    assert take(size, ScriptedModel(["Because the moon pulls it."]), scene)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_error(take: Callable[..., bool], size: str) -> None:
     async def scene(driver: Driver) -> None:

@@ -7,7 +7,8 @@ whole messages, and an index and counts that agree with them.
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from chatapp.dialogue.store.database import Database, Gone, StoreError
@@ -20,6 +21,8 @@ from chatapp.dialogue.store.rows import (
     Status,
     StoredMessage,
 )
+from chatapp.passages.sources import Source
+from chatapp.prompting.documents import DocumentSet
 from chatapp.prompting.messages import Role
 
 _TITLE_LENGTH = 60
@@ -40,7 +43,7 @@ _SELECT_MESSAGE = """
         (SELECT count(*) FROM messages AS other
             WHERE other.parent_id IS message.parent_id AND other.chat_id = message.chat_id)
             AS siblings,
-        thoughts, thought_tokens
+        thoughts, thought_tokens, sources
     FROM messages AS message
 """
 
@@ -62,20 +65,22 @@ class ChatStore(Database):
         model: str = "",
         prompt: str = "",
         asked_template: str = "",
+        documents: DocumentSet | None = None,
     ) -> int:
         """A new, empty chat; returns its id. Ids are never used twice."""
         now = time.time()
+        chat = (title, system, template, model, prompt, asked_template, _documents_json(documents))
         return self._insert(
-            "INSERT INTO chats (title, system, template, model, prompt, asked_template, created,"
-            " updated) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (title, system, template, model, prompt, asked_template, now, now),
+            "INSERT INTO chats (title, system, template, model, prompt, asked_template, documents,"
+            " created, updated) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*chat, now, now),
         )
 
     def chat(self, chat_id: int) -> Chat:
         """A chat by its id."""
         row = self._row(
             "SELECT id, title, system, template, model, created, updated, leaf_id, archived,"
-            " deleted, prompt, asked_template, markdown, chosen FROM chats WHERE id = ?",
+            " deleted, prompt, asked_template, markdown, chosen, documents FROM chats WHERE id = ?",
             (chat_id,),
             f"there is no chat {chat_id}",
         )
@@ -142,6 +147,10 @@ class ChatStore(Database):
         """Draw the chat's replies with these sampling parameters, by name."""
         self._change_chat(chat_id, "chosen", json.dumps(dict(chosen)))
 
+    def set_documents(self, chat_id: int, documents: DocumentSet | None) -> None:
+        """Let a chat draw on documents, or on none."""
+        self._change_chat(chat_id, "documents", _documents_json(documents))
+
     def bin_chat(self, chat_id: int) -> None:
         """Delete a chat in such a way that `restore_chat` brings it back within a day."""
         self._change_chat(chat_id, "deleted", time.time())
@@ -179,6 +188,7 @@ class ChatStore(Database):
         text: str,
         *,
         status: Status = "complete",
+        sources: Sequence[Source] = (),
     ) -> StoredMessage:
         """A new message below `parent_id` (None: at the root). The chat's path ends in it.
 
@@ -192,9 +202,9 @@ class ChatStore(Database):
                 self._check_belongs(parent_id, chat_id)
             now = time.time()
             message_id = self._insert(
-                "INSERT INTO messages (chat_id, parent_id, role, text, status, created)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (chat_id, parent_id, role, text, status, now),
+                "INSERT INTO messages (chat_id, parent_id, role, text, status, created, sources)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (chat_id, parent_id, role, text, status, now, _sources_json(sources)),
             )
             has_title = chat.title and not _is_greeting(chat.title)
             title = _title_from(text) if role == "user" and not has_title else chat.title
@@ -227,7 +237,7 @@ class ChatStore(Database):
         row = self._row(
             f"{_SELECT_MESSAGE} WHERE id = ?", (message_id,), f"there is no message {message_id}"
         )
-        return StoredMessage(**row)
+        return StoredMessage.of(row)
 
     def path(self, chat_id: int, leaf_id: int | None = None) -> list[StoredMessage]:
         """The messages from the root to a leaf: to the chat's own unless another is given."""
@@ -244,13 +254,13 @@ class ChatStore(Database):
                 ) {_SELECT_MESSAGE} JOIN above ON id = above_id ORDER BY id""",
                 (leaf,),
             )
-        return [StoredMessage(**row) for row in rows]
+        return [StoredMessage.of(row) for row in rows]
 
     def tree(self, chat_id: int) -> list[StoredMessage]:
         """All messages of a chat, of all branches, oldest first."""
         self.chat(chat_id)
         return [
-            StoredMessage(**row)
+            StoredMessage.of(row)
             for row in self._rows(f"{_SELECT_MESSAGE} WHERE chat_id = ? ORDER BY id", (chat_id,))
         ]
 
@@ -270,7 +280,7 @@ class ChatStore(Database):
                 f"{_SELECT_MESSAGE} WHERE parent_id IS ? AND chat_id = ? ORDER BY id",
                 (message.parent_id, message.chat_id),
             )
-        return [StoredMessage(**row) for row in rows]
+        return [StoredMessage.of(row) for row in rows]
 
     def latest_leaf(self, message_id: int) -> int:
         """The newest message below a message, or itself when it has no replies."""
@@ -380,6 +390,14 @@ class ChatStore(Database):
             (expression, limit),
         )
         return [Hit(**row) for row in rows]
+
+
+def _documents_json(documents: DocumentSet | None) -> str | None:
+    return None if documents is None else json.dumps(documents.to_dict())
+
+
+def _sources_json(sources: Sequence[Source]) -> str:
+    return json.dumps([asdict(source) for source in sources])
 
 
 def _title_from(text: str) -> str:

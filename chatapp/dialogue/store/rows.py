@@ -9,6 +9,8 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from chatapp.passages.sources import Source
+from chatapp.prompting.documents import DocumentSet
 from chatapp.prompting.messages import Role
 
 Status = Literal["complete", "partial", "stopped", "error"]
@@ -35,7 +37,8 @@ class Chat:
 
     deleted: when it was put into the bin; None while it was not. For system, prompt and
     asked_template see `Basis`. markdown: its replies are shown as Markdown. model: what its last
-    reply came from. chosen: the sampling parameters set for it, by name.
+    reply came from. chosen: the sampling parameters set for it, by name. documents: those it
+    draws on; None without.
     """
 
     id: int
@@ -52,12 +55,16 @@ class Chat:
     asked_template: str = ""
     markdown: bool = False
     chosen: dict[str, Any] = field(default_factory=dict)
+    documents: DocumentSet | None = None
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> "Chat":
-        """A row of `chats`, whose chosen parameters are JSON."""
+        """A row of `chats`, whose chosen parameters and documents are JSON."""
         flags = {name: bool(row[name]) for name in ("archived", "markdown")}
-        return cls(**{**row, **flags, "chosen": json.loads(row["chosen"])})
+        asked = json.loads(row["documents"] or "null")
+        documents = None if asked is None else DocumentSet.from_dict(asked)
+        chosen = json.loads(row["chosen"])
+        return cls(**{**row, **flags, "chosen": chosen, "documents": documents})
 
     @property
     def basis(self) -> Basis:
@@ -88,6 +95,7 @@ class StoredMessage:
 
     A reply that is still `partial` when nobody writes it belongs to a process that died.
     thoughts: what was thought before a reply, which is no part of its text, of so many tokens.
+    sources: the passages of documents that were found for a reply.
     """
 
     id: int
@@ -101,6 +109,13 @@ class StoredMessage:
     siblings: int
     thoughts: str = ""
     thought_tokens: int = 0
+    sources: tuple[Source, ...] = ()
+
+    @classmethod
+    def of(cls, row: sqlite3.Row) -> "StoredMessage":
+        """A row of `messages`, whose sources are JSON."""
+        sources = tuple(Source(**source) for source in json.loads(row["sources"]))
+        return cls(**{**row, "sources": sources})
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,5 +117,9 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
             (SELECT turns.model FROM turns JOIN messages ON messages.id = turns.message_id
                 WHERE messages.chat_id = chats.id ORDER BY turns.id DESC LIMIT 1), model)""",
     ),
+    "documents": (
+        "ALTER TABLE chats ADD COLUMN documents TEXT",
+        "ALTER TABLE messages ADD COLUMN sources TEXT NOT NULL DEFAULT '[]'",
+    ),
 }
 """By name, in the order in which they are run: the statements of each."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from chatapp.lab.inspecting import Inspectable
     from chatapp.lab.predictions import Prediction
     from chatapp.lab.traces import Trace
+    from chatapp.passages.sources import Source
 
 EXAMPLE = "The manager hired John because he has extensive experience."
 """The sentence the lectures show attention with: whom is "he" looking at?"""
@@ -42,11 +43,11 @@ class Look:
 
     ids, texts: its tokens, of which those from `start` on are the reply. message: the reply's
     row, when there is one to branch from. template: in words, what laid it out; "" is nothing.
-    shots, dropped_shots: its demonstrations, and those that did not fit. is_draft: whether it
-    was not sent yet. outdated: whether the reply was generated from another prompt.
-    sent_as_messages: whether a server puts the prompt into a template of its own. predictions:
-    what was expected after each token, None where that is not known. trace, model: None when the
-    model does not show its inside, and then `reason` says so.
+    shots, dropped_shots: its demonstrations, and those that did not fit. sources: the passages of
+    documents found for it. is_draft: whether it was not sent yet. outdated: whether the reply was
+    generated from another prompt. sent_as_messages: whether a server puts the prompt into a
+    template of its own. predictions: what was expected after each token, None where that is not
+    known. trace, model: None when the model does not show its inside, and then `reason` says so.
     """
 
     segments: tuple[Segment, ...]
@@ -58,6 +59,7 @@ class Look:
     template: str = ""
     shots: "tuple[Shot, ...]" = ()
     dropped_shots: "tuple[Shot, ...]" = ()
+    sources: "tuple[Source, ...]" = ()
     is_draft: bool = False
     outdated: bool = False
     sent_as_messages: bool = False
@@ -118,6 +120,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         template=_layout(session) if reading else "",
         shots=reading.prompt.shots if reading else (),
         dropped_shots=reading.prompt.dropped_shots if reading else (),
+        sources=reading.prompt.sources if reading else (),
         is_draft=reading is not None and target.message_id is None and bool(target.draft),
         outdated=reading is not None and reading.outdated,
         sent_as_messages=reading is not None and bool(reading.prompt.messages),

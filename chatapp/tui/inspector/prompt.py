@@ -11,7 +11,7 @@ from textual.widgets import Static
 from chatapp.tui.inspector.look import Look
 from chatapp.tui.inspector.view import View
 from chatapp.tui.message import SPEAKERS
-from chatapp.tui.rendered import colored, legend, one_line, shot_lines
+from chatapp.tui.rendered import colored, legend, one_line, shot_lines, source_lines
 
 _SERVED = "The server is sent these as messages, and writes its model's own template around them."
 _OUTDATED = "The reply was generated from another prompt. This one it would be generated from now."
@@ -33,6 +33,7 @@ class PromptView(View):
         self.query_one("#prompt-legend", Static).update(legend(look.segments))
         self.query_one("#prompt-text", Static).update(colored(look.segments))
         notes = list(shot_lines(look.shots, look.dropped_shots))
+        notes += source_lines(look.sources)
         if look.sent_as_messages:
             notes.append(Content.styled(_SERVED, "dim"))
         if look.left_out:

@@ -1,0 +1,54 @@
+"""`chatapp docs`: passages of documents, without a model.
+
+Keep: what a file holds reaches the terminal as printable text alone.
+"""
+
+from typing import Annotated
+
+import typer
+
+from chatapp.commands.console import complain, status, write, write_json
+from chatapp.commands.options import JsonOption
+
+METHOD_HELP = "How to search: bm25, encoder or both; an encoder may follow, as both:minilm."
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def docs() -> None:
+    """Only so that `search` is a command of its own, whatever comes beside it."""
+
+
+@app.command()
+def search(
+    query: Annotated[str, typer.Argument(help="What to look for.")],
+    paths: Annotated[list[str], typer.Argument(help="Files, folders and patterns.")],
+    limit: Annotated[int, typer.Option(min=1, help="How many passages at most.")] = 5,
+    method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
+    as_json: JsonOption = False,
+) -> None:
+    """Find the passages of documents that are nearest to a query, the nearest first."""
+    from chatapp.passages.search import Documents
+    from chatapp.prompting.documents import DocumentSet
+
+    asked = DocumentSet(tuple(paths), method, limit)
+    documents = Documents(asked)
+    try:
+        coverage = documents.renew(show_reading)
+        found = documents.search(query, show_reading)
+    finally:
+        status("")
+    if as_json:
+        keys = ("file", "place", "score", "text")
+        write_json({"passages": [{key: getattr(each, key) for key in keys} for each in found]})
+        return
+    for number, passage in enumerate(found, 1):
+        write(f"[{number}] {passage.file}, {passage.place} ({passage.score:.3g})\n")
+        write(f"{passage.text}\n\n")
+    complain(f"{len(found)} of {coverage}")
+
+
+def show_reading(done: int, of: int) -> None:
+    """Show how far reading documents, or encoding their passages, is."""
+    status(f"Reading documents: {done:,} of {of:,} …")

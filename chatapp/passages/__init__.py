@@ -1,0 +1,1 @@
+"""A folder of texts gives passages for a prompt: files found, read, cut, indexed and searched."""

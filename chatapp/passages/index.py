@@ -1,0 +1,235 @@
+"""Passages of files, kept in an SQLite file and renewed for the files that changed.
+
+A file counts as unchanged while its size and time are what they were; one with another time and
+the same digest is not read again. SQLite's FTS5 keeps the words.
+
+Keep: each file's passages change in one transaction, so that a killed process loses a batch of
+files at most, and two processes that renew one index at once do the same work twice, no harm.
+"""
+
+import hashlib
+import re
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from chatapp.foreign import printable, without_surrogates
+from chatapp.passages.cutting import Piece, cut
+from chatapp.passages.files import SourceFile
+from chatapp.passages.reading import Unreadable, read_blocks, read_bytes
+from chatapp.prompting.documents import DocumentsError
+
+Progress = Callable[[int, int], None]
+"""Called with how many files are read, and of how many."""
+
+_BATCH = 200
+"""Files between two commits."""
+
+_RACY_SECONDS = 2.0
+"""A file that was read so soon after it changed may have changed again within one tick of the
+file system's clock, as git has it."""
+
+_MOST_WORDS = 64
+"""Words of a question that are looked up; SQLite bounds the depth of the expression."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    id INTEGER PRIMARY KEY,
+    path TEXT NOT NULL UNIQUE,
+    size INTEGER NOT NULL,
+    modified INTEGER NOT NULL,
+    read_at INTEGER NOT NULL,
+    digest BLOB,
+    left_out TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS passages (
+    id INTEGER PRIMARY KEY,
+    file_id INTEGER NOT NULL REFERENCES files(id) ON DELETE CASCADE,
+    place TEXT NOT NULL,
+    title TEXT NOT NULL,
+    text TEXT NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS passages_by_file ON passages (file_id);
+CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (
+    title, text, content = 'passages', content_rowid = 'id',
+    tokenize = "porter unicode61 remove_diacritics 2"
+);
+CREATE TRIGGER IF NOT EXISTS passage_added AFTER INSERT ON passages BEGIN
+    INSERT INTO words (rowid, title, text) VALUES (new.id, new.title, new.text);
+END;
+CREATE TRIGGER IF NOT EXISTS passage_deleted AFTER DELETE ON passages BEGIN
+    INSERT INTO words (words, rowid, title, text)
+    VALUES ('delete', old.id, old.title, old.text);
+END;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A passage that was found.
+
+    file: its path. place: where in it, in words. score: how near it is to the query, larger
+        is nearer; what it counts, the method says. identity: of its row in the index.
+    """
+
+    identity: int
+    file: str
+    place: str
+    text: str
+    score: float = 0.0
+
+
+class Index:
+    """The passages of a set of files, in one SQLite file.
+
+    Every method raises DocumentsError when the file cannot be used.
+    """
+
+    def __init__(self, file: Path, size: int) -> None:
+        """size: of a passage, in characters; an index of another size is another file."""
+        self._file = file
+        self._size = size
+
+    def renew(self, files: dict[str, SourceFile], progress: Progress | None = None) -> Counter[str]:
+        """Bring the index up to date with the files there are now.
+
+        Returns how many files give no passages, for each reason.
+        """
+        with self._open() as database:
+            known = {
+                row["path"]: row
+                for row in database.execute("SELECT path, size, modified, read_at FROM files")
+            }
+            gone = [(path,) for path in known if path not in files]
+            with database:
+                database.executemany("DELETE FROM files WHERE path = ?", gone)
+            stale = [
+                file
+                for path, file in files.items()
+                if path not in known or not _is_unchanged(file, known[path])
+            ]
+            for start in range(0, len(stale), _BATCH):
+                with database:
+                    for file in stale[start : start + _BATCH]:
+                        self._renew_file(database, file)
+                if progress:
+                    progress(min(start + _BATCH, len(stale)), len(stale))
+            rows = database.execute(
+                "SELECT left_out, count(*) AS files FROM files WHERE left_out != '' GROUP BY 1"
+            )
+            return Counter({row["left_out"]: row["files"] for row in rows})
+
+    def count(self) -> tuple[int, int]:
+        """(files with passages, passages)."""
+        with self._open() as database:
+            (row,) = database.execute("SELECT count(DISTINCT file_id), count(*) FROM passages")
+            return row[0], row[1]
+
+    def texts(self) -> tuple[list[int], list[str]]:
+        """The identity and the text of each passage, its headings before it."""
+        with self._open() as database:
+            rows = database.execute("SELECT id, title, text FROM passages ORDER BY id").fetchall()
+        return [row["id"] for row in rows], [f"{row['title']}\n{row['text']}" for row in rows]
+
+    def by_words(self, query: str, limit: int) -> list[tuple[int, float]]:
+        """The passages with the highest BM25 (k1 = 1.2, b = 0.75, as SQLite's FTS5 has it) to
+        the words of a query, the best first: (identity, score)."""
+        expression = _any_word(query)
+        if not expression:
+            return []
+        with self._open() as database:
+            rows = database.execute(
+                "SELECT rowid, -rank AS score FROM words WHERE words MATCH ?"
+                " ORDER BY rank, rowid LIMIT ?",
+                (expression, limit),
+            )
+            return [(row["rowid"], row["score"]) for row in rows]
+
+    def passages(self, scores: Sequence[tuple[int, float]]) -> list[Passage]:
+        """The passages with these identities, in their order. One that another process has
+        replaced meanwhile is left out."""
+        with self._open() as database:
+            found = []
+            for identity, score in scores:
+                row = database.execute(
+                    "SELECT path, place, text FROM passages JOIN files ON files.id = file_id"
+                    " WHERE passages.id = ?",
+                    (identity,),
+                ).fetchone()
+                if row is not None:
+                    found.append(Passage(identity, row["path"], row["place"], row["text"], score))
+            return found
+
+    def _renew_file(self, database: sqlite3.Connection, file: SourceFile) -> None:
+        """Read a file that may have changed, and put its passages in the place of the old."""
+        path, read_at = Path(file.path), time.time_ns()
+        digest, left_out, pieces = None, "", list[Piece]()
+        try:
+            data = read_bytes(path)
+            digest = hashlib.blake2b(data, digest_size=16).digest()
+            row = database.execute(
+                "SELECT id, digest FROM files WHERE path = ?", (file.path,)
+            ).fetchone()
+            if row is not None and row["digest"] == digest:
+                database.execute(
+                    "UPDATE files SET size = ?, modified = ?, read_at = ? WHERE id = ?",
+                    (file.size, file.modified, read_at, row["id"]),
+                )
+                return
+            pieces = list(cut(read_blocks(path, data), self._size))
+        except Unreadable as reason:
+            left_out = str(reason)
+        database.execute("DELETE FROM files WHERE path = ?", (file.path,))
+        identity = database.execute(
+            "INSERT INTO files (path, size, modified, read_at, digest, left_out)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (file.path, file.size, file.modified, read_at, digest, left_out),
+        ).lastrowid
+        database.executemany(
+            "INSERT INTO passages (file_id, place, title, text) VALUES (?, ?, ?, ?)",
+            ((identity, piece.place, _title(path, piece), piece.text) for piece in pieces),
+        )
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            database = sqlite3.connect(self._file, timeout=60)
+            try:
+                database.row_factory = sqlite3.Row
+                database.execute("PRAGMA journal_mode = WAL")
+                database.execute("PRAGMA synchronous = NORMAL")
+                database.execute("PRAGMA foreign_keys = ON")
+                if not database.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+                    database.executescript(_SCHEMA)
+                yield database
+            finally:
+                database.close()
+        except (sqlite3.Error, OSError) as error:
+            raise DocumentsError(
+                f"{self._file}: this index of documents cannot be used ({error}); "
+                "it can be deleted without loss"
+            ) from None
+
+
+def _is_unchanged(file: SourceFile, row: sqlite3.Row) -> bool:
+    is_settled = row["modified"] < row["read_at"] - _RACY_SECONDS * 1e9
+    return is_settled and (file.size, file.modified) == (row["size"], row["modified"])
+
+
+def _title(path: Path, piece: Piece) -> str:
+    """What is searched beside a passage's own words: its file's name and its headings."""
+    return printable(f"{path.stem} {piece.headings}".strip())
+
+
+def _any_word(query: str) -> str:
+    """FTS5's expression for any word of a query; "" if there is none.
+
+    Each word is an FTS5 string of letters and digits, so nothing in a query is syntax.
+    """
+    words: Iterable[str] = dict.fromkeys(re.findall(r"\w+", without_surrogates(query).casefold()))
+    return " OR ".join(f'"{word}"' for word in list(words)[:_MOST_WORDS])

@@ -1,0 +1,137 @@
+"""Searching documents: by the words they share with a query, by meaning, or by both.
+
+Keep: a search sees the files as they are now; it names a passage that no longer is, never.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os.path import abspath, expanduser
+from typing import TYPE_CHECKING
+
+from chatapp.passages.files import list_files
+from chatapp.passages.index import Index, Passage, Progress
+from chatapp.paths import cache_dir
+from chatapp.prompting.documents import DocumentsError, DocumentSet
+
+# Help and completion should not wait for numpy.
+if TYPE_CHECKING:
+    from chatapp.engine.model import LanguageModel
+    from chatapp.prompting.selection.similarity import Index as Similarity
+
+_FORMAT = 1
+"""Of the index's file; raised with its tables, or with what becomes of a text."""
+
+_DEPTH = 50
+"""How far down a ranking is looked at where two are merged."""
+
+_DAMPING = 60
+"""The constant of reciprocal rank fusion, as in its paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What a search goes through. left_out: files without passages, counted by reason."""
+
+    files: int
+    passages: int
+    left_out: Counter[str]
+
+    def __str__(self) -> str:
+        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
+        words = f"{_counted(self.passages, 'passage')} of {_counted(self.files, 'file')}"
+        return f"{words}; left out: {counted}" if counted else words
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+class Documents:
+    """The passages of some files and folders, to be searched.
+
+    asked: which, and how. model: for the encoder "lm".
+    """
+
+    def __init__(
+        self,
+        asked: DocumentSet,
+        model: "LanguageModel | None" = None,
+    ) -> None:
+        self.asked = asked
+        self._method, self._encoder_name = asked.method_and_encoder()
+        self._model = model
+        paths = sorted(abspath(expanduser(path)) for path in asked.paths)
+        name = json.dumps([_FORMAT, asked.size, paths]).encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(name, digest_size=16).hexdigest()
+        self._index = Index(cache_dir() / "documents" / f"{digest}.sqlite", asked.size)
+        self._similarity: tuple[list[str], list[int], Similarity] | None = None
+
+    def renew(self, progress: Progress | None = None) -> Coverage:
+        """Read what has changed. Raises DocumentsError when there is nothing to search.
+
+        progress: is told of the files that are read; what it raises ends the reading.
+        """
+        listing = list_files(self.asked.paths)
+        left_out = listing.left_out + self._index.renew(listing.files, progress)
+        coverage = Coverage(*self._index.count(), left_out)
+        if not coverage.passages:
+            counted = f" ({coverage})" if left_out else ""
+            raise DocumentsError(
+                f"{', '.join(self.asked.paths)}: there is no text to search{counted}"
+            )
+        return coverage
+
+    def search(self, query: str, progress: Progress | None = None) -> list[Passage]:
+        """As many passages as were asked for at most, the nearest to the query first.
+
+        A score is BM25, the cosine of embeddings, or for "both" the sum over the two rankings
+        of 1 / (60 + rank): reciprocal rank fusion (Cormack, Clarke and Büttcher 2009).
+        progress: also of texts that are encoded; see `renew`.
+        Raises DocumentsError, and ModelError when the encoder cannot be had.
+        """
+        self.renew(progress)
+        limit = self.asked.limit
+        if self._method == "bm25":
+            scores = self._index.by_words(query, limit)
+        elif self._method == "encoder":
+            scores = self._by_meaning(query, limit, progress)
+        else:
+            words = self._index.by_words(query, _DEPTH)
+            meaning = self._by_meaning(query, _DEPTH, progress)
+            scores = fused([[identity for identity, _ in ranking] for ranking in (words, meaning)])
+        return self._index.passages(scores[:limit])
+
+    def _by_meaning(
+        self, query: str, limit: int, progress: Progress | None
+    ) -> list[tuple[int, float]]:
+        from chatapp.prompting.selection.similarity import ranked
+
+        identities, texts = self._index.texts()
+        if self._similarity is None or self._similarity[:2] != (texts, identities):
+            self._similarity = texts, identities, self._encoded(texts, progress)
+        scores = self._similarity[2].scores(query)
+        best = [row for row, _ in zip(ranked(scores, limit), range(limit), strict=False)]
+        return [(identities[row], float(scores[row])) for row in best if scores[row] > 0]
+
+    def _encoded(self, texts: Sequence[str], progress: Progress | None) -> "Similarity":
+        from chatapp.fewshot.encoders import load_encoder
+        from chatapp.prompting.selection.select import Select
+        from chatapp.prompting.selection.similarity import DenseIndex, TfidfIndex
+
+        select = Select(encoder=self._encoder_name)
+        encoder = load_encoder(select, self._model, progress)
+        if encoder is None:
+            return TfidfIndex(texts)
+        return DenseIndex(texts, encoder, select.metric)
+
+
+def fused(rankings: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
+    """Rankings merged by reciprocal rank fusion, the best first; equal ones by identity."""
+    scores: dict[int, float] = {}
+    for ranking in rankings:
+        for rank, identity in enumerate(ranking, 1):
+            scores[identity] = scores.get(identity, 0.0) + 1 / (_DAMPING + rank)
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))

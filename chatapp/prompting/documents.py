@@ -1,0 +1,84 @@
+"""Which documents a chat or a prompt file draws on, and how they are searched.
+
+Keep: this is what was asked for, as plain data that a prompt file, a command and a stored chat
+share. Whether there are such files, a search says.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from chatapp.prompting.segments import Segment
+from chatapp.userfiles import UserError, quoted, suggestion
+
+Method = Literal["bm25", "encoder", "both"]
+PASSAGES = 5
+PASSAGE_SIZE = 600
+"""Characters: some 100 words of English or 150 tokens, of which half a window of 1,024 holds
+three."""
+
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+class DocumentsError(UserError):
+    """Documents that cannot be searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSet:
+    """Files, folders and patterns, and how passages of them are found.
+
+    method: "bm25", "encoder" or "both", and after a colon the encoder of `fewshot.encoders`, as
+        "both:minilm"; without one the best that is installed. limit: how many passages a prompt
+        gets at most. size: of a passage, in characters.
+    Raises DocumentsError for a method there is not.
+    """
+
+    paths: tuple[str, ...]
+    method: str = "bm25"
+    limit: int = PASSAGES
+    size: int = PASSAGE_SIZE
+
+    def __post_init__(self) -> None:
+        self.method_and_encoder()
+
+    def method_and_encoder(self) -> tuple[Method, str | None]:
+        """How to search, and by which encoder. Raises DocumentsError."""
+        name, colon, encoder = self.method.partition(":")
+        method = next((known for known in METHODS if known == name), None)
+        if method is None:
+            hint = suggestion(name, METHODS)
+            raise DocumentsError(f"{quoted(self.method)} is no way to search documents{hint}")
+        if colon and (method == "bm25" or not encoder):
+            raise DocumentsError(
+                f"{quoted(self.method)} is no way to search documents; an encoder follows "
+                "encoder: or both:"
+            )
+        return method, encoder or None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data that `from_dict` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "DocumentSet":
+        """What `to_dict` has given."""
+        return cls(**data | {"paths": tuple(data["paths"])})
+
+
+def set_apart(segments: Sequence[Segment], passages: Sequence[str]) -> list[Segment]:
+    """The segments of a prompt with each passage in its last message as a segment of its own.
+
+    passages: what stands before the question in that message, all of it in a row. Where a
+    template has changed the message, the segments stay as they were.
+    """
+    own = list(segments)
+    users = [place for place, segment in enumerate(own) if segment.kind == "user"]
+    if not users or not passages:
+        return own
+    before, found, question = own[users[-1]].text.partition("".join(passages))
+    if found:
+        opening = [Segment("marker", before)] if before else []
+        parts = [Segment("document", passage) for passage in passages]
+        own[users[-1] : users[-1] + 1] = [*opening, *parts, Segment("user", question)]
+    return own

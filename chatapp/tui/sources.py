@@ -1,0 +1,65 @@
+"""The passages of documents that a reply draws on, to read them.
+
+Keep: what is shown is what stood in the prompt, kept with the reply; no file is opened, so that
+one that is gone or has changed hides nothing.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+
+from chatapp.foreign import printable
+from chatapp.tui.options import Options
+from chatapp.tui.rendered import source_place
+
+if TYPE_CHECKING:
+    from chatapp.passages.sources import Source
+
+
+class SourceScreen(ModalScreen[None]):
+    """Lists the sources of a reply above the text of the highlighted one."""
+
+    BINDING_GROUP_TITLE = "Sources of a reply"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss", "Close"),
+    ]
+
+    def __init__(self, sources: "Sequence[Source]") -> None:
+        super().__init__()
+        self._listed = sources
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static("Sources, nearest first", classes="title")
+            yield Options(*map(_row, self._listed))
+            with VerticalScroll(can_focus=False):
+                yield Static(id="source-file", markup=False)
+                yield Static(id="source-text", markup=False)
+            yield Static("↑ ↓ choose · Esc closes", classes="hint")
+
+    @on(OptionList.OptionHighlighted)
+    def _show(self, event: OptionList.OptionHighlighted) -> None:
+        source = self._listed[event.option_index]
+        self.query_one("#source-file", Static).update(printable(_near(source.file)))
+        self.query_one("#source-text", Static).update(printable(f"\n{source.text}"))
+        self.query_one(VerticalScroll).scroll_home(animate=False)
+
+
+def _near(path: str) -> str:
+    """A path as seen from the folder that the program runs in, where it lies below it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return path
+
+
+def _row(source: "Source") -> str:
+    left_out = "" if source.number else "  (left out for length)"
+    return f"{source.score:7.3f}  {source_place(source)}{left_out}"

@@ -1,0 +1,139 @@
+"""`chatapp docs search`, `ask --docs` and `run` with [documents], and wrong input in a sentence."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from fakes import ScriptedModel
+
+UseModel = Callable[[ScriptedModel], ScriptedModel]
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("# Clams\n\nA walrus eats clams.\n")
+    (tmp_path / "notes" / "b.txt").write_text("Horses eat hay.\x1b[2J")
+    return tmp_path / "notes"
+
+
+def test_passages_as_json(run: Run, notes: Path) -> None:
+    result = run("docs", "search", "what does a walrus eat", str(notes), "--limit", "1", "--json")
+    (passage,) = json.loads(result.out)["passages"]
+    assert passage.pop("score") > 0
+    assert passage == {
+        "file": str(notes / "a.md"),
+        "place": "Clams, line 1",
+        "text": "# Clams\n\nA walrus eats clams.",
+    }
+
+
+def test_passages_to_read(run: Run, notes: Path) -> None:
+    result = run("docs", "search", "hay", str(notes), "--method", "both:tfidf")
+    assert result.out.startswith(f"[1] {notes / 'b.txt'}, line 1 (")
+    assert "Horses eat hay.␛[2J" in result.out
+    assert "\x1b" not in result.out + result.err
+    assert "1 of 2 passages of 2 files" in result.err
+
+
+def test_wrong_input(run: Run, notes: Path) -> None:
+    for arguments in (["gone.txt"], [str(notes), "--method", "bm2"], [str(notes / "*.pdf")]):
+        result = run("docs", "search", "x", *arguments)
+        assert result.status == 2
+        assert result.out == ""
+        assert result.err.count("\n") == 1
+
+
+def test_an_answer_with_documents_names_its_sources(
+    run: Run, use_model: UseModel, notes: Path
+) -> None:
+    model = use_model(ScriptedModel([" Clams."] * 2, context=200))
+    arguments = ("ask", "What does a walrus eat?", "--docs", str(notes / "a.md"))
+    result = run(*arguments, "--docs", str(notes / "*.txt"))
+    assert result.out == "Clams.\n"
+    assert f"[1] {notes / 'a.md'}, Clams, line 1" in result.err
+    first = "[1] a.md, Clams, line 1\n# Clams\n\nA walrus eats clams.\n\n"
+    assert f"{first}[2] b.txt, line 1\n" in model.prompts[0]
+    document = json.loads(run(*arguments, "--json").out)
+    assert [source["number"] for source in document["sources"]] == [1]
+
+
+def test_documents_that_cannot_be_searched_are_wrong_input(
+    run: Run, use_model: UseModel, notes: Path
+) -> None:
+    use_model(ScriptedModel([" Clams."]))
+    for arguments in (["--docs", "gone"], ["--docs", str(notes), "--docs-method", "best"]):
+        result = run("ask", "What?", *arguments)
+        assert (result.status, result.out) == (2, "")
+
+
+PROMPT = """
+input_prefix = "Question: "
+output_prefix = "Answer:"
+stop = ["\\n"]
+examples = [{input = "Who?", output = "Nobody."}]
+[documents]
+paths = ["notes"]
+limit = 1
+"""
+
+
+@pytest.mark.parametrize("style", ["text", "turns"])
+def test_a_prompt_file_with_documents(
+    run: Run, use_model: UseModel, notes: Path, tmp_path: Path, style: str
+) -> None:
+    model = use_model(ScriptedModel([" Clams."], context=200))
+    (tmp_path / "task.toml").write_text(PROMPT + f'[chat]\nstyle = "{style}"\n')
+    result = run("run", str(tmp_path / "task.toml"), "--input", "What does a walrus eat?")
+    assert result == (0, "Clams.\n", "")
+    passage = "[1] a.md, Clams, line 1\n# Clams\n\nA walrus eats clams.\n\n"
+    assert (
+        f"Question: Passages of documents:\n\n{passage}What does a walrus eat?"
+        in (model.prompts[0])
+    )
+
+
+def test_labels_are_scored_after_the_passages(
+    run: Run, use_model: UseModel, notes: Path, tmp_path: Path
+) -> None:
+    use_model(ScriptedModel([], context=200))
+    labels = 'labels = ["clams", "hay"]\n' + PROMPT.replace("Nobody.", "hay")
+    (tmp_path / "task.toml").write_text(labels)
+    document = json.loads(
+        run("run", str(tmp_path / "task.toml"), "--input", "A walrus eats", "--json").out
+    )
+    assert "A walrus eats clams.\n\nA walrus eats\nAnswer:" in document["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("[documents]\npaths = []", "'documents.paths' holds 0"),
+        ('[documents]\npaths = ["notes"]\nmethod = "best"', "'documents.method' cannot be had"),
+        ('[documents]\npaths = ["notes"]\nk = 2', "'documents.k' is no key"),
+        ('[documents]\npaths = ["gone"]', "gone: there is no such file"),
+    ],
+    ids=["none", "method", "key", "gone"],
+)
+def test_wrong_tables(
+    run: Run, use_model: UseModel, notes: Path, tmp_path: Path, table: str, words: str
+) -> None:
+    use_model(ScriptedModel([" Clams."]))
+    (tmp_path / "task.toml").write_text('input_prefix = "Q: "\n' + table)
+    result = run("run", str(tmp_path / "task.toml"), "--input", "What?")
+    assert result.status == 2
+    assert words in result.err
+
+
+def test_an_evaluation_refuses_documents(
+    run: Run, use_model: UseModel, notes: Path, tmp_path: Path
+) -> None:
+    use_model(ScriptedModel([" Clams."]))
+    (tmp_path / "task.toml").write_text(PROMPT)
+    (tmp_path / "test.jsonl").write_text('{"input": "a", "output": "b"}\n')
+    files = (str(tmp_path / "task.toml"), "--test", str(tmp_path / "test.jsonl"))
+    result = run("eval", *files, "--report", str(tmp_path / "report"))
+    assert result.status == 2
+    assert "'documents' asks for passages" in result.err

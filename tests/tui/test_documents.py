@@ -1,0 +1,143 @@
+"""/docs, the sources below a reply, reading them, and F3."""
+
+from pathlib import Path
+
+import pytest
+from conftest import Driver, OpenApp
+from fakes import ScriptedModel
+from textual.widgets import Static
+
+from chatapp.dialogue.store import Store
+from chatapp.prompting.documents import DocumentSet
+from chatapp.tui.sources import SourceScreen
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    folder = tmp_path / "my notes"
+    folder.mkdir()
+    (folder / "walrus.md").write_text("# [b]Walrus[/b]\n\nA walrus eats clams.\x1b[2J")
+    (folder / "horse.txt").write_text("A horse eats hay.")
+    return folder
+
+
+def model() -> ScriptedModel:
+    return ScriptedModel([" Clams."] * 3, context=200)
+
+
+def told(driver: Driver, words: str) -> bool:
+    return any(words in note for note in driver.notices)
+
+
+def words_of(driver: Driver, id: str) -> str:
+    """What a part of the inspector says; nothing before it stands there."""
+    return "".join(str(static.content) for static in driver.chat.query(f"#{id}").results(Static))
+
+
+async def order(driver: Driver, text: str) -> None:
+    driver.prompt.text = text
+    await driver.press("enter")
+
+
+async def ask_with(driver: Driver, notes: Path) -> None:
+    await order(driver, f"/docs '{notes}'")
+    await driver.until(lambda: told(driver, "2 passages of 2 files"))
+    await driver.say("What does a walrus eat?")
+
+
+async def test_a_reply_names_its_sources_and_enter_opens_them(
+    open_app: OpenApp, notes: Path
+) -> None:
+    async with open_app(model()) as driver:
+        await ask_with(driver, notes)
+        assert "[1] walrus.md, [b]Walrus[/b], line 1" in driver.screen_text
+        assert "[2] horse.txt, line 1" in driver.screen_text
+        await driver.press("ctrl+up", "enter")
+        assert isinstance(driver.app.screen, SourceScreen)
+        await driver.until(lambda: "A walrus eats clams.␛[2J" in driver.screen_text)
+        await driver.press("down")
+        await driver.until(lambda: "A horse eats hay." in driver.screen_text)
+        await driver.press("escape")
+        assert not isinstance(driver.app.screen, SourceScreen)
+        await driver.press("s")
+        assert isinstance(driver.app.screen, SourceScreen)
+
+
+async def test_sources_are_there_when_the_chat_is_opened_again(
+    open_app: OpenApp, store: Store, notes: Path
+) -> None:
+    async with open_app(model()) as driver:
+        await ask_with(driver, notes)
+        chat_id = driver.chat.conversation.chat_id
+    for file in notes.iterdir():
+        file.unlink()
+    async with open_app(model(), chat_id=chat_id) as driver:
+        await driver.until(lambda: "[1] walrus.md" in driver.screen_text)
+        await driver.press("ctrl+up", "enter")
+        await driver.until(lambda: "A walrus eats clams." in driver.screen_text)
+    assert store.chat(1).documents == DocumentSet((str(notes),))
+
+
+async def test_documents_are_named_searched_otherwise_and_taken_off(
+    open_app: OpenApp, notes: Path
+) -> None:
+    async with open_app(model()) as driver:
+        await order(driver, "/docs")
+        await driver.until(lambda: told(driver, "Documents of this chat: none"))
+        await order(driver, f"/docs method=both:tfidf '{notes}/*.md'")
+        await driver.until(lambda: told(driver, "1 passage of 1 file"))
+        asked = driver.chat.conversation.documents()
+        assert asked == DocumentSet((f"{notes}/*.md",), "both:tfidf")
+        await order(driver, "/docs none")
+        await driver.say("What does a walrus eat?")
+        assert "walrus.md" not in driver.screen_text
+        await driver.press("ctrl+up", "s")
+        await driver.until(lambda: told(driver, "No passage of a document"))
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("/nowhere/at/all", "there is no such file or folder"),
+        ("method=best .", "'best' is no way to search documents"),
+        ("method=both", "expected a file, a folder or a pattern"),
+        ("'open", "No closing quotation"),
+    ],
+    ids=["path", "method", "nothing", "quote"],
+)
+async def test_wrong_arguments(open_app: OpenApp, argument: str, problem: str) -> None:
+    async with open_app(model()) as driver:
+        await order(driver, f"/docs {argument}")
+        await driver.until(lambda: problem in driver.problem)
+
+
+async def test_documents_that_vanish_are_told_and_the_message_given_back(
+    open_app: OpenApp, notes: Path
+) -> None:
+    async with open_app(model()) as driver:
+        await order(driver, f"/docs '{notes}'")
+        await driver.until(lambda: told(driver, "2 passages of 2 files"))
+        for file in notes.iterdir():
+            file.unlink()
+        driver.prompt.text = "What does a walrus eat?"
+        await driver.press("enter")
+        await driver.until(lambda: "there is no text to search" in driver.problem)
+        assert driver.prompt.text == "What does a walrus eat?"
+
+
+async def test_the_inspector_tells_how_near_each_passage_was_and_which_was_left_out(
+    open_app: OpenApp, notes: Path
+) -> None:
+    (notes / "long.txt").write_text("walrus " * 80)
+    async with open_app(ScriptedModel([" Clams."], context=120), size=(120, 60)) as driver:
+        await order(driver, f"/docs '{notes}'")
+        await driver.until(lambda: told(driver, "3 passages of 3 files"))
+        await driver.say("What does a walrus eat?")
+        await driver.press("f3")
+        await driver.until(lambda: "of reply" in words_of(driver, "inspector-about"))
+        await driver.press("1")
+        shown = words_of(driver, "prompt-notes")
+        assert shown.startswith("Passages for this message, nearest first\n")
+        assert "[1] walrus.md, [b]Walrus[/b], line 1" in shown
+        assert "Left out for length: 1 passage\n" in shown
+        assert "long.txt" in shown.partition("Left out")[2]
