@@ -35,7 +35,7 @@ def chat_of(
 def test_markdown_reads_as_a_dialogue(store: Store) -> None:
     chat, messages = chat_of(store, ("Hi", HOSTILE, "complete"), ("Go", "on and", "stopped"))
     text = to_markdown(chat, messages)
-    assert text.startswith("# Hi\n\n*")
+    assert text.startswith("# Go\n\n*")
     assert ", model tiny*\n\n## User\n\nHi\n\n## Assistant\n\n" in text
     assert HOSTILE in text
     assert text.endswith("## User\n\nGo\n\n## Assistant (stopped)\n\non and\n")

@@ -89,7 +89,7 @@ def test_a_turn_is_streamed_and_stored(session_of: MakeSession, store: Store) ->
     assert store.path(session.chat_id) == session.messages
     assert reply_of(session.say("How are you?")) == "Fine."
     chat = store.chat(session.chat_id)
-    assert (chat.title, chat.template, chat.model) == ("Hi!", "plain", "scripted")
+    assert (chat.title, chat.template, chat.model) == ("How are you?", "plain", "scripted")
 
 
 def test_the_prompt_is_the_templates_rendering(session_of: MakeSession) -> None:

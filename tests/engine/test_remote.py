@@ -5,6 +5,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -586,7 +587,7 @@ def test_a_chat(server: CompletionsServer, model: RemoteModel, tmp_path: Path) -
     store.close()
 
 
-def test_a_reply_that_cannot_be_stored_closes_the_connection(
+def test_a_reply_given_up_that_cannot_be_stored_closes_the_connection(
     server: CompletionsServer,
     model: RemoteModel,
     tmp_path: Path,
@@ -602,11 +603,12 @@ def test_a_reply_that_cannot_be_stored_closes_the_connection(
     server.stream = [piece(" Well"), server.hang]
     events = session.say("How are you?")
     next(events)
+    next(events)
     monkeypatch.setattr(store, "update_message", full)
-    with pytest.raises(StoreError) as held:  # with all that it refers to
-        list(events)
+    with pytest.raises(StoreError) as held, closing(events):  # with all that it refers to
+        pass
     assert server.gone.wait(30)
-    assert str(held.value) == "the disk is full"
+    assert str(held.value) == "the reply is on the screen alone: the disk is full"
     store.close()
 
 

@@ -48,7 +48,7 @@ def test_the_snippet_of_the_readme_runs(
 def test_a_file_is_a_configuration_too(tmp_path: Path) -> None:
     config = tiny.written(tiny.config(tmp_path), tmp_path / "config.toml")
     run = finetune.train(config, "train.max_steps=2")
-    document = finetune.evaluation(run, replies=2, max_tokens=4)
+    document = finetune.evaluate(run, replies=2, max_tokens=4)
     assert json.loads((run / "result.json").read_text())["steps"] == 2
     (measured,) = document["sets"].values()
     assert len(measured["replies"]) == 2

@@ -216,7 +216,10 @@ def config(folder: Path, **sections: dict[str, Any] | str) -> FinetuneConfig:
         "train": train,
     }
     for name, section in sections.items():
-        made[name] = made.get(name, {}) | section if isinstance(section, dict) else section
+        if name == "objective" and isinstance(section, dict) and "kind" in section:
+            made[name] = section
+        else:
+            made[name] = made.get(name, {}) | section if isinstance(section, dict) else section
     return FinetuneConfig.model_validate(made)
 
 

@@ -253,7 +253,7 @@ def test_a_head_reads_any_family(family: str) -> None:
     )
     batch = collate([*map(HeadRows(examples, pad_id=0).__getitem__, (0, 1))], 0)
     objective = HeadObjective(aux_weight=0.0, spec=spec)
-    losses = objective.losses(model, model, batch, objective.count([batch]), 0.0)
+    losses = objective.losses(model, model, batch, objective.count([batch], model, model), 0.0)
     labels = torch.tensor([int(example.label) for example in examples])
     assert losses[0].item() == pytest.approx(
         functional.nll_loss(expected.log(), labels).item(), rel=1e-3
