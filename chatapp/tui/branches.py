@@ -19,6 +19,7 @@ from textual.widgets.option_list import Option
 
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
+from chatapp.tui.keymap import HELP
 from chatapp.tui.message import SPEAKERS
 from chatapp.tui.options import Options
 
@@ -52,6 +53,7 @@ class BranchScreen(ModalScreen[int | None]):
 
     BINDING_GROUP_TITLE = "Branches of a chat"
     BINDINGS: ClassVar[list[BindingType]] = [
+        HELP,
         Binding("enter", "go", "Go to this message"),
         Binding("escape,ctrl+b", "dismiss", "Stay"),
     ]

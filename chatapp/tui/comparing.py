@@ -24,6 +24,7 @@ from chatapp.tui.conversation import Conversation, TurnRequest
 from chatapp.tui.differences import difference
 from chatapp.tui.field import Field
 from chatapp.tui.keybar import KeyBar
+from chatapp.tui.keymap import HELP
 from chatapp.tui.message import SPEAKERS, status_words
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.turn import RunningTurn, TurnEvent
@@ -147,7 +148,7 @@ class CompareScreen(Screen[Compared]):
         Binding("e", "choose('equal')", "Equal", tooltip="Both are as good; go on with the left"),
         Binding("b", "choose('both bad')", "Both bad", tooltip="Both are bad; go on with the left"),
         Binding("escape", "stop", "Leave", tooltip="Stop this reply; leave without a choice"),
-        Binding("f1", "app.help", "Show all keys", show=False),
+        HELP,
     ]
 
     def __init__(

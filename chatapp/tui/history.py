@@ -23,6 +23,7 @@ from textual.widgets.option_list import Option
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
 from chatapp.tui.field import Field
+from chatapp.tui.keymap import HELP
 from chatapp.tui.options import Options
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
 
     BINDING_GROUP_TITLE = "List of chats"
     BINDINGS: ClassVar[list[BindingType]] = [
+        HELP,
         Binding("enter", "open", "Open"),
         Binding("down", "list", "Go to the list", show=False),
         Binding(

@@ -22,6 +22,9 @@ Keymap = Mapping[str, str]
 Owner = type[DOMNode]
 """A widget, a screen or the app: what has bindings."""
 
+HELP = Binding("f1", "app.help", "Search all keys and commands", show=False)
+"""For screens over the chat, which does not hear their keys."""
+
 _KEY = re.compile(r"((?:(?:ctrl|alt|shift|super|hyper|meta)\+)*)(.+)")
 _NAMED = {str(key.value) for key in Keys if "+" not in key.value and "<" not in key.value}
 _ON_A_MESSAGE = "On a message"

@@ -23,6 +23,7 @@ from chatapp.dialogue.store import Basis, StoreError
 from chatapp.foreign import printable
 from chatapp.tui.conversation import Conversation
 from chatapp.tui.field import Field
+from chatapp.tui.keymap import HELP
 from chatapp.tui.options import MarkedOptions
 from chatapp.tui.rendered import colored, legend, one_line, shot_lines
 from chatapp.tui.words import in_words
@@ -126,6 +127,7 @@ class LibraryScreen(ModalScreen[PromptChoice | None]):
 
     BINDING_GROUP_TITLE = "List of prompt files"
     BINDINGS: ClassVar[list[BindingType]] = [
+        HELP,
         Binding("enter", "choose", "Use it in this chat"),
         Binding("down", "cursor(1)", "Next prompt file or persona", show=False),
         Binding("up", "cursor(-1)", "Previous prompt file or persona", show=False),

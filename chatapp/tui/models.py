@@ -20,6 +20,7 @@ from chatapp.foreign import printable
 from chatapp.tui.events import ModelsFound
 from chatapp.tui.field import Field
 from chatapp.tui.getting import GetEnded, GetProgress, GetSaid, Getting
+from chatapp.tui.keymap import HELP
 from chatapp.tui.options import Options
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class ModelScreen(ModalScreen[str | None]):
 
     BINDING_GROUP_TITLE = "List of models"
     BINDINGS: ClassVar[list[BindingType]] = [
+        HELP,
         Binding("enter", "choose", "Use this model"),
         Binding("down", "cursor(1)", "Next model", show=False),
         Binding("up", "cursor(-1)", "Previous model", show=False),

@@ -22,6 +22,7 @@ from chatapp.foreign import printable
 from chatapp.parameters import PARAMETERS, Origin, Sampling
 from chatapp.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
 from chatapp.tui.field import Field
+from chatapp.tui.keymap import HELP
 from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class ParametersScreen(ModalScreen[None]):
 
     BINDING_GROUP_TITLE = "Sampling settings"
     BINDINGS: ClassVar[list[BindingType]] = [
+        HELP,
         Binding("enter", "apply", "Use these values"),
         Binding("ctrl+t", "apply_to_all", "Use these values, in all chats from now on"),
         Binding("ctrl+s", "save", "Save these values as the preset of this name"),

@@ -17,6 +17,7 @@ from textual.widgets.option_list import Option
 
 from chatapp.foreign import printable
 from chatapp.tui.body import TextBody
+from chatapp.tui.keymap import HELP
 from chatapp.tui.options import Options
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class RankScreen(ModalScreen[list[int] | None]):
 
     BINDING_GROUP_TITLE = "Ranking replies"
     BINDINGS: ClassVar[list[BindingType]] = [
+        HELP,
         Binding("shift+up,u", "move(-1)", "Move the reply up"),
         Binding("shift+down,d", "move(1)", "Move the reply down"),
         Binding("enter", "apply", "Save this order"),

@@ -135,7 +135,7 @@ async def test_the_chosen_line_shows_without_colours(
     monkeypatch.setenv("NO_COLOR", "1")
     async with open_app(GlassModel(["It is."]), chat_id=chat, size=(60, 20)) as driver:
         await go_to(driver, place)
-        options = driver.app.screen.query_one(OptionList)
+        options = next(each for each in driver.app.screen.query(OptionList) if each.region)
         options.focus()
         await driver.settle()
         chosen = options.highlighted

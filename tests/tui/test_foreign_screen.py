@@ -55,7 +55,7 @@ async def test_a_model_says_it(open_app: OpenApp, store: Store, name: str) -> No
     model = ScriptedModel(["Fine.", said], context=1_000_000)
     settings = Settings(sampling=Sampling(max_tokens=1_000_000))
     async with open_app(model, settings=settings) as driver:
-        await driver.say("Hello")
+        await driver.say("Say something.")
         before = frame(driver)
         await driver.say("Go on")
         assert [row.rstrip() for row in frame(driver)] == [row.rstrip() for row in before]

@@ -7,7 +7,7 @@ from fakes import ScriptedModel
 async def test_a_hit_stays_in_sight_above_a_long_reply(open_app: OpenApp) -> None:
     long = "\n".join(f"line {number}" for number in range(300))
     async with open_app(ScriptedModel(["Hello.", long])) as driver:
-        await driver.say("Hello")
+        await driver.say("Tell me a story")
         await driver.say("Tell me of the lighthouse")
         assert "lighthouse" not in driver.screen_text
         await driver.press("ctrl+o")

@@ -78,7 +78,7 @@ async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app: OpenApp) 
     ("lines", "words"),
     [
         ('halp = "f9"', "line 2: there is no action 'halp'; did you mean 'help'?"),
-        ('zzzz = "f9"', "line 2: there is no action 'zzzz'; there are bad, branches, chats"),
+        ('zzzz = "f9"', "line 2: there is no action 'zzzz'; there are bad, branches, chat_list"),
         ('help = "f99"', "line 2: help is 'f99'; there is no key 'f99'; expected one such as"),
         ('help = "ctrl+"', "there is no key 'ctrl+'"),
         ('help = ""', "there is no key ''"),

@@ -158,7 +158,7 @@ def test_palette(take: Take, size: str) -> None:
         await driver.press("ctrl+p")
         await driver.until(lambda: isinstance(driver.app.screen, CommandPalette))
         await driver.press(*"reply")
-        lines = ("Stop the reply", "Two replies", "Draw replies", "Instructions of this")
+        lines = ("Stop the reply", "Set the chat's instructions")
         palette = driver.app.screen
         await driver.until(
             lambda: (

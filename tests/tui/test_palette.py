@@ -78,7 +78,7 @@ async def test_it_does_what_is_chosen(open_app: OpenApp) -> None:
         await driver.idle()
         await choose(driver, "theme: nord", "Theme: nord")
         await driver.until(lambda: driver.app.theme == "nord")
-        await choose(driver, "instructions of", "/system")
+        await choose(driver, "chat's instructions", "/system")
         await driver.until(lambda: driver.prompt.text == "/system ")
         await choose(driver, "all keys", "Search all keys and commands")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
@@ -89,7 +89,7 @@ async def test_on_another_screen_it_lists_what_that_can_do(open_app: OpenApp) ->
         await driver.press("ctrl+o")
         await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
         await open_palette(driver, "", lambda found: any("Theme: nord" in each for each in found))
-        assert not [each for each in lines(driver) if "/system" in each or "reply" in each]
+        assert not [each for each in lines(driver) if "/system" in each or "Another reply" in each]
         assert [each for each in lines(driver) if each.startswith("Quit the program")]
         await driver.press("escape")
         await driver.until(lambda: isinstance(driver.app.screen, HistoryScreen))
