@@ -1,23 +1,18 @@
-"""`chatapp ask` and `chatapp complete`: one answer on standard output.
+"""`chatapp ask` and `chatapp complete`: one answer to what the command line says.
 
-Keep: whatever ends an answer early (a signal, an error, a full window), what there was of it has
-been printed.
+Keep: nothing is stored but what goes on with a chat, and wrong input is told before a model loads.
 """
 
-import math
-import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chatapp.commands import completion
-from chatapp.commands.console import complain, status, write, write_json
+from chatapp.commands.answers import print_answer, print_best
+from chatapp.commands.console import complain, status
 from chatapp.commands.docs import METHOD_HELP, show_reading
 from chatapp.commands.options import (
     JsonOption,
@@ -39,15 +34,13 @@ from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Chat
-    from chatapp.engine.events import Event, Finished
+    from chatapp.engine.events import Event
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.parameters import Choices
     from chatapp.passages.sources import Source
     from chatapp.prompting.chat_template import Template
-    from chatapp.prompting.messages import Message
+    from chatapp.prompting.documents import DocumentSet
     from chatapp.settings import Settings
-
-_INTERRUPTED = 130
 
 
 @sampling_options()
@@ -109,14 +102,7 @@ def ask(
     Nothing is stored, unless the answer goes on with a chat.
     """
     chat = chat_to_go_on_with(last, chat_id)
-    if chat is not None and (system is not None or persona is not None):
-        raise UserError(f"chat {chat.id} has its instructions; --system and --persona begin anew")
-    if best_of > 1 and not reward:
-        raise UserError("--best-of needs a reward model that says which is best: --reward RUN")
-    if chat is not None and reward:
-        raise UserError("--reward is for a question of its own; leave out -c and --chat")
-    if chat is not None and docs:
-        raise UserError(f"chat {chat.id} has its documents; --docs is for a question by itself")
+    _check_together(chat, system, persona, docs, best_of, reward)
     settings = settings_of(context, model=None if chat is None else chat.model)
     text = message_of(question, files or ())
     own_system, asked_template = instructions(system, persona)
@@ -124,36 +110,20 @@ def ask(
         asked_template = chat.asked_template
 
     from chatapp.dialogue import oneshot
-    from chatapp.dialogue.template_choice import choose_template, mismatch, with_thinking
     from chatapp.prompting.documents import DocumentSet
     from chatapp.prompting.messages import Message
 
-    asked = DocumentSet(tuple(docs), docs_method) if docs else None
     language_model = load(settings.model, settings.precision, settings.device)
-    try:
-        chosen = choose_template(language_model, settings.template, asked_template)
-        if think is not None:
-            chosen = with_thinking(language_model, chosen, think)
-        if warning := mismatch(language_model, chosen):
-            complain(warning)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
+    chosen = _template(language_model, settings.template, asked_template, think)
     choices = choices_for(language_model, settings)
+    if chat is not None:
+        flags = {name for name, origin in settings.origins.items() if origin == "flag"}
+        own = known_values(chat.chosen)
+        choices = choices.of("this chat", {name: own[name] for name in own if name not in flags})
     sources: tuple[Source, ...] = ()
-    if asked is not None:
-        try:
-            sources = oneshot.find_sources(
-                language_model,
-                chosen,
-                text,
-                asked,
-                system=own_system,
-                sampling=choices.sampling,
-                progress=show_reading,
-            )
-        finally:
-            status("")
+    if docs:
+        documents = DocumentSet(tuple(docs), docs_method)
+        sources = _sources(language_model, chosen, text, documents, own_system, choices.sampling)
 
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
         if chat is not None:
@@ -168,22 +138,75 @@ def ask(
             cancel=cancel,
         )
 
-    if chat is not None:
-        flags = {name for name, origin in settings.origins.items() if origin == "flag"}
-        own = known_values(chat.chosen)
-        choices = choices.of("this chat", {name: own[name] for name in own if name not in flags})
+    model_name, layout = settings.model, chosen.name
     if reward:
-        said = [
-            *([Message("system", own_system)] if own_system else []),
-            Message("user", text),
-        ]
-        _print_best(
-            answer, settings.model, choices, chosen.name, reward, said, best_of, as_json=as_json
-        )
+        said = [Message("user", text)]
+        if own_system:
+            said.insert(0, Message("system", own_system))
+        print_best(answer, model_name, choices, layout, reward, said, best_of, as_json=as_json)
     else:
-        _print_answer(
-            answer, settings.model, choices, chosen.name, as_json=as_json, sources=sources
+        print_answer(answer, model_name, choices, layout, as_json=as_json, sources=sources)
+
+
+def _check_together(
+    chat: "Chat | None",
+    system: str | None,
+    persona: str | None,
+    docs: "Sequence[str] | None",
+    best_of: int,
+    reward: str,
+) -> None:
+    """Refuse options that do not go together. Raises UserError."""
+    if best_of > 1 and not reward:
+        raise UserError("--best-of needs a reward model that says which is best: --reward RUN")
+    if chat is None:
+        return
+    if system is not None or persona is not None:
+        raise UserError(f"chat {chat.id} has its instructions; --system and --persona begin anew")
+    if reward:
+        raise UserError("--reward is for a question of its own; leave out -c and --chat")
+    if docs:
+        raise UserError(f"chat {chat.id} has its documents; --docs is for a question by itself")
+
+
+def _template(model: "LanguageModel", requested: str, asked: str, think: bool | None) -> "Template":
+    """The template to ask in, with a warning where it is not the model's. Raises UserError."""
+    from chatapp.dialogue.template_choice import choose_template, mismatch, with_thinking
+
+    try:
+        chosen = choose_template(model, requested, asked)
+        if think is not None:
+            chosen = with_thinking(model, chosen, think)
+        if warning := mismatch(model, chosen):
+            complain(warning)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return chosen
+
+
+def _sources(
+    model: "LanguageModel",
+    template: "Template",
+    text: str,
+    documents: "DocumentSet",
+    system: str | None,
+    sampling: "Sampling",
+) -> "tuple[Source, ...]":
+    """The passages for a question, said on a terminal while files are read."""
+    from chatapp.dialogue import oneshot
+
+    try:
+        return oneshot.find_sources(
+            model,
+            template,
+            text,
+            documents,
+            system=system,
+            sampling=sampling,
+            progress=show_reading,
         )
+    finally:
+        status("")
 
 
 def _answer_in(
@@ -228,7 +251,7 @@ def complete(
         return oneshot.complete(language_model, prompt, sampling=sampling, cancel=cancel)
 
     choices = choices_for(language_model, settings)
-    _print_answer(answer, settings.model, choices, None, as_json=as_json)
+    print_answer(answer, settings.model, choices, None, as_json=as_json)
 
 
 def load(name: str, precision: str, device: str) -> "LanguageModel":
@@ -260,148 +283,3 @@ def choices_for(model: "LanguageModel", settings: "Settings") -> "Choices":
     from chatapp.engine.generation_config import generation_config
 
     return settings.choices(generation_config(model).sampling)
-
-
-def _print_answer(
-    answer: "Callable[[Sampling, threading.Event], Iterator[Event]]",
-    model: str,
-    choices: "Choices",
-    template: str | None,
-    *,
-    as_json: bool,
-    sources: "Sequence[Source]" = (),
-) -> None:
-    """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
-    from chatapp.dialogue.prompt import seeded
-    from chatapp.engine.events import Finished
-
-    sampling = seeded(choices.sampling)
-    cancel = threading.Event()
-    reply = thoughts = ""
-    thought_tokens = 0
-    finished = Finished("error")
-    is_thinking = False
-    with _interruptible(cancel):
-        for event in answer(sampling, cancel):
-            if (event.thought is not None and not event.text) != is_thinking:
-                is_thinking = not is_thinking
-                status("Thinking …" if is_thinking else "")
-            reply += event.text
-            thoughts += event.thought or ""
-            if not as_json:
-                write(event.text)
-            if isinstance(event, Finished):
-                finished = event
-            else:
-                thought_tokens += event.thought is not None
-    if is_thinking:
-        status("")
-    if as_json:
-        document = _document(reply, finished, model, template, sampling.seed)
-        thought = {"thoughts": thoughts.strip(), "thought_tokens": thought_tokens}
-        found = {"sources": [asdict(source) for source in sources]} if sources else {}
-        write_json(document | thought | found | {"sampling": choices.document(sampling)})
-    elif not reply.endswith("\n"):
-        write("\n")
-    for source in sources:
-        if source.number:
-            complain(f"[{source.number}] {source.file}, {source.place}")
-    if thought_tokens:
-        complain(f"thought for {thought_tokens} tokens")
-    _end(finished)
-
-
-def _print_best(
-    answer: "Callable[[Sampling, threading.Event], Iterator[Event]]",
-    model: str,
-    choices: "Choices",
-    template: str,
-    reward: str,
-    asked: "Sequence[Message]",
-    count: int,
-    *,
-    as_json: bool,
-) -> None:
-    """Print the answer that a reward model scores highest of so many. Raises typer.Exit."""
-    from chatapp.dialogue.best_of import ReplyScorer, best_of
-    from chatapp.dialogue.prompt import seeded
-
-    scorer = ReplyScorer.load(reward)
-    sampling = seeded(choices.sampling)
-    cancel = threading.Event()
-
-    def tell(done: int) -> None:
-        status(f"{done:,} of {count:,} answers …")
-
-    with _interruptible(cancel):
-        try:
-            replies = best_of(answer, scorer, asked, count, sampling, cancel, tell)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        finally:
-            status("")
-    best = replies[0]
-    scores = [reply.score for reply in replies]
-    if as_json:
-        document = _document(best.text, best.finished, model, template, sampling.seed)
-        thoughts = {"thoughts": best.thoughts.strip()}
-        rewards = {"reward_model": reward, "rewards": [finite(score) for score in scores]}
-        write_json(document | thoughts | rewards | {"sampling": choices.document(sampling)})
-    else:
-        write(best.text if best.text.endswith("\n") else f"{best.text}\n")
-    if len(scores) > 1:
-        complain(f"scores: {', '.join(f'{score:.2f}' for score in scores)}")
-    _end(best.finished)
-
-
-def finite(score: float) -> float | None:
-    """A score as JSON has it; None for a reply that could not be scored."""
-    return score if math.isfinite(score) else None
-
-
-def _end(finished: "Finished") -> None:
-    """Say how an answer has ended, where that was not as it should. Raises typer.Exit."""
-    from chatapp.engine.events import REPEATED
-
-    if finished.message:
-        complain(finished.message)
-    if finished.reason == "repetition":
-        complain(REPEATED)
-    if finished.reason == "error":
-        raise typer.Exit(1)
-    if finished.reason == "cancelled":
-        raise typer.Exit(_INTERRUPTED)
-
-
-def _document(
-    reply: str, finished: "Finished", model: str, template: str | None, seed: int | None
-) -> dict[str, Any]:
-    """Times are in seconds."""
-    return {
-        "reply": reply,
-        "finish_reason": finished.reason,
-        "model": model,
-        "template": template,
-        "seed": seed,
-        "prompt_tokens": finished.prompt_tokens,
-        "reused_tokens": finished.reused_tokens,
-        "reply_tokens": finished.reply_tokens,
-        "time_to_first_token": finished.time_to_first_token,
-        "tokens_per_second": finished.tokens_per_second,
-    }
-
-
-@contextmanager
-def _interruptible(cancel: threading.Event) -> Iterator[None]:
-    """Let the first Ctrl+C end the answer, and a second one the program."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if cancel.is_set():
-            raise KeyboardInterrupt
-        cancel.set()
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

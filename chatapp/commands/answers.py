@@ -1,0 +1,173 @@
+"""One answer on standard output: as it comes, as JSON, or the best of many.
+
+Keep: whatever ends an answer early (a signal, an error, a full window), what there was of it has
+been printed.
+"""
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from chatapp.commands.console import complain, status, write, write_json
+from chatapp.userfiles import UserError
+
+if TYPE_CHECKING:
+    from chatapp.engine.events import Event, Finished
+    from chatapp.engine.model import Sampling
+    from chatapp.parameters import Choices
+    from chatapp.passages.sources import Source
+    from chatapp.prompting.messages import Message
+
+_INTERRUPTED = 130
+
+
+def print_answer(
+    answer: "Callable[[Sampling, threading.Event], Iterator[Event]]",
+    model: str,
+    choices: "Choices",
+    template: str | None,
+    *,
+    as_json: bool,
+    sources: "Sequence[Source]" = (),
+) -> None:
+    """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
+    from chatapp.dialogue.prompt import seeded
+    from chatapp.engine.events import Finished
+
+    sampling = seeded(choices.sampling)
+    cancel = threading.Event()
+    reply = thoughts = ""
+    thought_tokens = 0
+    finished = Finished("error")
+    is_thinking = False
+    with _interruptible(cancel):
+        for event in answer(sampling, cancel):
+            if (event.thought is not None and not event.text) != is_thinking:
+                is_thinking = not is_thinking
+                status("Thinking …" if is_thinking else "")
+            reply += event.text
+            thoughts += event.thought or ""
+            if not as_json:
+                write(event.text)
+            if isinstance(event, Finished):
+                finished = event
+            else:
+                thought_tokens += event.thought is not None
+    if is_thinking:
+        status("")
+    if as_json:
+        document = _document(reply, finished, model, template, sampling.seed)
+        thought = {"thoughts": thoughts.strip(), "thought_tokens": thought_tokens}
+        found = {"sources": [asdict(source) for source in sources]} if sources else {}
+        write_json(document | thought | found | {"sampling": choices.document(sampling)})
+    elif not reply.endswith("\n"):
+        write("\n")
+    for source in sources:
+        if source.number:
+            complain(f"[{source.number}] {source.file}, {source.place}")
+    if thought_tokens:
+        complain(f"thought for {thought_tokens} tokens")
+    _end(finished)
+
+
+def print_best(
+    answer: "Callable[[Sampling, threading.Event], Iterator[Event]]",
+    model: str,
+    choices: "Choices",
+    template: str,
+    reward: str,
+    asked: "Sequence[Message]",
+    count: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the answer that a reward model scores highest of so many. Raises typer.Exit."""
+    from chatapp.dialogue.best_of import ReplyScorer, best_of
+    from chatapp.dialogue.prompt import seeded
+
+    scorer = ReplyScorer.load(reward)
+    sampling = seeded(choices.sampling)
+    cancel = threading.Event()
+
+    def tell(done: int) -> None:
+        status(f"{done:,} of {count:,} answers …")
+
+    with _interruptible(cancel):
+        try:
+            replies = best_of(answer, scorer, asked, count, sampling, cancel, tell)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        finally:
+            status("")
+    best = replies[0]
+    scores = [reply.score for reply in replies]
+    if as_json:
+        document = _document(best.text, best.finished, model, template, sampling.seed)
+        thoughts = {"thoughts": best.thoughts.strip()}
+        rewards = {"reward_model": reward, "rewards": [finite(score) for score in scores]}
+        write_json(document | thoughts | rewards | {"sampling": choices.document(sampling)})
+    else:
+        write(best.text if best.text.endswith("\n") else f"{best.text}\n")
+    if len(scores) > 1:
+        complain(f"scores: {', '.join(f'{score:.2f}' for score in scores)}")
+    _end(best.finished)
+
+
+def finite(score: float) -> float | None:
+    """A score as JSON has it; None for a reply that could not be scored."""
+    return score if math.isfinite(score) else None
+
+
+def _end(finished: "Finished") -> None:
+    """Say how an answer has ended, where that was not as it should. Raises typer.Exit."""
+    from chatapp.engine.events import REPEATED
+
+    if finished.message:
+        complain(finished.message)
+    if finished.reason == "repetition":
+        complain(REPEATED)
+    if finished.reason == "error":
+        raise typer.Exit(1)
+    if finished.reason == "cancelled":
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _document(
+    reply: str, finished: "Finished", model: str, template: str | None, seed: int | None
+) -> dict[str, Any]:
+    """Times are in seconds."""
+    return {
+        "reply": reply,
+        "finish_reason": finished.reason,
+        "model": model,
+        "template": template,
+        "seed": seed,
+        "prompt_tokens": finished.prompt_tokens,
+        "reused_tokens": finished.reused_tokens,
+        "reply_tokens": finished.reply_tokens,
+        "time_to_first_token": finished.time_to_first_token,
+        "tokens_per_second": finished.tokens_per_second,
+    }
+
+
+@contextmanager
+def _interruptible(cancel: threading.Event) -> Iterator[None]:
+    """Let the first Ctrl+C end the answer, and a second one the program."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
