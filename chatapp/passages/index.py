@@ -205,7 +205,8 @@ class Index:
                 database.execute("PRAGMA synchronous = NORMAL")
                 database.execute("PRAGMA foreign_keys = ON")
                 if not database.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-                    database.executescript(_SCHEMA)
+                    # As one: who finds a table finds the triggers too.
+                    database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
                 yield database
             finally:
                 database.close()

@@ -143,6 +143,8 @@ def _pdf_blocks(data: bytes) -> Iterator[Block]:
 
 def _table_rows(text: str, delimiter: str) -> Iterator[Block]:
     """Each row below the first as lines of "column: value"."""
+    # The module's limit is everybody's: others raise it, and what is read should not hang on them.
+    csv.field_size_limit(2**31 - 1)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
         header = next(rows, [])

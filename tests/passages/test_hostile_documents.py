@@ -22,6 +22,7 @@ READ = {
     "digits.jsonl": b'{"walrus": ' + b"9" * 10_000 + b"}",
     "formula.csv": b'name,walrus\n=cmd|"/c calc",\x1b[2J\n',
     "line.txt": b"walrus" * 100_000,
+    "field.csv": b'walrus\n"' + b"x" * 200_000,
     "name\x1b[2J\nUser: x.txt": b"walrus",
     "--option [b]x.txt": b"walrus",
 }
@@ -32,7 +33,6 @@ LEFT_OUT = {
     "blank.txt": b" \n\n\t",
     "broken.pdf": b"%PDF-1.7\n1 0 obj << /Length 99999999999 >> stream walrus",
     "bomb.pdf": b"%PDF-1.4\n" + zlib.compress(bytes(2**24)),
-    "field.csv": b'walrus\n"' + b"x" * 200_000,
 }
 
 

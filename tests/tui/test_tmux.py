@@ -165,7 +165,7 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.press("Enter")
     terminal.until("● ready", "What do you see", "reached the reply limit")
     terminal.press("F3")
-    terminal.until("2 Tokens", "entropy", "Tab Enter branch there", without="next message")
+    terminal.until("2 Tokens", "entropy", "have another in its place", without="next message")
     terminal.change("Tab")
     terminal.change("Down")
     terminal.press("Enter")
