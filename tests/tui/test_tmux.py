@@ -194,7 +194,7 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
 
     # The same two in order.
     terminal.press("C-Up")
-    terminal.until("k Rank")
+    terminal.until("w Correct")
     terminal.press("k")
     terminal.until("Rank the replies, the best first")
     terminal.change("d")
