@@ -5,6 +5,7 @@ Nothing here measures time: a program that waited for its threads would never en
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -57,6 +58,10 @@ sys.exit(code)
 """
 
 
+PATIENCE = 120
+"""Seconds until a program is given up: many times what the slowest machine needs."""
+
+
 class Terminal:
     """A program in a pseudo-terminal."""
 
@@ -70,23 +75,27 @@ class Terminal:
 
     def wait_for(self, text: str) -> None:
         """Read until the program has written `text`."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while text not in self.output:
-            assert time.monotonic() < deadline, self.output[-2000:]
-            self.output += self._read()
+            chunk = self._read(deadline)
+            assert chunk, self.output[-2000:]  # it has ended
+            self.output += chunk
 
     def wait(self) -> int:
         """Read until the program has ended; returns its exit status."""
-        while chunk := self._read():
+        deadline = time.monotonic() + PATIENCE
+        while chunk := self._read(deadline):
             self.output += chunk
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE)
 
     def vanish(self) -> None:
         """Close the terminal under the program."""
         os.close(self._descriptor)
         self.process.send_signal(signal.SIGHUP)
 
-    def _read(self) -> str:
+    def _read(self, deadline: float) -> str:
+        while not select.select([self._descriptor], [], [], 1)[0]:
+            assert time.monotonic() < deadline, self.output[-2000:]
         try:
             return os.read(self._descriptor, 65536).decode(errors="replace")
         except OSError:  # what Linux says at the end
@@ -166,7 +175,9 @@ def test_killed_in_the_middle_of_a_reply(reply) -> None:
         program.wait_for("ready")
         program.send("Hello\r")
         program.wait_for("word")
+        deadline = time.monotonic() + PATIENCE
         while not reply().text:
+            assert time.monotonic() < deadline
             time.sleep(0.05)
         program.process.send_signal(signal.SIGKILL)
         assert program.wait() == -signal.SIGKILL
