@@ -9,14 +9,11 @@ import secrets
 from collections import defaultdict
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from chatapp.parameters import Sampling
-
-# How many of the most probable tokens to look at before all of them: the nucleus of a
-# trained model is small, and sorting 50,257 logits costs more than the rest of a draw.
-_NUCLEUS_SIZES = (256, 4096)
 
 # Smaller temperatures are 0 in float32.
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
@@ -94,28 +91,33 @@ class Sampler:
         among what top-k left, as in transformers.
         """
         options, size = self._sampling, len(logits)
+        weights, kept = logits.exp(), None
         top_k = min(options.top_k, size) or size
         if top_k < size:
-            values, kept = logits.topk(top_k)
-            total = values.exp().sum()
-        elif options.top_p < 1.0:
-            total = logits.exp().sum()
-            for count in (*_NUCLEUS_SIZES, size):
-                values, kept = logits.topk(min(count, size))
-                if count >= size or values.exp().sum() >= options.top_p * total:
-                    break
-        else:
-            weights = logits.exp()
-            if options.min_p:
-                weights[weights < options.min_p] = 0.0
-            return None, weights
-        weights = values.exp()
+            kept = logits.topk(top_k).indices.sort().values
+            weights = weights[kept]
         if options.top_p < 1.0:
-            # The mass above a token: the first one always stays.
-            above = weights.double().cumsum(0) - weights
-            weights = weights[above < options.top_p * total]
+            nucleus = _nucleus(weights, options.top_p)
+            kept, weights = nucleus if kept is None else kept[nucleus], weights[nucleus]
         if options.min_p:
             # The largest weight is 1, so that min_p is the bound itself.
-            weights = weights[weights >= options.min_p]
-        kept, order = kept[: len(weights)].sort()
-        return kept, weights[order]
+            weights = weights.where(weights >= options.min_p, 0.0)
+        return kept, weights
+
+
+def _nucleus(weights: Tensor, share: float) -> Tensor:
+    """The places, rising, of the fewest weights that have a share of their sum (Holtzman et al.
+    2020). Of equal ones, the first.
+    """
+    # numpy sorts 50,257 numbers in 0.2 ms, where torch takes 25.
+    values = weights.numpy()
+    falling = np.sort(values)[::-1]
+    # The mass above a token: the first one always stays.
+    above = falling.cumsum(dtype=np.float64) - falling
+    count = int((above < share * float(weights.sum())).sum())
+    least = falling[count - 1]
+    places = np.flatnonzero(values >= least)
+    if len(places) > count:
+        equal = np.flatnonzero(values == least)
+        places = np.setdiff1d(places, equal[count - len(places) :], assume_unique=True)
+    return torch.from_numpy(places)
