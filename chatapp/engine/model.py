@@ -67,6 +67,20 @@ class Request:
     top: int = 0
 
 
+class Generate(Protocol):
+    """What `LanguageModel.generate` is to its caller."""
+
+    def __call__(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop: Sequence[str] = (),
+        cancel: threading.Event | None = None,
+        top: int = 0,
+    ) -> Iterator[Event]: ...
+
+
 class LanguageModel(Protocol):
     """A causal language model with its tokenizer."""
 
@@ -113,6 +127,14 @@ class LanguageModel(Protocol):
         Yields events, each with the number of its request, from 0: of each request in their
         order, and what `generate` would give of it alone. A request that `generate` would not
         take ends as `error` with the reason as its message, and the others go on.
+        """
+        ...
+
+    def together(self, count: int) -> Generate:
+        """A `generate` for sequences of which a token is drawn in turn, at most `count` of them.
+
+        Each gives what it would give alone; none is computed anew for the sake of another, and
+        where the model can, one pass serves all.
         """
         ...
 

@@ -5,11 +5,13 @@ becomes a `ModelError` of one sentence. A model whose cache can be cut back reus
 GPT-2 of this program; every other model computes its whole sequence for each token.
 """
 
+import copy
 import inspect
 import warnings
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,12 +22,12 @@ from chatapp.engine.checkpoint.safetensors import tensor_headers
 from chatapp.engine.checkpoint.tensors import stored_tensors
 from chatapp.engine.device import device_for
 from chatapp.engine.errors import ModelError, first_line
+from chatapp.engine.events import Event
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
 from chatapp.engine.gguf.config import is_mapped
-from chatapp.engine.transformers_tokenizer import (
-    open_tokenizer,
-)
+from chatapp.engine.model import Generate
+from chatapp.engine.transformers_tokenizer import open_tokenizer
 
 # Tokens computed between two looks at the cancel event.
 CHUNK = 64
@@ -35,14 +37,72 @@ UNLIMITED_CONTEXT = 1024
 BATCH_LOGITS = 2**25
 
 
-class TransformersModel(LocalGenerator):
-    """A causal language model of transformers, in float32.
+class NetworkModel(LocalGenerator):
+    """A model of transformers, in float32.
 
-    network: transformers' model. start: special tokens that the model expects before any text,
-        such as Llama's and OPT's first token. They are put before each sequence and counted
-        nowhere. can_cache: whether keys and values can be kept from one pass to the next.
-    is_permuted: whether it predicts a token through a mask over the whole sequence, one at a
-        time, as XLNet does.
+    network: transformers' model. start, end: special tokens that it expects around a text, such as
+        Llama's and OPT's first token; they are counted nowhere.
+    context: the longest sequence with them.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: PieceTokenizer,
+        *,
+        name: str,
+        folder: Path | None,
+        layers: int,
+        start: Sequence[int],
+        end: Sequence[int] = (),
+    ) -> None:
+        super().__init__(
+            name=name,
+            folder=folder,
+            context=context_of(model.config) - len(start) - len(end),
+            vocabulary=min(tokenizer.size, model.get_input_embeddings().weight.shape[0]),
+            layers=layers,
+            tokenizer=tokenizer,
+        )
+        self.network = model.eval()
+        self.start = list(start)
+        self.end = list(end)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.network.device
+        return device
+
+    @property
+    def precision(self) -> str:
+        return "float32"
+
+    def together(self, count: int) -> Generate:
+        """See `LanguageModel.together`. Each has its own cache."""
+
+        def generate(*arguments: Any, **options: Any) -> Iterator[Event]:
+            return self._with_own_cache().generate(*arguments, **options)
+
+        return generate
+
+    @abstractmethod
+    def _with_own_cache(self) -> Self:
+        """The same model, whose computations leave the cache of this one as it is."""
+
+    def _real(self, logits: Tensor) -> Tensor:
+        """Without the rows that only pad the vocabulary, on the CPU."""
+        return logits[..., : self.vocabulary].float().cpu()
+
+    def _on_device(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Ids where the model is now: training may have moved it to a GPU."""
+        return torch.tensor(rows, device=self.device)
+
+
+class TransformersModel(NetworkModel):
+    """A causal language model of transformers.
+
+    can_cache: whether keys and values can be kept from one pass to the next. is_permuted: whether
+        it predicts a token through a mask over the whole sequence, one at a time, as XLNet does.
     """
 
     def __init__(
@@ -54,18 +114,9 @@ class TransformersModel(LocalGenerator):
         folder: Path | None = None,
         start: Sequence[int] = (),
     ) -> None:
-        vocabulary = min(tokenizer.size, model.get_input_embeddings().weight.shape[0])
-        super().__init__(
-            name=name,
-            folder=folder,
-            context=context_of(model.config) - len(start),
-            vocabulary=vocabulary,
-            layers=model.config.num_hidden_layers,
-            tokenizer=tokenizer,
-        )
-        self._batch_tokens = max(1, BATCH_LOGITS // vocabulary)
-        self.network = model.eval()
-        self.start = list(start)
+        layers = model.config.num_hidden_layers
+        super().__init__(model, tokenizer, name=name, folder=folder, layers=layers, start=start)
+        self._batch_tokens = max(1, BATCH_LOGITS // self.vocabulary)
         accepted = inspect.signature(model.forward).parameters
         self.can_cache = "past_key_values" in accepted
         self._can_keep_few = "logits_to_keep" in accepted
@@ -83,14 +134,10 @@ class TransformersModel(LocalGenerator):
         tokenizer, start = open_tokenizer(files.tokenizer)
         return cls(model, tokenizer, name=name or str(files.path), folder=files.path, start=start)
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.network.device
-        return device
-
-    @property
-    def precision(self) -> str:
-        return "float32"
+    def _with_own_cache(self) -> Self:
+        other = copy.copy(self)
+        other.forget()
+        return other
 
     def next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
@@ -198,14 +245,6 @@ class TransformersModel(LocalGenerator):
         if self.is_permuted:
             inputs = self.network.prepare_inputs_for_generation(ids)
         return self._real(self.network(**inputs, **options).logits[0, -1])
-
-    def _real(self, logits: Tensor) -> Tensor:
-        """Without the rows that only pad the vocabulary, on the CPU."""
-        return logits[..., : self.vocabulary].float().cpu()
-
-    def _on_device(self, rows: list[list[int]]) -> Tensor:
-        """Ids where the model is now: training may have moved it to a GPU."""
-        return torch.tensor(rows, device=self.device)
 
     def _rewind(self, tokens: list[int]) -> int:
         """Cut the cache back to what `tokens` can reuse; returns how many tokens that is."""

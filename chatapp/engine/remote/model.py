@@ -17,6 +17,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.model import (
     ContextOverflow,
+    Generate,
     Request,
     Sampling,
     Tokenizer,
@@ -108,6 +109,11 @@ class RemoteModel:
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
         """See `LanguageModel.generate_many`. One after another."""
         return one_after_another(self, requests)
+
+    def together(self, count: int) -> Generate:
+        """See `LanguageModel.together`. Each is a request of its own, which the server computes
+        whether or not its tokens are taken."""
+        return self.generate
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Raises ModelError: the protocol gives no probabilities of a given text."""
