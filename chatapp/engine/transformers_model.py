@@ -262,7 +262,7 @@ class TransformersModel(NetworkModel):
 
 def context_of(config: Any) -> int:
     """The longest sequence a model was made for."""
-    text = config.get_text_config()
+    text = config.get_text_config(decoder=True)
     for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         value = getattr(text, key, None)
         if isinstance(value, int) and value > 0:
