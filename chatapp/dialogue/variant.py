@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 
 from chatapp.dialogue.session import Session, SessionEvent, Started
 from chatapp.dialogue.store import Store
@@ -100,11 +99,12 @@ class Pair:
         before the model was loaded.
         """
         models = {(variant.model, variant.precision) for variant in variants}
+        shared: dict[str, Generate] = {}
 
-        @cache
         def generate_by(model: LanguageModel) -> Generate:
-            count = len(variants)
-            return model.generate if len(models) == count else model.together(count)
+            if len(models) == len(variants):
+                return model.generate
+            return shared.setdefault(model.name, model.together(len(variants)))
 
         return [self._answer(variant, cancel, generate_by) for variant in variants]
 
