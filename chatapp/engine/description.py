@@ -138,7 +138,7 @@ def _sizes_of(a: Architecture) -> _Sizes:
 
 def _sizes_by_transformers(files: ModelFiles) -> _Sizes:
     """Sizes under the names that transformers has for all families. Raises ModelError."""
-    from chatapp.engine.transformers_model import context_of, read_config
+    from chatapp.engine.pretrained import context_of, read_config
 
     config = read_config(files)
     text = config.get_text_config(decoder=True)

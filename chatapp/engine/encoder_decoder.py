@@ -24,7 +24,8 @@ from chatapp.engine.events import Event
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.generation import CancelCheck, PieceTokenizer
 from chatapp.engine.model import Sampling
-from chatapp.engine.transformers_model import NetworkModel, load_network, put_on
+from chatapp.engine.pretrained import load_network, put_on
+from chatapp.engine.transformers_model import NetworkModel
 from chatapp.engine.transformers_tokenizer import open_framed_tokenizer
 
 
