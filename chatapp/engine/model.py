@@ -176,6 +176,12 @@ class ChatModel(LanguageModel, Protocol):
         """
         ...
 
+    def converse_many(
+        self, chats: Iterable[Sequence[Mapping[str, str]]], sampling: Sampling
+    ) -> Iterator[tuple[int, Event]]:
+        """Reply to the messages of several chats, as `generate_many` does to several requests."""
+        ...
+
 
 def one_after_another(
     model: LanguageModel, requests: Iterable[Request]
