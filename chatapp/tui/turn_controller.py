@@ -75,7 +75,8 @@ class TurnController:
             return
         if isinstance(event, TurnStarted):
             await self._display.turn_started(event.reply, event.started)
-            self._shown.append(event.reply)
+            if event.turn is self._conversation.turn:  # not left behind meanwhile
+                self._shown.append(event.reply)
         elif isinstance(event, TurnEnded):
             self._end(event)
             await self._display.turn_ended(event.reply, event.finished)
