@@ -109,16 +109,24 @@ def _facts(described: "ModelInfo") -> dict[str, str]:
 
     by_formula = described.parameters_by_formula
     left_out = described.formula == GPT2_FORMULA
+    sizes = {
+        "layers (L)": described.layers,
+        "heads": described.heads,
+        "hidden size (H)": described.hidden_size,
+        "vocabulary (V)": described.vocabulary,
+    }
+    lines = {name: f"{size:,}" for name, size in sizes.items() if size}
+    if described.vocabulary:
+        lines["vocabulary (V)"] += " tokens"
+    if unknown := ", ".join(name for name, size in sizes.items() if size is None):
+        lines["not known"] = f"{unknown}: the configuration has no one figure for the whole model"
     return {
         "folder": str(described.folder),
         "architecture": described.architecture,
         "parameters": f"{described.parameters:,} counted in the checkpoint",
         "": "" if by_formula is None else f"{by_formula:,} by {described.formula}",
         " ": "(which leaves out the 4LH of the blocks' norms)" if left_out else "",
-        "layers (L)": f"{described.layers:,}",
-        "heads": f"{described.heads:,}" if described.heads else "",
-        "hidden size (H)": f"{described.hidden_size:,}",
-        "vocabulary (V)": f"{described.vocabulary:,} tokens",
+        **lines,
         "context (n)": f"{described.context:,} tokens",
         **described.parts,
         "stored as": described.dtype,

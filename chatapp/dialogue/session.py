@@ -22,7 +22,7 @@ from chatapp.dialogue.reply import ReplyRecorder, reply_events
 from chatapp.dialogue.store import Store, StoredMessage
 from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
 from chatapp.engine.remote import RemoteModel
 from chatapp.foreign import without_surrogates
 from chatapp.passages.sources import Source, texts_in_prompt
@@ -95,12 +95,14 @@ class Session:
         prompt: str = "",
         asked_template: str = "",
         documents: DocumentSet | None = None,
+        generate: Generate | None = None,
     ) -> None:
         """Go on with the chat `chat_id`, or begin one, stored with its first message.
 
         sampling: how replies are drawn where the chat's prompt file does not say.
         system, prompt, asked_template: a new chat's (see `Basis`); one that exists has its own.
         documents: what a new chat draws on; None is what its prompt file says.
+        generate: what draws its replies; None is the model's own.
         Raises StoreError when there is no such chat.
         """
         chat = None if chat_id is None else store.chat(chat_id)
@@ -108,6 +110,7 @@ class Session:
         self.template = template
         self.chat_id = chat_id
         self._store = store
+        self._generator = generate
         self._sampling = sampling or Sampling()
         self._sampling_is_set = False
         self.asked_sampling: Mapping[str, int | float] = {}
@@ -350,7 +353,14 @@ class Session:
             # Of a model on a server, what it tells now is all there will ever be.
             top = _ALTERNATIVES if isinstance(self.model, RemoteModel) else 0
             events = reply_events(
-                self.model, prompt, sampling, begin=begin, stop=writer.stop, cancel=cancel, top=top
+                self.model,
+                prompt,
+                sampling,
+                begin=begin,
+                stop=writer.stop,
+                cancel=cancel,
+                top=top,
+                generate=self._generator,
             )
             # Whatever happens here, a model on a server learns at once that it is over.
             with closing(events):

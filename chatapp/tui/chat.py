@@ -237,19 +237,19 @@ class ChatScreen(Screen[None]):
     @on(events.Regenerate)
     def _regenerate(self, event: events.Regenerate) -> None:
         id = event.message.id
-        self.turns.begin(TurnRequest(lambda session, cancel: session.regenerate(id, cancel)))
+        self.turns.begin(TurnRequest(lambda session, cancel: [session.regenerate(id, cancel)]))
 
     @on(events.Continue)
     def _continue(self, event: events.Continue) -> None:
         id = event.message.id
-        self.turns.begin(TurnRequest(lambda session, cancel: session.continue_reply(id, cancel)))
+        self.turns.begin(TurnRequest(lambda session, cancel: [session.continue_reply(id, cancel)]))
 
     @on(Branch)
     async def _branch(self, event: Branch) -> None:
         id, begin = event.message_id, event.begin
         await self._inspecting.uncover()
         self.widgets.prompt.focus()
-        self.turns.begin(TurnRequest(lambda session, cancel: session.branch(id, begin, cancel)))
+        self.turns.begin(TurnRequest(lambda session, cancel: [session.branch(id, begin, cancel)]))
 
     # What else the focused message asks for
 
