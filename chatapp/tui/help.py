@@ -68,7 +68,7 @@ class Section(NamedTuple):
 
     def table(self) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(width=23, style="bold")
+        table.add_column(min_width=23, no_wrap=True, style="bold")
         table.add_column()
         for row in self.rows:
             table.add_row(*row)
@@ -120,7 +120,7 @@ class HelpScreen(ModalScreen[None]):
         scroll = self.query_one(VerticalScroll)
         with self.app.batch_update():
             await scroll.remove_children()
-            await scroll.mount_all(widgets or [Static("No key and no command is called that.")])
+            await scroll.mount_all(widgets or [Static("No key and no command matches.")])
         scroll.scroll_home(animate=False)
 
     def action_scroll(self, where: str) -> None:
