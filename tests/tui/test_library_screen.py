@@ -242,7 +242,7 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(
         await driver.press("1")
         await driver.until(lambda: "red fire → hot" in driver.screen_text)
         assert "Examples for this message, nearest first" in driver.screen_text
-        assert "prompt feel" in driver.screen_text
+        assert "prompt file feel" in driver.screen_text
     async with open_app(model, chat_id=1) as driver:
         await rest(driver)
         assert driver.status.template == "feel"

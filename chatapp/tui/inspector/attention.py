@@ -125,7 +125,7 @@ class AttentionView(View):
             quoted(texts[source]), " pinned" if self._held is not None else "",
             (" attends to ", "dim"), most, ("\n" + heads, "$text-accent"),
             (f": {percent(weights[target]).strip()} on ", "dim"), quoted(texts[target]),
-            ("; the map: each head's weight on it, in percent", "dim"),
+            ("; the map: % of each head", "dim"),
         )  # fmt: skip
         self.query_one("#attention-detail", Static).update(detail)
 

@@ -32,7 +32,7 @@ class LayersView(View):
         self._guesses: list[Prediction] = []
 
     def legend(self) -> Content:
-        words = "the token that followed", " · bits: entropy, how unsure the layer is"
+        words = "the token that followed", " · bits: how unsure the layer is"
         return Content.assemble((words[0], "bold $text-success"), words[1])
 
     def compose(self) -> ComposeResult:
