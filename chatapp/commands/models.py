@@ -94,10 +94,10 @@ def info(
         "name": name,
         **_facts(described),
         "computed in": f"{precision}, unless another precision is chosen",
-        "in memory": f"{size_in_words(memory)}, about",
+        "in memory": f"about {size_in_words(memory)}",
         "template": described.template or "none of its own; plain is used",
         "licence": described.licence or "not named",
-        "drawn with": _drawn_with(choices),
+        "sampling": _chosen_sampling(choices),
     }
     _write_lines(lines)
 
@@ -134,7 +134,7 @@ def _facts(described: "ModelInfo") -> dict[str, str]:
     }
 
 
-def _drawn_with(choices: "Choices") -> str:
+def _chosen_sampling(choices: "Choices") -> str:
     """The sampling parameters that somebody has chosen, and who."""
     values = choices.document(choices.sampling).items()
     chosen = [f"{name} {it['value']} ({it['from']})" for name, it in values]

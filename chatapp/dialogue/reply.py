@@ -29,7 +29,7 @@ class ReplyNotStored(StoreError):
     """A reply has ended, but could not be stored. store: tries again; raises StoreError."""
 
     def __init__(self, error: StoreError, store: Callable[[], None]) -> None:
-        super().__init__(f"the reply is on the screen alone: {error}")
+        super().__init__(f"the reply is not saved: {error}")
         self.store = store
 
 

@@ -226,7 +226,7 @@ class ChatTurns:
                 self._storing.stop()
                 self._storing = None
                 self._widgets.show_problem("")
-                self._widgets.inform("There is room again: the reply is stored.")
+                self._widgets.inform("There is disk space again: the reply is saved.")
 
     def _show_stored(self, reason: str, remark: str = "") -> None:
         """Show all of the reply, as it has been stored or is to be.

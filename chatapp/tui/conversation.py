@@ -146,9 +146,11 @@ class Conversation:
         listener = listener or self._listener
 
         def run() -> None:
-            from chatapp.engine.catalogue import on_servers, on_this_machine, to_get
+            from chatapp.engine.catalogue import on_servers, on_this_machine, to_get, unfinished
 
             models, others = on_this_machine(self.precision, self.device), to_get()
+            offered = {model.name for model in others}
+            models += [model for model in unfinished() if model.name not in offered]
             listener.post_message(events.ModelsFound(list(models), others, False))
             models += on_servers()
             listener.post_message(events.ModelsFound(models, others, True))

@@ -74,7 +74,7 @@ def test_info_tells_what_replies_are_drawn_with(run, tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text('{"do_sample": false, "top_k": -3}')
     status, out, err = run("models", "info", str(folder))
     assert status == 0
-    assert "drawn with       temperature 0.0 (model)\n" in out
+    assert "sampling         temperature 0.0 (model)\n" in out
     assert err.endswith(
         f"chatapp: {folder}/generation_config.json: top_k is -3; expected 0 (off) or more; "
         "the value is left out\n"
