@@ -22,7 +22,7 @@ from finetune.data.packing import Rows, response_labels
 from finetune.data.pairs import EncodedJudged
 from finetune.judged import Judge, preferred
 from finetune.measured import Answer, Evaluation, Measured
-from finetune.objective_settings import L3Settings
+from finetune.objective_settings import GrpoSettings, L3Settings
 from finetune.objectives.chat_rows import with_start
 from finetune.objectives.head_answers import Output, answer_document, head_figures
 from finetune.objectives.head_module import Classifier, load_head
@@ -119,7 +119,7 @@ def _measured_rows(
 ) -> tuple[list[Encoded], dict[str, float], dict[str, tuple[float, float]]]:
     """The rows that can be asked again, and the figures of a set with their intervals."""
     rows = subject.sets[name]
-    if isinstance(subject.config.objective, L3Settings):
+    if isinstance(subject.config.objective, L3Settings | GrpoSettings):
         examples = cast(list[Encoded], list(rows))
         return examples, _losses(network, examples, subject, name, progress), {}
     judged = cast(list[EncodedJudged], list(rows))

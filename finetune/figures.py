@@ -13,6 +13,7 @@ from finetune.config import ConfigError, Metric
 from finetune.data.packing import Rows
 from finetune.data.preparation import HELD_OUT
 from finetune.material import Material
+from finetune.objectives.grpo import Grpo
 from finetune.objectives.head_answers import head_figures
 from finetune.objectives.head_module import Classifier
 from finetune.objectives.head_rows import HeadRows
@@ -29,6 +30,8 @@ REPLIES = 100
 def metrics_of(material: Material) -> tuple[Metric, ...]:
     """Those that a run can be measured by."""
     objective = material.objective
+    if isinstance(objective, Grpo):
+        return ("loss",)  # minus the mean reward
     if not isinstance(objective, HeadObjective):
         is_supervised = isinstance(objective, L3)
         return ("loss", "accuracy", "exact_match") if is_supervised else ("loss", "accuracy")

@@ -7,13 +7,11 @@ where the row was trained; and a generation that failed is told as such, never t
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, Tokenizer, whole_replies
 from chatapp.prompting.chat_template import Template
 from finetune.data.chats import Span
-from finetune.data.encoding import Encoded
+from finetune.data.encoding import Encoded, last_response
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +25,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model said. error: why the generation broke off, or nothing."""
+    """What a model said. error: why the generation broke off, or nothing. reward: None where
+    nothing gives one."""
 
     text: str
     error: str = ""
+    reward: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.text} (the reply failed: {self.error})".strip() if self.error else self.text
+        text = self.text if self.reward is None else f"[{self.reward:.3g}] {self.text}"
+        return f"{text} (the reply failed: {self.error})".strip() if self.error else text
 
 
 def questions(
@@ -46,17 +47,13 @@ def questions(
     """
     for example in examples:
         ids, spans = example.ids[skip:], example.spans[skip:]
-        responses = np.flatnonzero(spans == Span.RESPONSE)
-        if not len(responses):
-            continue
-        end = int(responses[-1]) + 1
-        before = np.flatnonzero(spans[:end] != Span.RESPONSE)
-        first = int(before[-1]) + 1 if len(before) else 0
+        response = last_response(spans)
+        first = response.start
         if 0 < first < context:
             yield Question(
                 ids[:first].tolist(),
                 tokenizer.decode(ids[:first][spans[:first] == Span.PROMPT].tolist()).strip(),
-                tokenizer.decode(ids[first:end].tolist()).strip(),
+                tokenizer.decode(ids[response].tolist()).strip(),
             )
 
 
