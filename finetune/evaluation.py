@@ -28,7 +28,7 @@ from finetune.objectives.head_answers import Output, answer_document, head_figur
 from finetune.objectives.head_module import Classifier, load_head
 from finetune.objectives.head_rows import HeadExample, HeadSpec
 from finetune.objectives.l3 import L3
-from finetune.replies import greedy_replies, questions
+from finetune.replies import greedy_replies, questions, stops
 from finetune.subjects import Subject, on_shared_rows, open_subject
 
 BATCH = 8
@@ -103,7 +103,8 @@ def _evaluate(
         if speaker is not None:
             asked = list(islice(questions(examples, subject.tokenizer, subject.window), replies))
             prompts = (question.ids for question in asked)
-            made = greedy_replies(speaker, subject.template, prompts, max_tokens)
+            stop = stops(subject.template, subject.config.objective)
+            made = greedy_replies(speaker, stop, prompts, max_tokens)
             for question, reply in zip(asked, made, strict=True):
                 progress(f"replies, {name}", len(answers), len(asked))
                 answers.append(Answer(question.text, question.reference, reply))

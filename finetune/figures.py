@@ -76,7 +76,7 @@ def _exact_match(material: Material, rows: Rows) -> Figures:
         material.model.eval()
         model.forget()
         prompts = [each.ids for each in asked]
-        replies = [each.text for each in greedy_replies(model, template, prompts, longest)]
+        replies = [each.text for each in greedy_replies(model, template.stop, prompts, longest)]
         model.forget()
         return {"exact_match": exact_match(replies, [each.reference for each in asked])}
 

@@ -96,6 +96,7 @@ class GrpoSettings(Section):
     )
     replies: int = Field(8, ge=2, le=1024, description="drawn to each prompt: its group")
     max_tokens: int = Field(512, ge=1, description="of a reply")
+    stop: list[str] = Field([], description="texts that end a reply, beside the template's")
     temperature: float = Field(1.0, gt=0, le=100, description="replies are drawn with")
     top_p: float = Field(1.0, gt=0, le=1, description="replies are drawn with; 1 is off")
     top_k: int = Field(0, ge=0, description="replies are drawn with; 0 is off")

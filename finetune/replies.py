@@ -12,6 +12,7 @@ from chatapp.engine.model import LanguageModel, Request, Sampling, Tokenizer, wh
 from chatapp.prompting.chat_template import Template
 from finetune.data.chats import Span
 from finetune.data.encoding import Encoded, last_response
+from finetune.objective_settings import GrpoSettings, Objectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,21 @@ def questions(
             )
 
 
+def stops(template: Template, objective: Objectives) -> tuple[str, ...]:
+    """What ends a reply: the template's texts, and those that the replies were learnt with."""
+    own = objective.stop if isinstance(objective, GrpoSettings) else ()
+    return (*template.stop, *own)
+
+
 def greedy_replies(
-    model: LanguageModel, template: Template, prompts: Iterable[Sequence[int]], max_tokens: int
+    model: LanguageModel, stop: Sequence[str], prompts: Iterable[Sequence[int]], max_tokens: int
 ) -> Iterator[Reply]:
-    """To each prompt the most probable next token again and again, until the reply ends."""
+    """To each prompt the most probable next token again and again, until the reply ends.
+
+    stop: see `stops`.
+    """
     greedy = Sampling(temperature=0.0, max_tokens=max_tokens)
-    requests = (Request(ids, greedy, template.stop) for ids in prompts)
+    requests = (Request(ids, greedy, stop) for ids in prompts)
     for text, finished in whole_replies(model.generate_many(requests)):
         yield whole_reply([replace(finished, text=text)])
 

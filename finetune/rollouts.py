@@ -50,7 +50,7 @@ class Rollouts:
         assert material.template is not None
         self.material, self.objective = material, material.objective
         self.config = material.objective.config
-        self.stop = material.template.stop
+        self.stop = (*material.template.stop, *material.objective.config.stop)
         self._kept: list[Tensors] = []
         self._frozen: Any = None
 

@@ -21,7 +21,7 @@ from finetune.material import Material
 from finetune.objectives.grpo import Grpo, PromptRows
 from finetune.objectives.pair_rows import PairRows
 from finetune.objectives.rewards import DrawnReply
-from finetune.replies import Reply, greedy_replies, questions
+from finetune.replies import Reply, greedy_replies, questions, stops
 
 Samples = list[tuple[str, Reply]]
 """Prompts, each with the reply to it."""
@@ -50,11 +50,13 @@ def sampler(material: Material) -> Callable[[], Samples] | None:
     prompts = _own_prompts(settings, template, model)
     prompts = prompts or _prompts_of_rows(material, model)
 
+    stop = stops(template, material.config.objective)
+
     def take() -> Samples:
         material.model.eval()
         model.forget()
         asked = (prompt.ids for prompt in prompts)
-        replies = greedy_replies(model, template, asked, settings.max_tokens)
+        replies = greedy_replies(model, stop, asked, settings.max_tokens)
         samples = [
             (prompt.text, _rewarded(reply, prompt, material))
             for prompt, reply in zip(prompts, replies, strict=True)

@@ -176,7 +176,7 @@ class Grpo:
     def losses(
         self, call: nn.Module, model: Any, batch: Tensors, counts: Tensor, done: float
     ) -> Tensor:
-        n_tokens, n_replies = counts.clamp(min=1).tolist()
+        n_tokens, n_replies = map(float, counts.clamp(min=1))
 
         def compute(hidden: Tensor) -> Tensor:
             mask = batch["response_mask"]
@@ -186,7 +186,8 @@ class Grpo:
             tokens = reply_sums(mask, batch).clamp(min=1)
 
             def mean(key: str) -> Tensor:
-                return (reply_sums(batch[key] * mask, batch) / tokens).sum() / n_replies
+                sums = reply_sums(batch[key] * mask, batch)
+                return (sums / tokens).sum() / n_replies
 
             told = {
                 "reward": mean("reward"),

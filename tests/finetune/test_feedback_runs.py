@@ -1,7 +1,7 @@
 """Runs that learn from feedback: trained, gone on with, measured, and made of what was said."""
 
 import json
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ def test_the_best_of_several_answers_is_the_one_that_scores_highest(
     def ask(*options: str) -> tuple[int, str, str]:
         asked = ["ask", question, "--model", str(tmp_path / "base"), "--max-tokens", "8"]
         monkeypatch.setattr("sys.argv", ["chatapp", *asked, "--seed", "0", *options])
-        monkeypatch.setattr("sys.stdin", StringIO())
+        monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO()))
         with pytest.raises(SystemExit) as end:
             main()
         captured = capsys.readouterr()
@@ -212,7 +212,8 @@ def test_the_best_of_several_answers_is_the_one_that_scores_highest(
     status, out, told = ask(*best_of, "--temperature", "0")
     assert (status, out) == (2, "")
     assert told == (
-        "--best-of: at temperature 0 every answer is the same; choose --temperature 0.7 or so\n"
+        "chatapp: --best-of: at temperature 0 every answer is the same; "
+        "choose --temperature 0.7 or so\n"
     )
 
 
@@ -223,7 +224,7 @@ def test_what_was_said_in_the_chat_becomes_a_model(
     monkeypatch.chdir(tmp_path)
     base = tiny.base(tmp_path / "base")
     store = Store(database_path())
-    chat = store.create_chat()
+    chat, empty = store.create_chat(), store.create_chat()
     for number in range(10):
         question = store.add_message(chat, None, "user", f"What comes after {number}?")
         reply = store.add_message(chat, question.id, "assistant", "No idea.")
@@ -239,7 +240,7 @@ def test_what_was_said_in_the_chat_becomes_a_model(
     assert "8 corrections: runs/feedback-2.toml" in done.stderr
     assert len((tmp_path / "runs" / "feedback-2.jsonl").read_text().splitlines()) == 8
     assert load_model("runs/feedback-2").name == "runs/feedback-2"
-    refused = CliRunner().invoke(app, [*command[:-1], "kto"])
+    refused = CliRunner().invoke(app, ["feedback", str(empty)])
     assert refused.exit_code == 2
-    assert "verdicts of 16" in refused.stderr
+    assert "0 preferences of 8, 0 corrections of 8, 0 verdicts of 16" in refused.stderr
     assert CliRunner().invoke(app, [*command[:-1], "ppo"]).exit_code == 2

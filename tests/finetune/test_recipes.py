@@ -23,7 +23,10 @@ from finetune.recipes import arithmetic, flan, sentiment, subtraction
 from finetune.scripts import run
 
 RECIPES = Path(__file__).parents[2] / "finetune" / "recipes"
-RUNS = ["instructions", "persona", "arithmetic", "sentiment", "flan", "subtraction"]
+RUNS = [
+    *("instructions", "persona", "arithmetic", "sentiment", "flan"),
+    *("preferences", "reward", "subtraction"),
+]
 
 # The example of the documentation, which must stay valid as it stands.
 EXAMPLE = """
