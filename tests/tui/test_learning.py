@@ -33,7 +33,7 @@ def use(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 
 async def learn(driver: Driver) -> LearnScreen:
-    await driver.until(lambda: driver.chat.models is not None)
+    await driver.until(lambda: driver.chat.conversation.session is not None)
     driver.prompt.text = "/learn"
     await driver.press("enter")
     await driver.until(lambda: isinstance(driver.app.screen, LearnScreen))
