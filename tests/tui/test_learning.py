@@ -74,7 +74,8 @@ async def test_what_is_missing_is_told_and_the_chat_goes_on(
     use(monkeypatch, REFUSES)
     async with open_app(ScriptedModel(["Old."], name="old")) as driver:
         await learn(driver)
-        await driver.until(lambda: "there is not enough feedback" in driver.screen_text)
+        await driver.until(lambda: "Esc closes" in driver.screen_text)
+        assert "there is not enough feedback" in driver.screen_text
         await driver.press("enter")  # there is nothing to go on with
         assert isinstance(driver.app.screen, LearnScreen)
         await driver.press("escape")
@@ -90,7 +91,8 @@ async def test_escape_stops_it_as_ctrl_c_would(
         await learn(driver)
         await driver.until(lambda: "waiting" in driver.screen_text)
         await driver.press("escape")
-        await driver.until(lambda: "stopped at step 3" in driver.screen_text)
+        await driver.until(lambda: "Esc closes" in driver.screen_text)
+        assert "stopped at step 3" in driver.screen_text
         await driver.press("escape")
         assert driver.app.screen is driver.chat
 
