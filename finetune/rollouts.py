@@ -17,7 +17,7 @@ from torch import Tensor
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import Request, Sampling
-from chatapp.engine.transformers_model import load_causal
+from chatapp.engine.pretrained import load_causal
 from finetune.data.batches import Tensors, TrainingRows
 from finetune.data.chats import Span
 from finetune.data.encoding import Encoded
