@@ -26,7 +26,7 @@ from finetune.data.encoding import Encoded
 from finetune.data.pairs import EncodedJudged
 from finetune.data.preferences import detect_judged
 from finetune.data.preparation import LONGEST, choose_template, on_day, prepare
-from finetune.objective_settings import L3Settings
+from finetune.objective_settings import GrpoSettings, L3Settings
 from finetune.objectives.head_rows import (
     HeadExample,
     HeadRows,
@@ -79,7 +79,7 @@ def open_subject(
         config = _that_fits(config, window)
     head = template = None
     sets: Mapping[str, Sequence[Example]]
-    if not isinstance(config.objective, L3Settings):
+    if not isinstance(config.objective, L3Settings | GrpoSettings):
         head = _reward_head(model, files, config.objective.kind)
         template = own_template(files.path, tokenizer.special)
         template = template or choose_template(config.data, files.path, tokenizer.special)

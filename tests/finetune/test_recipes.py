@@ -17,11 +17,16 @@ from finetune.config import ConfigError, Data, FinetuneConfig, load_config
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.phrasings import load_phrasings
 from finetune.data.preparation import Prepared, prepare
-from finetune.recipes import arithmetic, flan, sentiment
+from finetune.data.prompts import detect_prompt
+from finetune.data.tables import Row
+from finetune.recipes import arithmetic, flan, sentiment, subtraction
 from finetune.scripts import run
 
 RECIPES = Path(__file__).parents[2] / "finetune" / "recipes"
-RUNS = ["instructions", "persona", "arithmetic", "sentiment", "flan"]
+RUNS = [
+    *("instructions", "persona", "arithmetic", "sentiment", "flan"),
+    *("preferences", "reward", "subtraction"),
+]
 
 # The example of the documentation, which must stay valid as it stands.
 EXAMPLE = """
@@ -136,6 +141,23 @@ def test_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_problems_are_worked_out(sign: str, a: int, b: int, text: str) -> None:
     assert arithmetic.worked(sign, a, b) == text
+
+
+def test_subtraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    subtraction.build(Path("data"), train=300, test=50, seed=3)
+    asked = {}
+    for name in ("train", "test"):
+        lines = Path(f"data/subtraction_{name}.jsonl").read_text().splitlines()
+        rows = [Row(name, json.loads(line)) for line in lines]
+        examples = [detect_prompt(row).read(row) for row in rows]
+        asked[name] = {example.parts for example in examples}
+        for question, answer in asked[name]:
+            a, b = map(int, re.findall(r"\d+", question))
+            assert answer == f" {a - b}"
+    assert (len(asked["train"]), len(asked["test"])) == (300, 50)
+    assert not asked["train"] & asked["test"]
+    assert config("subtraction").objective.kind == "grpo"
 
 
 def test_all_problems_there_are_can_be_had(tmp_path: Path) -> None:
