@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.head import HeadSpec
 from chatapp.engine.load import load_model
 from chatapp.engine.pretrained import load_causal
 from chatapp.evaluation.metrics import estimate
@@ -26,7 +27,7 @@ from finetune.objective_settings import GrpoSettings, L3Settings
 from finetune.objectives.chat_rows import with_start
 from finetune.objectives.head_answers import Output, answer_document, head_figures
 from finetune.objectives.head_module import Classifier, load_head
-from finetune.objectives.head_rows import HeadExample, HeadSpec
+from finetune.objectives.head_rows import HeadExample
 from finetune.objectives.l3 import L3
 from finetune.replies import greedy_replies, questions, stops
 from finetune.subjects import Subject, on_shared_rows, open_subject

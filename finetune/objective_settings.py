@@ -19,7 +19,9 @@ class L3Settings(Section):
     """L3 = L2 + λ·L1: the response loss and the auxiliary language-model loss."""
 
     kind: Literal["l3"] = "l3"
-    aux_weight: float = Field(0.25, ge=0, le=100, description="λ; 0 learns the responses alone")
+    aux_weight: float = Field(
+        0.0, ge=0, le=100, description="λ; 0, which measured as well, learns the responses alone"
+    )
     aux_span: AuxSpan = Field("prompt", description="the tokens of L1")
     aux_norm: Literal["token", "sequence"] = Field(
         "token", description="L1 is a mean over tokens, or over the means of the examples"

@@ -16,8 +16,8 @@ from chatapp.dialogue.template_choice import own_template
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.folder import ModelFiles, find_model, model_folder
 from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.head import HEAD_FILE, HeadSpec
 from chatapp.engine.pretrained import context_of
-from chatapp.engine.reward_model import HEAD_FILE
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.paths import RUN_RECORD
 from chatapp.prompting.chat_template import Template
@@ -30,7 +30,6 @@ from finetune.objective_settings import GrpoSettings, L3Settings
 from finetune.objectives.head_rows import (
     HeadExample,
     HeadRows,
-    HeadSpec,
     prepare_labelled,
 )
 from finetune.objectives.pair_rows import prepare_judged
