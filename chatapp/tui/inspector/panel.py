@@ -124,7 +124,7 @@ class Inspector(Vertical, can_focus=True):
 
     def on_mount(self) -> None:
         self._fit()
-        self.focus()
+        self.screen.set_focus(self)  # at once: what there is to look at may come first
         self.query_one(ContentSwitcher).display = False
         self._show_tabs()
         self.look_at(self._target)
@@ -196,7 +196,7 @@ class Inspector(Vertical, can_focus=True):
         self._up_to_date.clear()
         self._show_legend()
         self._show_view()
-        if self.has_focus:
+        if self.screen.focused is self:
             self.focus_view()
 
     def _failed(self, reason: str) -> None:
