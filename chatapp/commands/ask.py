@@ -4,7 +4,7 @@ Keep: nothing is stored but what goes on with a chat, and wrong input is told be
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,10 +29,12 @@ from chatapp.commands.question import (
     open_store,
     standard_input,
 )
+from chatapp.commands.tools import allowed_names, names_in, toolbox_of
 from chatapp.parameters import known_values
 from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.call_events import ReplyEvent
     from chatapp.dialogue.store import Chat
     from chatapp.engine.events import Event
     from chatapp.engine.model import LanguageModel, Sampling
@@ -95,6 +97,12 @@ def ask(
         typer.Option(help="A file, folder or pattern whose passages are read; may be repeated."),
     ] = None,
     docs_method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
+    tools: Annotated[
+        str, typer.Option(help="Tools that the model may call, with commas: calculator,clock.")
+    ] = "",
+    yes_tools: Annotated[
+        str, typer.Option(help="Those of them that would ask before they run, and may.")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output.
@@ -102,7 +110,9 @@ def ask(
     Nothing is stored, unless the answer goes on with a chat.
     """
     chat = chat_to_go_on_with(last, chat_id)
-    _check_together(chat, system, persona, docs, best_of, reward)
+    _check_together(chat, system, persona, docs, best_of, reward, tools)
+    wanted = names_in(tools)
+    allowed = allowed_names(names_in(yes_tools), wanted)
     settings = settings_of(context, model=None if chat is None else chat.model)
     text = message_of(question, files or ())
     own_system, asked_template = instructions(system, persona)
@@ -126,12 +136,26 @@ def ask(
         sources = _sources(language_model, chosen, text, documents, own_system, choices.sampling)
 
     def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
-        if chat is not None:
-            return _answer_in(chat, language_model, chosen, text, sampling, cancel)
         return oneshot.ask(
             language_model,
             chosen,
             text,
+            system=own_system,
+            sources=sources,
+            sampling=sampling,
+            cancel=cancel,
+        )
+
+    def answer_with_tools(sampling: "Sampling", cancel: threading.Event) -> "Iterator[ReplyEvent]":
+        if chat is not None:
+            return _answer_in(chat, language_model, chosen, text, allowed, sampling, cancel)
+        if not wanted:
+            return answer(sampling, cancel)
+        return oneshot.ask_with_tools(
+            language_model,
+            chosen,
+            text,
+            toolbox_of(language_model, chosen, wanted, allowed),
             system=own_system,
             sources=sources,
             sampling=sampling,
@@ -145,7 +169,9 @@ def ask(
             said.insert(0, Message("system", own_system))
         print_best(answer, model_name, choices, layout, reward, said, best_of, as_json=as_json)
     else:
-        print_answer(answer, model_name, choices, layout, as_json=as_json, sources=sources)
+        print_answer(
+            answer_with_tools, model_name, choices, layout, as_json=as_json, sources=sources
+        )
 
 
 def _check_together(
@@ -155,10 +181,13 @@ def _check_together(
     docs: "Sequence[str] | None",
     best_of: int,
     reward: str,
+    tools: str,
 ) -> None:
     """Refuse options that do not go together. Raises UserError."""
     if best_of > 1 and not reward:
         raise UserError("--best-of needs a reward model that says which is best: --reward RUN")
+    if reward and tools:
+        raise UserError("--reward scores many answers; --tools is for one")
     if chat is None:
         return
     if system is not None or persona is not None:
@@ -167,6 +196,8 @@ def _check_together(
         raise UserError("--reward is for a question of its own; leave out -c and --chat")
     if docs:
         raise UserError(f"chat {chat.id} has its documents; --docs is for a question by itself")
+    if tools:
+        raise UserError(f"chat {chat.id} has its tools; --tools is for a question by itself")
 
 
 def _template(model: "LanguageModel", requested: str, asked: str, think: bool | None) -> "Template":
@@ -214,14 +245,19 @@ def _answer_in(
     model: "LanguageModel",
     template: "Template",
     text: str,
+    allowed: "Collection[str]",
     sampling: "Sampling",
     cancel: threading.Event,
-) -> "Iterator[Event]":
-    """The reply to a message that goes on with a stored chat, where it ends; both are stored."""
+) -> "Iterator[ReplyEvent]":
+    """The reply to a message that goes on with a stored chat, where it ends; both are stored.
+
+    allowed: the names of tools that may run though they ask.
+    """
     from chatapp.dialogue.session import Session, Started
 
     with open_store() as store:
         session = Session(model, template=template, store=store, chat_id=chat.id, sampling=sampling)
+        session.ask_by(lambda tool, given, cancel: "once" if tool.name in allowed else "no")
         for event in session.say(text, cancel):
             if not isinstance(event, Started):
                 yield event

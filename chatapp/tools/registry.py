@@ -31,10 +31,8 @@ class Registry:
         wanted = list(dict.fromkeys(names))
         for name in wanted:
             if name not in self.tools:
-                problem = next((each for each in self.problems if f"{name}.toml" in each), "")
-                raise ToolError(
-                    problem or f"there is no tool {name!r}{suggestion(name, self.tools)}"
-                )
+                hint = suggestion(name, self.tools)
+                raise ToolError(self.problems.get(name) or f"there is no tool {name!r}{hint}")
         return {name: self.tools[name] for name in wanted}
 
 

@@ -20,6 +20,7 @@ from chatapp.engine.events import Finished, Token
 from chatapp.tui.events import Submitted
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.call_events import Called, Calling
     from chatapp.dialogue.session import SessionEvent, Started
     from chatapp.dialogue.store import StoredMessage
 
@@ -88,6 +89,8 @@ class RunningTurn:
 
     def run(self) -> None:
         """Generate to the end. To be called on a thread."""
+        from chatapp.dialogue.call_events import Called, Calling
+
         finished: Finished | None = None
         try:
             for event in self._generate(self._cancel):
@@ -101,6 +104,9 @@ class RunningTurn:
                     self._pieces.append(event.text)
                     self._thoughts.append(event.thought or "")
                     finished = event
+                elif isinstance(event, Calling | Called):
+                    self._pieces.append(event.text)
+                    self._listener.post_message(ToolTold(self, event))
                 else:
                     self.reply = event.message
                     self._listener.post_message(TurnStarted(self, event))
@@ -126,6 +132,13 @@ class TurnStarted(TurnEvent):
     """A reply is about to be generated; its row is in the store."""
 
     started: "Started"
+
+
+@dataclass
+class ToolTold(TurnEvent):
+    """A tool is about to be called, or its call is over."""
+
+    event: "Calling | Called"
 
 
 @dataclass

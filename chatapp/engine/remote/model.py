@@ -22,6 +22,7 @@ from chatapp.engine.model import (
     Tokenizer,
     one_after_another,
 )
+from chatapp.engine.remote.calls import Calls
 from chatapp.engine.remote.chunks import DONE, Chunk, ServedToken, Usage, read_chunk
 from chatapp.engine.remote.http import BlockingStream, Body, Cancelled, post
 from chatapp.engine.remote.pieces import TextPieces
@@ -56,6 +57,9 @@ _OPTIONAL = (
 
 _BAD_REQUEST = (400, 422, 500)
 """With these a server refuses a field: llama-cpp-python gives 500 for log-probabilities."""
+
+_ENDS = ("stop", "tool_calls")
+"""With these a server says that its model has come to an end."""
 
 _MOST_STOPS = 4
 """The protocol's limit of stop strings; the rest is looked for here."""
@@ -240,6 +244,7 @@ class _Reply:
         self._stops = stops
         self._repeats = repeats
         self._at_most = at_most
+        self._calls = Calls()
         self._thoughts = Thoughts()
         self._usage = Usage(prompt_tokens)
         self._tokens = 0
@@ -249,6 +254,7 @@ class _Reply:
     def take(self, chunk: Chunk) -> Iterator[Token]:
         """The tokens of a chunk, as many as are wanted. Raises ModelError for an odd end."""
         self._usage = chunk.usage or self._usage
+        chunk = replace(chunk, tokens=chunk.tokens + self._calls.into_text(chunk))
         tokens = self._thoughts.into_text(chunk)
         if tokens and self._tokens == self.most:  # more than the server was asked for
             self.over = True
@@ -286,9 +292,9 @@ class _Reply:
 
     def _take_reason(self, word: str) -> None:
         """word: the server's, "" where it gives none."""
-        if word not in ("", "stop", "length", DONE):
+        if word not in ("", *_ENDS, "length", DONE):
             raise ModelError(f"the server ended the reply: {word[:100]}")
-        if word == "stop":
+        if word in _ENDS:
             self.reason = "stop"
         elif word == "length" or self._tokens == self.most:
             self.reason = self.reason or self._at_most
