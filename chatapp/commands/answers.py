@@ -40,7 +40,7 @@ def print_answer(
     sources: "Sequence[Source]" = (),
 ) -> None:
     """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
-    from chatapp.dialogue.call_events import Called, Calling
+    from chatapp.dialogue.call_events import Called
     from chatapp.dialogue.prompt import seeded
     from chatapp.engine.events import Finished
 
@@ -53,15 +53,9 @@ def print_answer(
     is_thinking = False
     with _interruptible(cancel):
         for event in answer(sampling, cancel):
-            if isinstance(event, Calling | Called):
-                if isinstance(event, Called):
-                    calls.append(replace(event.call, at=len(reply)))
-                    status("")
-                    complain(_call_in_words(event.call))
-                reply += event.text
-                if not as_json:
-                    write(event.text)
-                continue
+            if isinstance(event, Called):
+                calls.append(replace(event.call, at=len(reply)))
+                complain(_call_in_words(event.call))
             if (event.thought is not None and not event.text) != is_thinking:
                 is_thinking = not is_thinking
                 status("Thinking …" if is_thinking else "")

@@ -16,11 +16,12 @@ PARAGRAPH = "\n\n"
 class Calling:
     """A tool is about to be called; the user may have to allow it first.
 
-    text: what the reply said before it that no token has brought.
+    text: what the reply said before it that no token has brought; never a thought.
     """
 
     call: Call
     text: str = ""
+    thought: None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Called:
 
     call: Call
     text: str = ""
+    thought: None = None
 
 
 ReplyEvent = Event | Calling | Called

@@ -38,11 +38,17 @@ class ChatTools:
             raise ToolError(problem)
         self.names = chosen
 
+    def check(self, documents: DocumentSet | None) -> None:
+        """Raises ToolError for one that is gone, or whose file is no good any more."""
+        if self.names:
+            find_tools(documents).chosen(self.names)
+
     def told(self, documents: DocumentSet | None) -> list[dict[str, Any]]:
-        """What the model is told of them. Raises ToolError for one that is gone."""
+        """What the model is told of those that there are."""
         if not self.names:
             return []
-        return [tool.to_dict() for tool in find_tools(documents).chosen(self.names).values()]
+        tools = find_tools(documents).tools
+        return [tools[name].to_dict() for name in self.names if name in tools]
 
     def toolbox(self, documents: DocumentSet | None, chat_id: int) -> Toolbox:
         """The tools as they are now. Raises ToolError for one that is gone."""

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from chatapp.dialogue.call_events import PARAGRAPH, Called, Calling, ReplyEvent
+from chatapp.dialogue.call_events import PARAGRAPH, Calling, ReplyEvent
 from chatapp.dialogue.calling import events_with_calls
 from chatapp.dialogue.chat_tools import ChatTools
 from chatapp.dialogue.exchanges import exchange_of, exchanges_of, up_to_call
@@ -26,7 +26,7 @@ from chatapp.dialogue.prompt import (
 from chatapp.dialogue.reply import ReplyRecorder, reply_events
 from chatapp.dialogue.store import Store, StoredMessage
 from chatapp.dialogue.template_choice import writer_for
-from chatapp.engine.events import Token
+from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.engine.remote import RemoteModel
 from chatapp.foreign import without_surrogates
@@ -291,6 +291,7 @@ class Session:
         reply = self._message(message_id, "assistant")
         if self._store.latest_leaf(message_id) != message_id:
             raise ValueError("only the last reply of a chat can be continued")
+        self._tools.check(self._asked_documents())
         path = self._path_to(message_id)
         prompt = self._write(path, sources=reply.sources)
         self._path = path
@@ -320,6 +321,7 @@ class Session:
         """
         if text is not None:
             text = _message_text(text)
+        self._tools.check(self._asked_documents())
         sources = self._sources(path[-1].text if text is None else text, cancel)
         kept = beside if beside is not None and beside.calls else None
         prompt = self._write([*path, kept] if kept else path, text, sources)
@@ -394,21 +396,16 @@ class Session:
             with closing(events):
                 for event in trimmed(events, begun=bool(reply.text), held=held):
                     recorder.add(event)
-                    if isinstance(event, Calling):
-                        self._drawn.pop(reply.id, None)
-                        yield event
-                    elif isinstance(event, Called):
-                        used = self._measure_path([*self._path[:-1], recorder.reply])[0]
-                        self._usage = (used, dropped)
-                        yield event
-                    elif isinstance(event, Token):
+                    if isinstance(event, Finished):
+                        continue
+                    used = self._used_after(event, used, recorder.reply)
+                    self._usage = (used, dropped)
+                    if isinstance(event, Token):
                         if event.thought is None and event.id != self.model.tokenizer.end_id:
                             drawn.append(event.id)
                         if top:
                             self._drawn.setdefault(reply.id, []).append(event)
-                        used += 1
-                        self._usage = (used, dropped)
-                        yield event
+                    yield event
         except Exception:
             recorder.fail()
             raise
@@ -420,6 +417,15 @@ class Session:
                 writer.remember(recorder.reply.text, drawn)
         if recorder.finished is not None:
             yield recorder.finished
+
+    def _used_after(self, event: ReplyEvent, used: int, reply: StoredMessage) -> int:
+        """The tokens in use once an event of a reply has come, given those before it."""
+        if isinstance(event, Token):
+            return used + 1
+        if isinstance(event, Calling):  # what follows the call is told of anew
+            self._drawn.pop(reply.id, None)
+            return used
+        return self._measure_path([*self._path[:-1], reply])[0]
 
     def _reply_events(
         self,

@@ -144,12 +144,12 @@ def with_calls(segments: Sequence[Segment], reply: str, calls: Sequence[Call]) -
 class CallFilter:
     """A reply's text in, its text without calls and its first call out.
 
-    tools: the names of those that there are. Only a marked call may have another name.
+    tools: the names of those that there are. Only a call between marks may have another name.
     """
 
     def __init__(self, pattern: CallPattern, tools: Collection[str]) -> None:
         self._filter = (
-            _InlineFilter(pattern)
+            _InlineFilter(pattern, tools)
             if isinstance(pattern, InlineCalls)
             else _JSONFilter(pattern, tools)
         )
@@ -169,14 +169,17 @@ class _InlineFilter:
 
     _LONGEST_ARGUMENT = 200
 
-    def __init__(self, pattern: InlineCalls) -> None:
+    def __init__(self, pattern: InlineCalls, tools: Collection[str]) -> None:
         begin, end, close = map(re.escape, (pattern.begin, pattern.end, pattern.close))
         within = rf"(?:(?!{begin}|{end}|{close})[^\n])"
         self._call = re.compile(rf"{begin}(?=\S)({within}{{1,{self._LONGEST_ARGUMENT}}}){end}")
         self._pattern = pattern
+        self._is_on = pattern.tool in tools
         self._before = ""
 
     def push(self, text: str) -> tuple[str, Requested | None]:
+        if not self._is_on:
+            return text, None
         around = self._before + text
         for match in self._call.finditer(around):
             if match.end() > len(self._before):

@@ -37,13 +37,14 @@ class Registry:
 
 
 def find_tools(documents: DocumentSet | None = None) -> Registry:
-    """All tools. documents: those of the chat, which one of the tools searches.
-
-    Raises ToolError when the folder of the user's own cannot be read.
-    """
+    """All tools. documents: those of the chat, which one of the tools searches."""
     tools = {tool.name: tool for tool in _built_in(documents)}
     problems: dict[str, str] = {}
-    for path in own.files():
+    try:
+        paths = own.files()
+    except ToolError as error:
+        return Registry(tools, {"": str(error)})
+    for path in paths:
         try:
             tool = own.read_tool(path)
             if tool.name in tools:

@@ -441,6 +441,9 @@ def test_a_tool_that_is_gone_is_named(tmp_path: Path, store: Store, home: Path) 
     (home / "config" / "tools" / "own.toml").unlink()
     with pytest.raises(ToolError, match="there is no tool 'own'"):
         list(session.say("Hi"))
+    assert session.messages == []
+    assert session.usage()[0] >= 0
+    assert "Hi" in session.draft("Hi").prompt.text
 
 
 def test_one_question_with_tools(tmp_path: Path) -> None:

@@ -117,6 +117,11 @@ def test_any_text_without_a_call_comes_out_as_it_was(pattern: CallPattern) -> No
         assert read(pattern, pieces) == ("".join(pieces), None)
 
 
+def test_a_pattern_in_the_text_calls_only_what_is_on() -> None:
+    calls = CallFilter(CALCULATOR, ["clock"])
+    assert calls.push("She has <<1+1=2>>") == ("She has <<1+1=2>>", None)
+
+
 def test_a_call_that_never_ends_is_text_at_last() -> None:
     calls = CallFilter(HERMES, TOOLS)
     assert calls.push("<tool_call>{") == ("", None)
