@@ -43,7 +43,7 @@ app.add_typer(
     history.app, name="history", help="List, search, show, export, import and delete chats."
 )
 app.add_typer(docs.app, name="docs", help="Search documents, without a model.")
-app.add_typer(models.app, name="models", help="List, describe, bring and remove models.")
+app.add_typer(models.app, name="models", help="List, describe, download, export and remove models.")
 
 
 @app.callback(invoke_without_command=True)
@@ -52,14 +52,13 @@ def chat(
     model: ModelOption = None,
     template: TemplateOption = None,
     precision: PrecisionOption = None,
-    last: Annotated[
-        bool, typer.Option("--continue", "-c", help="Go on with the chat changed last.")
-    ] = False,
+    last: Annotated[bool, typer.Option("--continue", "-c", help="Continue the last chat.")] = False,
     inline: Annotated[
-        bool, typer.Option("--inline", help="Below the prompt, with what stands above kept.")
+        bool,
+        typer.Option("--inline", help="Draw below the shell's prompt and keep what is above."),
     ] = False,
     unsaved: Annotated[
-        bool, typer.Option("--unsaved", help="Store nothing: the chat goes when you leave.")
+        bool, typer.Option("--unsaved", help="Save nothing: the chat is gone when you quit.")
     ] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:

@@ -60,8 +60,8 @@ def fetched_path() -> Path:
     return data_dir() / "fetched.json"
 
 
-def used_folders_path() -> Path:
-    """The record of the folders that models were made in or used from. It need not exist."""
+def used_models_path() -> Path:
+    """The record of the models that were made or used on this machine. It need not exist."""
     return data_dir() / "folders.json"
 
 

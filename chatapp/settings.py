@@ -45,7 +45,8 @@ class Settings:
     """What a user can choose once and for all.
 
     model: "bundled", a folder, or a hub id. template: a built-in template's name; empty for
-    the model's own. theme: a Textual theme's name. precision: "auto", or what a GPT-2's
+    the model's own. theme: a Textual theme's name. chat_list: whether the list of chats stands
+    beside the chat, "shown" or "hidden". precision: "auto", or what a GPT-2's
     matrices are multiplied as. device: "auto", or where models are computed. sampling: how
     replies are drawn; in the file its fields stand beside the others (`temperature = 0.7`).
     keys: the table `[keys]`, of key by action. origins: where the user has set a sampling
@@ -55,6 +56,7 @@ class Settings:
     model: str = "bundled"
     template: str = ""
     theme: str = "chatapp"
+    chat_list: str = "shown"
     precision: str = "auto"
     device: str = "auto"
     sampling: Sampling = field(default_factory=Sampling)
@@ -72,7 +74,7 @@ class Settings:
 
 
 _TEXTS = tuple(each.name for each in fields(Settings) if each.type is str)
-_CHOICES = {"precision": PRECISIONS, "device": DEVICES}
+_CHOICES = {"precision": PRECISIONS, "device": DEVICES, "chat_list": ("shown", "hidden")}
 _NAMES = (*_TEXTS, *PARAMETERS, "keys")
 
 
@@ -107,7 +109,7 @@ def keep_settings(values: Mapping[str, str | float | int | None]) -> None:
     """
     import tomlkit
 
-    failure = f"{', '.join(values)} cannot be kept"
+    failure = f"{', '.join(values)} cannot be saved"
     path = settings_path()
     try:
         text = _file_text()

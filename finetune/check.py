@@ -204,7 +204,7 @@ def _labels(rows: HeadRows, material: Material) -> Iterator[RenderableType]:
 def _cost(examination: Examination) -> str:
     seconds, method = examination.seconds_per_step, examination.material.config.train.method
     return (
-        f"{examination.trainable_parameters:,} parameters learn ({method}); "
+        f"{examination.trainable_parameters:,} parameters are trained ({method}); "
         f"{examination.steps:,} steps of {seconds:.2f} s, about "
         f"{duration(examination.steps * seconds)}; the longest step took "
         f"{memory(examination.peak_memory_bytes)} of memory, and measuring and saving take more"

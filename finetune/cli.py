@@ -99,7 +99,7 @@ def evaluate(
         ),
     ] = None,
     data: Annotated[str, typer.Option(help="rows to measure on; the run's held-out ones")] = "",
-    replies: Annotated[int, typer.Option(min=0, help="greedy replies to make a set")] = 100,
+    replies: Annotated[int, typer.Option(min=0, help="greedy replies to each set")] = 100,
     max_tokens: Annotated[int, typer.Option(min=1, help="the longest reply")] = 128,
     shown: Annotated[int, typer.Option(min=0, help="replies to print")] = 5,
     as_json: AsJson = False,
@@ -206,7 +206,7 @@ def feedback(
     chats: Annotated[
         list[int] | None, typer.Argument(help="the numbers of chats; all of them when left out")
     ] = None,
-    model: Annotated[str, typer.Option(help="what learns; the chat's model when left out")] = "",
+    model: Annotated[str, typer.Option(help="the model to train; the chat's when left out")] = "",
     lesson: Annotated[
         str, typer.Option(help="dpo, sft or kto; the first there is enough for when left out")
     ] = "",
@@ -350,9 +350,9 @@ def _verdict(error: Exception) -> tuple[int, str]:
 
 def _made(folder: Path) -> None:
     """A model's folder on standard output, and among those that `chatapp models list` shows."""
-    from chatapp.engine.used_folders import note_folder
+    from chatapp.engine.used_models import note_model
 
-    note_folder(folder)
+    note_model(folder)
     _answer(str(folder))
 
 

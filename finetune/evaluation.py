@@ -13,7 +13,7 @@ import torch
 
 from chatapp.engine.generation import PieceTokenizer
 from chatapp.engine.load import load_model
-from chatapp.engine.transformers_model import load_causal
+from chatapp.engine.pretrained import load_causal
 from chatapp.evaluation.metrics import estimate
 from chatapp.prompting.promptfile import Measure
 from finetune.data.batches import ByLength, collate, loader

@@ -76,7 +76,7 @@ def choose(rows: Mapping[FeedbackFormat, Rows], asked: FeedbackFormat | None = N
     )
     raise ConfigError(
         f"there is not enough feedback to learn from: {told} that are needed (of verdicts a "
-        "quarter good and a quarter bad); say more of replies in the chat"
+        "quarter good and a quarter bad); rate or correct more replies in the chat"
     )
 
 

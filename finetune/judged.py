@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from chatapp.engine.folder import find_model
-from chatapp.engine.transformers_model import load_causal
+from chatapp.engine.pretrained import load_causal
 from chatapp.evaluation.metrics import wilson
 from finetune.config import FinetuneConfig
 from finetune.data.batches import ByLength, collate, loader

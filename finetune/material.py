@@ -20,8 +20,8 @@ import chatapp
 from chatapp.engine.device import device_for
 from chatapp.engine.folder import ModelFiles, find_model
 from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.pretrained import context_of, load_causal
 from chatapp.engine.tokenizer_files import chat_tokenizer
-from chatapp.engine.transformers_model import context_of, load_causal
 from chatapp.prompting.chat_template import Template
 from finetune.adapters import (
     LOW_RANK,

@@ -14,9 +14,9 @@ from typing import Any
 
 from chatapp.engine.device import device_for
 from chatapp.engine.folder import find_model
+from chatapp.engine.pretrained import context_of, load_causal
 from chatapp.engine.reward_model import HEAD_FILE
 from chatapp.engine.tokenizer_files import chat_tokenizer
-from chatapp.engine.transformers_model import context_of, load_causal
 from chatapp.evaluation.batch import unanswered
 from chatapp.evaluation.inputs import read_inputs
 from chatapp.evaluation.journal import Journal, JournalRow

@@ -97,7 +97,7 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
     trainer = _trainer(config, model, windows, held_out)
     checkpoint = last_checkpoint(output)
     if checkpoint:
-        console.print(f"going on from {checkpoint.name}", style="dim")
+        console.print(f"resuming from {checkpoint.name}", style="dim")
     display = RunCallback(
         console,
         RunLog(output / LOSSES_FILE, ("loss",)),

@@ -36,7 +36,7 @@ def header(material: Material) -> list[str]:
     )
     per_step = data.examples / max(1, steps_per_epoch(config, data))
     lines = [
-        f"{config.model}: method {settings.method}, {trained:,} of {total:,} parameters learn, "
+        f"{config.model}: method {settings.method}, {trained:,} of {total:,} parameters trained, "
         f"{template}",
         f"{data.examples:,} examples{packed}, {sum(data.train.lengths):,} tokens; measured on "
         f"{held_out or 'nothing'}",

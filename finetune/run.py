@@ -16,6 +16,7 @@ from types import FrameType
 from rich.console import Console
 
 from chatapp.engine.errors import ModelError
+from chatapp.engine.used_models import note_model
 from chatapp.paths import RUN_RECORD
 from chatapp.userfiles import read_json_object
 from finetune.callbacks import RunCallback
@@ -136,10 +137,11 @@ def _run(material: Material, console: Console) -> Path:
     if is_first_process():
         (output / RESULT_FILE).unlink(missing_ok=True)
         write_json(output / RUN_RECORD, material.record)
+        note_model(output)  # from now on it is among those that the chat lists
     checkpoint = last_checkpoint(output)
     if checkpoint:
         check_whole(checkpoint)
-    for text in [*header(material), *([f"going on from {checkpoint.name}"] if checkpoint else [])]:
+    for text in [*header(material), *([f"resuming from {checkpoint.name}"] if checkpoint else [])]:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     objective = material.objective
     display = RunCallback(

@@ -16,9 +16,9 @@ from chatapp.dialogue.template_choice import own_template
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.folder import ModelFiles, find_model, model_folder
 from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.pretrained import context_of
 from chatapp.engine.reward_model import HEAD_FILE
 from chatapp.engine.tokenizer_files import chat_tokenizer
-from chatapp.engine.transformers_model import context_of
 from chatapp.paths import RUN_RECORD
 from chatapp.prompting.chat_template import Template
 from finetune.config import ConfigError, FinetuneConfig, TrainSource, lay_over, validated

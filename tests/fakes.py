@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
-from chatapp.engine.model import ContextOverflow, Request, Sampling, one_after_another
+from chatapp.engine.model import (
+    ContextOverflow,
+    Generate,
+    Request,
+    Sampling,
+    one_after_another,
+)
 
 _WORD = re.compile(r" ?[^\s]+|\s")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -139,7 +145,7 @@ class ScriptedModel:
         self.samplings.append(sampling)
         self.stops.append(tuple(stop))
         reused = self._reuse(ids)
-        self._cached = list(ids)
+        sequence = self._cached = list(ids)
 
         def finished(reason: FinishReason, count: int, first: float, error: str = "") -> Finished:
             end = Finished(
@@ -166,12 +172,12 @@ class ScriptedModel:
             if count >= sampling.max_tokens:
                 yield finished("length", count, first)
                 return
-            if len(self._cached) >= self.context:
+            if len(sequence) >= self.context:
                 yield finished("context", count, first)
                 return
             first = first or time.perf_counter() - started
             id = self.tokenizer.token(piece)
-            self._cached.append(id)
+            sequence.append(id)
             others = tuple(Alternative(id, piece, -0.5) for _ in range(top))
             yield Token(id, piece, piece, -0.5, others)
         yield finished(self._reason, len(pieces), first)
@@ -179,6 +185,10 @@ class ScriptedModel:
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
         """One after another."""
         return one_after_another(self, requests)
+
+    def together(self, count: int) -> Generate:
+        """Each by itself."""
+        return self.generate
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Minus one nat for every token."""

@@ -8,14 +8,15 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE / "tui"), str(HERE.parent)]
 
 from conftest import Driver  # noqa: E402
-from textual.widgets import Input, TextArea  # noqa: E402
+from moving_picture import Frame, assemble  # noqa: E402
+from textual.widgets import Input, OptionList, TextArea  # noqa: E402
 
 from chatapp.dialogue.store import Store  # noqa: E402
 from chatapp.engine.load import load_model  # noqa: E402
@@ -27,13 +28,55 @@ ASSETS = HERE.parent / ".assets"
 SETTINGS = Settings(theme="chatapp", sampling=Sampling(seed=1, max_tokens=60))
 
 
+Scene = Callable[[Driver], AsyncIterator[float]]
+"""Plays something; yields for how many seconds what is on the screen is to be seen."""
+
+
 async def rest(driver: Driver) -> None:
     """Wait until nothing is computed any more, nor asked for by what was computed."""
     for _ in range(3):
         await driver.idle()
 
 
-async def chat(driver: Driver) -> None:
+async def write(driver: Driver, text: str) -> AsyncIterator[float]:
+    for letter in text:
+        await driver.press(letter)
+        yield 0.06
+
+
+async def reply(driver: Driver) -> AsyncIterator[float]:
+    """A reply as it comes, for slow eyes."""
+    await driver.press("enter")
+    while driver.chat.conversation.request is not None:
+        await asyncio.sleep(0.01)
+        await driver.settle()
+        yield 0.15
+    await rest(driver)
+
+
+async def chat(driver: Driver) -> AsyncIterator[float]:
+    """A reply, what else might have come in it, and how it goes on from there."""
+    yield 1
+    async for seconds in write(driver, "My name is Clara."):
+        yield seconds
+    async for seconds in reply(driver):
+        yield seconds
+    yield 2
+    await driver.press("f3")
+    await rest(driver)
+    yield 2
+    await driver.press("tab")
+    yield 1
+    alternatives = driver.chat.query_one("#tokens-alternatives", OptionList)
+    if "●" in str(alternatives.get_option_at_index(0).prompt):  # which came
+        await driver.press("down")
+        yield 1.5
+    async for seconds in reply(driver):
+        yield seconds
+    yield 4
+
+
+async def tokens(driver: Driver) -> AsyncIterator[float]:
     for text in (
         "Hello! Who are you?",
         "What is the capital of France?",
@@ -41,42 +84,42 @@ async def chat(driver: Driver) -> None:
         "What is 48 plus 76?",
     ):
         await driver.say(text)
-
-
-async def tokens(driver: Driver) -> None:
-    await chat(driver)
     await driver.press("f3")
     await rest(driver)
     await driver.press("right", "right", "tab", "down")
     await rest(driver)
+    yield 1
 
 
-async def attention(driver: Driver) -> None:
+async def attention(driver: Driver) -> AsyncIterator[float]:
     await driver.press("f3")
     await rest(driver)
     await driver.press("3")
     await rest(driver)
+    yield 1
 
 
-async def compare(driver: Driver) -> None:
+async def compare(driver: Driver) -> AsyncIterator[float]:
     driver.prompt.text = "/compare seed=2"
     await driver.press("enter")
     await driver.until(lambda: "Enter asks both" in driver.screen_text)
     await driver.press(*"My name is Clara.", "enter")
     await driver.until(lambda: "Both bad" in driver.screen_text)
+    yield 1
 
 
-async def prompts(driver: Driver) -> None:
+async def prompts(driver: Driver) -> AsyncIterator[float]:
     driver.prompt.text = "cheese"
     await driver.press("f5")
     await driver.until(lambda: "pirate" in driver.screen_text)
     await driver.press(*"english")
     await rest(driver)
     await driver.until(lambda: "bread" in driver.screen_text or "=>" in driver.screen_text)
+    yield 1
 
 
-SCENES: dict[str, tuple[tuple[int, int], Callable[[Driver], Awaitable[None]]]] = {
-    "chat": ((100, 30), chat),
+SCENES: dict[str, tuple[tuple[int, int], Scene]] = {
+    "chat": ((100, 24), chat),
     "tokens": ((140, 34), tokens),
     "attention": ((100, 16), attention),
     "compare": ((100, 14), compare),
@@ -89,15 +132,17 @@ async def take(name: str, folder: Path, model: LanguageModel) -> Path:
     size, scene = SCENES[name]
     store = Store(folder / "chats.db")
     app = ChatApp(SETTINGS, load=lambda: model, store=store)
+    frames = []
     async with app.run_test(size=size) as pilot:
         driver = Driver(app, pilot)
         await driver.ready()
         await rest(driver)
-        await scene(driver)
-        await driver.settle()
-        path = folder / f"{name}.svg"
-        path.write_text(app.export_screenshot(title="chatapp"), encoding="utf-8")
+        async for seconds in scene(driver):
+            await driver.settle()
+            frames.append(Frame(app.export_screenshot(title="chatapp"), seconds))
     store.close()
+    path = folder / f"{name}.svg"
+    path.write_text(assemble(frames), encoding="utf-8")
     return path
 
 

@@ -155,12 +155,12 @@ def test_a_theme_is_kept_where_there_was_no_file_and_behind_a_link(tmp_path: Pat
 def test_a_file_that_cannot_keep_a_theme_stays_as_it_is(text: str) -> None:
     path = write("")
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(SettingsError, match="theme cannot be kept"):
+    with pytest.raises(SettingsError, match="theme cannot be saved"):
         keep_settings({"theme": "nord"})
     assert path.read_bytes() == text.encode("latin-1")
     path.unlink()
     path.mkdir()
     with pytest.raises(
-        SettingsError, match=r"cannot be kept: .*settings\.toml: .*: Is a directory"
+        SettingsError, match=r"cannot be saved: .*settings\.toml: .*: Is a directory"
     ):
         keep_settings({"theme": "nord"})

@@ -1,10 +1,11 @@
 """`chatapp ask` and `chatapp complete`: one answer to what the command line says.
 
-Keep: nothing is stored but what goes on with a chat, and wrong input is told before a model loads.
+Keep: nothing is stored but what continues a chat, and wrong input is told before a model loads.
 """
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,79 +36,91 @@ from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.dialogue.call_events import ReplyEvent
+    from chatapp.dialogue.calling import Toolbox
     from chatapp.dialogue.store import Chat
     from chatapp.engine.events import Event
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.parameters import Choices
     from chatapp.passages.sources import Source
     from chatapp.prompting.chat_template import Template
-    from chatapp.prompting.documents import DocumentSet
+    from chatapp.prompting.messages import Message
     from chatapp.settings import Settings
+
+
+QuestionArgument = Annotated[
+    str | None, typer.Argument(help="The message. Standard input is appended to it.")
+]
+FilesOption = Annotated[
+    list[Path] | None,
+    typer.Option("--file", "-f", help="Put a text file into the message; may be repeated."),
+]
+SystemOption = Annotated[
+    str | None,
+    typer.Option(help="Instructions in place of the template's own, or a file with them."),
+]
+PersonaOption = Annotated[
+    str | None, typer.Option(help="Instructions by name.", autocompletion=completion.personas)
+]
+LastOption = Annotated[
+    bool, typer.Option("--continue", "-c", help="Continue the last chat, and store it there.")
+]
+ChatOption = Annotated[
+    int | None,
+    typer.Option("--chat", help="Continue the chat of this id.", autocompletion=completion.chats),
+]
+ThinkOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--think/--no-think",
+        help="Let the model think first or not, where its template has a switch for that.",
+        show_default=False,
+    ),
+]
+BestOfOption = Annotated[
+    int,
+    typer.Option(
+        "--best-of", min=1, max=256, help="Sample so many answers and print the best by --reward."
+    ),
+]
+RewardOption = Annotated[
+    str, typer.Option(help="A run of finetune with objective.kind = 'reward'.")
+]
+DocsOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A file, folder or pattern whose passages are read; may be repeated."),
+]
+ToolsOption = Annotated[
+    str, typer.Option(help="Tools that the model may call, with commas: calculator,clock.")
+]
+YesToolsOption = Annotated[
+    str, typer.Option(help="Those of them that would ask before they run, and may.")
+]
 
 
 @sampling_options()
 def ask(
     context: typer.Context,
-    question: Annotated[
-        str | None, typer.Argument(help="What to ask. Standard input is appended to it.")
-    ] = None,
-    files: Annotated[
-        list[Path] | None,
-        typer.Option("--file", "-f", help="Put a text file into the message; may be repeated."),
-    ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option(help="Instructions in place of the template's own, or a file with them."),
-    ] = None,
-    persona: Annotated[
-        str | None,
-        typer.Option(help="Instructions by name.", autocompletion=completion.personas),
-    ] = None,
-    last: Annotated[
-        bool, typer.Option("--continue", "-c", help="Go on with the last chat, and store it there.")
-    ] = False,
-    chat_id: Annotated[
-        int | None,
-        typer.Option(
-            "--chat", help="Go on with the chat of this id.", autocompletion=completion.chats
-        ),
-    ] = None,
+    question: QuestionArgument = None,
+    files: FilesOption = None,
+    system: SystemOption = None,
+    persona: PersonaOption = None,
+    last: LastOption = False,
+    chat_id: ChatOption = None,
     model: ModelOption = None,
     template: TemplateOption = None,
     precision: PrecisionOption = None,
-    think: Annotated[
-        bool | None,
-        typer.Option(
-            "--think/--no-think",
-            help="Let the model think first or not, where its template has a switch for that.",
-            show_default=False,
-        ),
-    ] = None,
-    best_of: Annotated[
-        int,
-        typer.Option(
-            "--best-of", min=1, max=256, help="Draw so many answers and print the best by --reward."
-        ),
-    ] = 1,
-    reward: Annotated[
-        str, typer.Option(help="A run of finetune with objective.kind = 'reward'.")
-    ] = "",
-    docs: Annotated[
-        list[str] | None,
-        typer.Option(help="A file, folder or pattern whose passages are read; may be repeated."),
-    ] = None,
+    think: ThinkOption = None,
+    best_of: BestOfOption = 1,
+    reward: RewardOption = "",
+    docs: DocsOption = None,
     docs_method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
-    tools: Annotated[
-        str, typer.Option(help="Tools that the model may call, with commas: calculator,clock.")
-    ] = "",
-    yes_tools: Annotated[
-        str, typer.Option(help="Those of them that would ask before they run, and may.")
-    ] = "",
+    tools: ToolsOption = "",
+    yes_tools: YesToolsOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output.
 
-    Nothing is stored, unless the answer goes on with a chat.
+    Nothing is stored, unless a chat is continued.
     """
     chat = chat_to_go_on_with(last, chat_id)
     _check_together(chat, system, persona, docs, best_of, reward, tools)
@@ -119,59 +132,28 @@ def ask(
     if chat is not None:
         asked_template = chat.asked_template
 
-    from chatapp.dialogue import oneshot
-    from chatapp.prompting.documents import DocumentSet
-    from chatapp.prompting.messages import Message
-
     language_model = load(settings.model, settings.precision, settings.device)
     chosen = _template(language_model, settings.template, asked_template, think)
-    choices = choices_for(language_model, settings)
-    if chat is not None:
-        flags = {name for name, origin in settings.origins.items() if origin == "flag"}
-        own = known_values(chat.chosen)
-        choices = choices.of("this chat", {name: own[name] for name in own if name not in flags})
+    choices = choices_for(language_model, settings, chat)
     sources: tuple[Source, ...] = ()
     if docs:
-        documents = DocumentSet(tuple(docs), docs_method)
-        sources = _sources(language_model, chosen, text, documents, own_system, choices.sampling)
-
-    def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
-        return oneshot.ask(
-            language_model,
-            chosen,
-            text,
-            system=own_system,
-            sources=sources,
-            sampling=sampling,
-            cancel=cancel,
+        sources = _sources(
+            language_model, chosen, text, docs, docs_method, own_system, choices.sampling
         )
-
-    def answer_with_tools(sampling: "Sampling", cancel: threading.Event) -> "Iterator[ReplyEvent]":
-        if chat is not None:
-            return _answer_in(chat, language_model, chosen, text, allowed, sampling, cancel)
-        if not wanted:
-            return answer(sampling, cancel)
-        return oneshot.ask_with_tools(
-            language_model,
-            chosen,
-            text,
-            toolbox_of(language_model, chosen, wanted, allowed),
-            system=own_system,
-            sources=sources,
-            sampling=sampling,
-            cancel=cancel,
-        )
-
-    model_name, layout = settings.model, chosen.name
+    alone = partial(_answer_alone, language_model, chosen, text, own_system, sources)
+    named = settings.model, choices, chosen.name
     if reward:
-        said = [Message("user", text)]
-        if own_system:
-            said.insert(0, Message("system", own_system))
-        print_best(answer, model_name, choices, layout, reward, said, best_of, as_json=as_json)
-    else:
-        print_answer(
-            answer_with_tools, model_name, choices, layout, as_json=as_json, sources=sources
+        print_best(alone, *named, reward, _said(own_system, text), best_of, as_json=as_json)
+        return
+    answer: Callable[[Sampling, threading.Event], Iterator[ReplyEvent]] = alone
+    if chat is not None:
+        answer = partial(_answer_in, chat, language_model, chosen, text, allowed)
+    elif wanted:
+        toolbox = toolbox_of(language_model, chosen, wanted, allowed)
+        answer = partial(
+            _answer_with_tools, language_model, chosen, text, toolbox, own_system, sources
         )
+    print_answer(answer, *named, as_json=as_json, sources=sources)
 
 
 def _check_together(
@@ -219,25 +201,77 @@ def _sources(
     model: "LanguageModel",
     template: "Template",
     text: str,
-    documents: "DocumentSet",
+    paths: "Sequence[str]",
+    method: str,
     system: str | None,
     sampling: "Sampling",
 ) -> "tuple[Source, ...]":
     """The passages for a question, said on a terminal while files are read."""
     from chatapp.dialogue import oneshot
+    from chatapp.prompting.documents import DocumentSet
 
     try:
         return oneshot.find_sources(
             model,
             template,
             text,
-            documents,
+            DocumentSet(tuple(paths), method),
             system=system,
             sampling=sampling,
             progress=show_reading,
         )
     finally:
         status("")
+
+
+def _said(system: str | None, text: str) -> "list[Message]":
+    """What a reward model reads before an answer."""
+    from chatapp.prompting.messages import Message
+
+    instructions = [Message("system", system)] if system else []
+    return [*instructions, Message("user", text)]
+
+
+def _answer_alone(
+    model: "LanguageModel",
+    template: "Template",
+    text: str,
+    system: str | None,
+    sources: "tuple[Source, ...]",
+    sampling: "Sampling",
+    cancel: threading.Event,
+) -> "Iterator[Event]":
+    """The answer to a question by itself; nothing is stored."""
+    from chatapp.dialogue import oneshot
+
+    return oneshot.ask(
+        model, template, text, system=system, sources=sources, sampling=sampling, cancel=cancel
+    )
+
+
+def _answer_with_tools(
+    model: "LanguageModel",
+    template: "Template",
+    text: str,
+    toolbox: "Toolbox",
+    system: str | None,
+    sources: "tuple[Source, ...]",
+    sampling: "Sampling",
+    cancel: threading.Event,
+) -> "Iterator[ReplyEvent]":
+    """As `_answer_alone`, by a model that may call tools."""
+    from chatapp.dialogue import oneshot
+
+    return oneshot.ask_with_tools(
+        model,
+        template,
+        text,
+        toolbox,
+        system=system,
+        sources=sources,
+        sampling=sampling,
+        cancel=cancel,
+    )
 
 
 def _answer_in(
@@ -249,7 +283,7 @@ def _answer_in(
     sampling: "Sampling",
     cancel: threading.Event,
 ) -> "Iterator[ReplyEvent]":
-    """The reply to a message that goes on with a stored chat, where it ends; both are stored.
+    """The reply to a message that continues a stored chat, where it ends; both are stored.
 
     allowed: the names of tools that may run though they ask.
     """
@@ -267,17 +301,17 @@ def _answer_in(
 def complete(
     context: typer.Context,
     text: Annotated[
-        str | None, typer.Argument(help="What to go on with. Standard input is appended to it.")
+        str | None, typer.Argument(help="The text to continue. Standard input is appended to it.")
     ] = None,
     model: ModelOption = None,
     precision: PrecisionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with a text as it stands, without any dialogue."""
+    """Continue a text as it stands, without a dialogue."""
     settings = settings_of(context)
     prompt = (text or "") + standard_input().removesuffix("\n")
     if not prompt.strip():
-        raise UserError("there is no text to go on with; give it in quotes or on standard input")
+        raise UserError("there is no text to continue; give it in quotes or on standard input")
 
     from chatapp.dialogue import oneshot
 
@@ -295,7 +329,7 @@ def load(name: str, precision: str, device: str) -> "LanguageModel":
     from chatapp.engine.generation_config import generation_config
     from chatapp.engine.load import load_model
     from chatapp.engine.remote import RemoteModel
-    from chatapp.engine.used_folders import note_folder
+    from chatapp.engine.used_models import note_model
 
     def say(sentence: str) -> None:
         status("")
@@ -306,7 +340,7 @@ def load(name: str, precision: str, device: str) -> "LanguageModel":
         model = load_model(name, precision=precision, device=device, say=say)
     finally:
         status("")
-    note_folder(name)
+    note_model(name)
     if isinstance(model, RemoteModel) and model.remark:
         complain(model.remark)
     for sentence in generation_config(model).ignored:
@@ -314,8 +348,18 @@ def load(name: str, precision: str, device: str) -> "LanguageModel":
     return model
 
 
-def choices_for(model: "LanguageModel", settings: "Settings") -> "Choices":
-    """The sampling parameters of an answer, and whose each is."""
+def choices_for(
+    model: "LanguageModel", settings: "Settings", chat: "Chat | None" = None
+) -> "Choices":
+    """The sampling parameters of an answer, and whose each is.
+
+    chat: the one that is continued, whose own give way to flags alone.
+    """
     from chatapp.engine.generation_config import generation_config
 
-    return settings.choices(generation_config(model).sampling)
+    choices = settings.choices(generation_config(model).sampling)
+    if chat is None:
+        return choices
+    flags = {name for name, origin in settings.origins.items() if origin == "flag"}
+    own = known_values(chat.chosen)
+    return choices.of("this chat", {name: own[name] for name in own if name not in flags})

@@ -72,7 +72,7 @@ GenerateOption = Annotated[
 LambadaOption = Annotated[
     Path | None, typer.Option(help="Passages whose last word is predicted (.jsonl or lines).")
 ]
-ShotsOption = Annotated[str | None, typer.Option(help="Numbers of demonstrations, as 0,1,8.")]
+ShotsOption = Annotated[str | None, typer.Option(help="Numbers of examples to show, as 0,1,8.")]
 SelectOption = Annotated[
     str | None,
     typer.Option(
@@ -83,14 +83,14 @@ SelectOption = Annotated[
 OrderOption = Annotated[str | None, typer.Option(help="nearest-first,nearest-last,shuffled")]
 ScoreOption = Annotated[str | None, typer.Option(help="direct,calibrated,channel")]
 SeedsOption = Annotated[
-    int, typer.Option(min=1, help="Runs of each setting in which anything is drawn.")
+    int, typer.Option(min=1, help="Runs of each setting in which anything is random.")
 ]
 StyleOption = Annotated[
     str | None,
     typer.Option(help="text (one text), turns (a chat in the model's own template), or both."),
 ]
 LimitOption = Annotated[
-    int | None, typer.Option(min=1, help="At most so many test items, drawn by the seed.")
+    int | None, typer.Option(min=1, help="At most so many test items, sampled by the seed.")
 ]
 ReportOption = Annotated[
     Path | None, typer.Option(help="Folder for report.json, answers.jsonl and accuracy.png.")

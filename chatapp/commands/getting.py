@@ -33,7 +33,7 @@ def get(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a model to this machine, or what is missing of it."""
+    """Download a model, or what is missing of it."""
     from chatapp.engine.fetching import fetch
 
     if name is None:
@@ -51,13 +51,13 @@ def remove(
     name: Annotated[
         str,
         typer.Argument(
-            help="What `models get` has brought, by the same name.",
+            help="What `models get` has downloaded, by the same name.",
             autocompletion=completion.fetched,
         ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a model that `models get` has brought, and nothing else."""
+    """Delete a model that `models get` has downloaded, and nothing else."""
     from chatapp.engine import fetched
     from chatapp.engine.sizes import size_in_words
 

@@ -94,10 +94,10 @@ def info(
         "name": name,
         **_facts(described),
         "computed in": f"{precision}, unless another precision is chosen",
-        "in memory": f"{size_in_words(memory)}, about",
+        "in memory": f"about {size_in_words(memory)}",
         "template": described.template or "none of its own; plain is used",
         "licence": described.licence or "not named",
-        "drawn with": _drawn_with(choices),
+        "sampling": _chosen_sampling(choices),
     }
     _write_lines(lines)
 
@@ -109,16 +109,24 @@ def _facts(described: "ModelInfo") -> dict[str, str]:
 
     by_formula = described.parameters_by_formula
     left_out = described.formula == GPT2_FORMULA
+    sizes = {
+        "layers (L)": described.layers,
+        "heads": described.heads,
+        "hidden size (H)": described.hidden_size,
+        "vocabulary (V)": described.vocabulary,
+    }
+    lines = {name: f"{size:,}" for name, size in sizes.items() if size}
+    if described.vocabulary:
+        lines["vocabulary (V)"] += " tokens"
+    if unknown := ", ".join(name for name, size in sizes.items() if size is None):
+        lines["not known"] = f"{unknown}: the configuration has no one figure for the whole model"
     return {
         "folder": str(described.folder),
         "architecture": described.architecture,
         "parameters": f"{described.parameters:,} counted in the checkpoint",
         "": "" if by_formula is None else f"{by_formula:,} by {described.formula}",
         " ": "(which leaves out the 4LH of the blocks' norms)" if left_out else "",
-        "layers (L)": f"{described.layers:,}",
-        "heads": f"{described.heads:,}" if described.heads else "",
-        "hidden size (H)": f"{described.hidden_size:,}",
-        "vocabulary (V)": f"{described.vocabulary:,} tokens",
+        **lines,
         "context (n)": f"{described.context:,} tokens",
         **described.parts,
         "stored as": described.dtype,
@@ -126,7 +134,7 @@ def _facts(described: "ModelInfo") -> dict[str, str]:
     }
 
 
-def _drawn_with(choices: "Choices") -> str:
+def _chosen_sampling(choices: "Choices") -> str:
     """The sampling parameters that somebody has chosen, and who."""
     values = choices.document(choices.sampling).items()
     chosen = [f"{name} {it['value']} ({it['from']})" for name, it in values]

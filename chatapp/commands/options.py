@@ -27,14 +27,14 @@ ModelOption = Annotated[
 TemplateOption = Annotated[
     str | None,
     typer.Option(
-        help="Dialogue template; the model's own if not given. With ! in another one on purpose.",
+        help="Dialogue template; the model's own if not given. NAME! insists on a wrong one.",
         autocompletion=completion.templates,
     ),
 ]
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        help="auto, float32, bfloat16, int8 or int4: what a model multiplies in.",
+        help="What a model is computed in: auto, float32, bfloat16, int8 or int4.",
         autocompletion=completion.precisions,
     ),
 ]

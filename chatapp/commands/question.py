@@ -84,7 +84,7 @@ def chat_to_go_on_with(last: bool, chat_id: int | None) -> "Chat | None":
         if chat_id is None:
             newest = store.chats(limit=1)
             if not newest:
-                raise UserError("there is no chat to go on with yet")
+                raise UserError("there is no chat to continue yet")
             chat_id = newest[0].id
         chat = store.chat(chat_id)
     if chat.deleted is not None:

@@ -27,9 +27,7 @@ def serve(
     model: ModelOption = None,
     template: TemplateOption = None,
     precision: PrecisionOption = None,
-    last: Annotated[
-        bool, typer.Option("--continue", "-c", help="Go on with the chat changed last.")
-    ] = False,
+    last: Annotated[bool, typer.Option("--continue", "-c", help="Continue the last chat.")] = False,
 ) -> None:
     """Serve the chat to a browser on this machine; each tab is a chat of its own."""
     from chatapp.engine.servers import is_loopback

@@ -24,7 +24,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 def tokens(
-    text: Annotated[str | None, typer.Argument(help="The text to cut.")] = None,
+    text: Annotated[str | None, typer.Argument(help="The text to tokenize.")] = None,
     file: Annotated[Path | None, typer.Option(help="A text file in UTF-8 instead.")] = None,
     model: ModelOption = None,
     as_json: JsonOption = False,

@@ -14,7 +14,7 @@ from chatapp.dialogue.call_events import PARAGRAPH, Called, Calling, ReplyEvent
 from chatapp.dialogue.prompt import MessageTooLong, Prompt
 from chatapp.dialogue.reply import reply_events
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
 from chatapp.prompting.calls import Call, CallFilter, CallPattern, InlineCalls, Requested
 from chatapp.tools.tool import (
     STOPPED,
@@ -75,6 +75,7 @@ def events_with_calls(
     stop: Sequence[str] = (),
     cancel: threading.Event | None = None,
     top: int = 0,
+    generate: Generate | None = None,
 ) -> Generator[ReplyEvent]:
     """A reply to a prompt with the tools that it calls; see `reply_events`.
 
@@ -88,7 +89,16 @@ def events_with_calls(
         if left.max_tokens < 1:
             yield total.finished(Finished("length"))
             return
-        events = reply_events(model, prompt, left, begin=begin, stop=stop, cancel=cancel, top=top)
+        events = reply_events(
+            model,
+            prompt,
+            left,
+            begin=begin,
+            stop=stop,
+            cancel=cancel,
+            top=top,
+            generate=generate,
+        )
         calls = CallFilter(pattern, toolbox.tools)
         requested = yield from _until_call(events, calls, _names(model, pattern), total)
         if requested is None:

@@ -66,9 +66,9 @@ def preview(
         asked = chosen.template if chosen is not None else ""
         template = choose_template(model, f"{session.template.name}{INSIST}", asked)
         writer = writer_for(model, template)
-        about = f"Instructions of the chat, in the template {template.name}."
+        about = f"A persona: instructions for the chat, in template {template.name}."
         if chosen is None:
-            about = f"A chat in the template {template.name}, with its own instructions."
+            about = f"A chat in template {template.name}, with the template's instructions."
     message = message.strip() or _ANY_MESSAGE
     system = basis_of(name, chosen).system
     prompt = writer.write(system, [Exchange(message)], max_tokens=sampling.max_tokens)
@@ -80,8 +80,8 @@ def _about(prompt: PromptFile, *, goes_on: bool) -> str:
     count, of = min(prompt.select.k, len(prompt.pool)), len(prompt.pool)
     shown = f"{count} of {of} examples" if count else "the instruction"
     if goes_on:
-        return f"The chat goes on after {shown}."
+        return f"The chat follows {shown}."
     chosen = f" chosen for it: {prompt.select.method}" if count else ""
-    words = f"Each message is asked about by itself, after {shown}{chosen}."
-    words += " All of it stands in turns of a chat." if prompt.style == "turns" else ""
+    words = f"Each message is asked by itself, after {shown}{chosen}."
+    words += " All of it is written as turns of a chat." if prompt.style == "turns" else ""
     return f"{words} The reply is one of {', '.join(prompt.labels)}." if prompt.labels else words

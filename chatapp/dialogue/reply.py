@@ -15,7 +15,7 @@ from chatapp.dialogue.call_events import Called, Calling, ReplyEvent
 from chatapp.dialogue.prompt import Prompt
 from chatapp.dialogue.store import Status, Store, StoredMessage, StoreError
 from chatapp.engine.events import Event, Finished, FinishReason, Token
-from chatapp.engine.model import ChatModel, LanguageModel, Sampling
+from chatapp.engine.model import ChatModel, Generate, LanguageModel, Sampling
 from chatapp.foreign import without_surrogates
 from chatapp.prompting.thinking import ThoughtFilter
 
@@ -30,7 +30,7 @@ class ReplyNotStored(StoreError):
     """A reply has ended, but could not be stored. store: tries again; raises StoreError."""
 
     def __init__(self, error: StoreError, store: Callable[[], None]) -> None:
-        super().__init__(f"the reply is on the screen alone: {error}")
+        super().__init__(f"the reply is not saved: {error}")
         self.store = store
 
 
@@ -130,12 +130,23 @@ def reply_events(
     stop: Sequence[str] = (),
     cancel: threading.Event | None = None,
     top: int = 0,
+    generate: Generate | None = None,
 ) -> Generator[Event]:
     """A reply to a prompt, with what was thought before it apart.
 
     begin: the reply's first tokens, which come as if they had been drawn. See `_drawn_events`.
+    generate: in place of the model's own.
     """
-    events = _drawn_events(model, prompt, sampling, begin=begin, stop=stop, cancel=cancel, top=top)
+    events = _drawn_events(
+        model,
+        prompt,
+        sampling,
+        begin=begin,
+        stop=stop,
+        cancel=cancel,
+        top=top,
+        generate=generate or model.generate,
+    )
     with closing(events):
         if prompt.marks is None:
             yield from events
@@ -176,6 +187,7 @@ def _drawn_events(
     stop: Sequence[str],
     cancel: threading.Event | None,
     top: int,
+    generate: Generate,
 ) -> Generator[Event]:
     """A reply to a prompt: chosen among its labels where it has some, else generated.
 
@@ -209,7 +221,7 @@ def _drawn_events(
         )
         return
     ids = (*prompt.ids, *begin)
-    for event in model.generate(ids, sampling, stop=stop, cancel=cancel, top=top):
+    for event in generate(ids, sampling, stop=stop, cancel=cancel, top=top):
         if isinstance(event, Finished):
             event = replace(
                 event,

@@ -27,7 +27,7 @@ from chatapp.dialogue.reply import ReplyRecorder, reply_events
 from chatapp.dialogue.store import Store, StoredMessage
 from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
 from chatapp.engine.remote import RemoteModel
 from chatapp.foreign import without_surrogates
 from chatapp.passages.sources import Source, texts_in_prompt
@@ -101,12 +101,14 @@ class Session:
         prompt: str = "",
         asked_template: str = "",
         documents: DocumentSet | None = None,
+        generate: Generate | None = None,
     ) -> None:
         """Go on with the chat `chat_id`, or begin one, stored with its first message.
 
         sampling: how replies are drawn where the chat's prompt file does not say.
         system, prompt, asked_template: a new chat's (see `Basis`); one that exists has its own.
         documents: what a new chat draws on; None is what its prompt file says.
+        generate: what draws its replies; None is the model's own.
         Raises StoreError when there is no such chat.
         """
         chat = None if chat_id is None else store.chat(chat_id)
@@ -114,6 +116,7 @@ class Session:
         self.template = template
         self.chat_id = chat_id
         self._store = store
+        self._generator = generate
         self._sampling = sampling or Sampling()
         self._sampling_is_set = False
         self.asked_sampling: Mapping[str, int | float] = {}
@@ -440,7 +443,14 @@ class Session:
         writer, path, sources = self._open_writer(), self._path[:-1], prompt.sources
         if not self.tools:
             return reply_events(
-                self.model, prompt, sampling, begin=begin, stop=writer.stop, cancel=cancel, top=top
+                self.model,
+                prompt,
+                sampling,
+                begin=begin,
+                stop=writer.stop,
+                cancel=cancel,
+                top=top,
+                generate=self._generator,
             )
 
         def go_on() -> Prompt:
@@ -459,6 +469,7 @@ class Session:
             stop=writer.stop,
             cancel=cancel,
             top=top,
+            generate=self._generator,
         )
 
     def _asked_documents(self) -> DocumentSet | None:

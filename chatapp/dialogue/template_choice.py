@@ -89,7 +89,7 @@ def _choice(model: str, own: Template | None, requested: str) -> Template:
     if own and own.fingerprint != template.fingerprint and not requested.endswith(INSIST):
         raise ValueError(
             f"the model {model} was trained in {_told(own, template)} and cannot be chatted with "
-            f"in {template.name!r}; {template.name}{INSIST} does it all the same"
+            f"in {template.name!r}; {template.name}{INSIST} uses it on purpose"
         )
     return template
 

@@ -6,7 +6,7 @@ that nothing but what the user has set differs between them.
 
 import shlex
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from chatapp.dialogue.session import Session, SessionEvent, Started
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.template_choice import choose_template, thinking_of, with_thinking
 from chatapp.engine.load import PRECISIONS
-from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.model import Generate, LanguageModel, Sampling
 from chatapp.parameters import PARAMETERS
 
 _TEXTS = ("model", "precision", "template")
@@ -89,15 +89,37 @@ class Pair:
         self._message = message
         self._load = load
 
-    def answer(self, variant: Variant, cancel: threading.Event) -> Iterator[SessionEvent]:
-        """Generate a reply, beside those there are.
+    def answers(
+        self, variants: Sequence[Variant], cancel: threading.Event
+    ) -> list[Iterator[SessionEvent]]:
+        """Replies by each of the variants, beside those there are, to be drawn in turn.
 
-        Raises what loading the model, `choose_template` and `Session.say` raise; ValueError
-        when it was cancelled before the model was loaded.
+        With one model for all, each of its passes serves all of them. Each raises what loading
+        the model, `choose_template` and `Session.say` raise; ValueError when it was cancelled
+        before the model was loaded.
         """
+        models = {(variant.model, variant.precision) for variant in variants}
+        shared: dict[str, Generate] = {}
+
+        def generate_by(model: LanguageModel) -> Generate:
+            if len(models) == len(variants):
+                return model.generate
+            return shared.setdefault(model.name, model.together(len(variants)))
+
+        return [self._answer(variant, cancel, generate_by) for variant in variants]
+
+    def _answer(
+        self,
+        variant: Variant,
+        cancel: threading.Event,
+        generate_by: Callable[[LanguageModel], Generate],
+    ) -> Iterator[SessionEvent]:
+        stopped = ValueError("stopped before there was a reply")
+        if cancel.is_set():
+            raise stopped
         model = self._load(variant.model, variant.precision)
         if cancel.is_set():
-            raise ValueError("stopped before there was a reply")
+            raise stopped
         template = choose_template(model, variant.template, self._asked_template)
         if self._thinking is not None:
             with suppress(ValueError):  # of a model that has no such switch
@@ -110,6 +132,7 @@ class Pair:
             system=self._system,
             prompt=self._prompt,
             asked_template=self._asked_template,
+            generate=generate_by(model),
         )
         session.sampling = variant.sampling  # not what the prompt file would have
         if isinstance(self._message, str):

@@ -11,8 +11,10 @@ float32: too little to choose another token but where two are equally good. In i
 may be rounded the other way for it, so that now and then a text differs.
 """
 
+import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Protocol
 
 import torch
@@ -24,7 +26,7 @@ from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.generation import CancelCheck
 from chatapp.engine.machine import machine_memory
-from chatapp.engine.model import LanguageModel, Request, one_after_another
+from chatapp.engine.model import LanguageModel, Request, Sampling, one_after_another
 from chatapp.engine.row_cache import RowCache
 from chatapp.engine.threads import ComputeLock
 
@@ -141,6 +143,12 @@ class Batch:
             for event in ([reply.fail(each)] if isinstance(each, Exception) else reply.add(each))
         ]
 
+    def leave(self, number: int) -> None:
+        """Give up a sequence that nobody wants any more, if it goes on."""
+        for other, reply in self._members:
+            if other == number:
+                reply.has_ended = True
+
     def _needed(self, request: Request) -> int:
         """Positions that prompt and reply can come to."""
         longest = min(len(request.ids) + request.sampling.max_tokens, self._model.context)
@@ -183,6 +191,56 @@ class Batch:
         """Raises Cancelled when none of them is wanted any more."""
         if all(reply.is_cancelled for _, reply in self._members):
             raise Cancelled
+
+
+class SharedBatch:
+    """Sequences that are drawn in turn and go on together: whoever has had all that is computed has
+    one more token of each computed.
+
+    most: how many.
+    """
+
+    def __init__(self, model: DecoderModel, most: int) -> None:
+        self._model = model
+        self._batch = Batch(model, most)
+        self._numbers = count()
+        self._computed: dict[int, deque[Event]] = {}
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop: Sequence[str] = (),
+        cancel: threading.Event | None = None,
+        top: int = 0,
+    ) -> Iterator[Event]:
+        """See `LanguageModel.generate`. What there is no room for goes on by itself.
+
+        Closing the iterator makes room.
+        """
+        alone = self._model.generate(ids, sampling, stop=stop, cancel=cancel, top=top)
+        return self._draw(Request(ids, sampling, stop, cancel, top), alone)
+
+    def _draw(self, request: Request, alone: Iterator[Event]) -> Iterator[Event]:
+        if not self._batch.has_room(request):
+            yield from alone
+            return
+        number = next(self._numbers)
+        computed = self._computed[number] = deque[Event]()
+        try:
+            computed.extend(event for _, event in self._batch.join(number, request))
+            while True:
+                while computed:
+                    event = computed.popleft()
+                    yield event
+                    if isinstance(event, Finished):
+                        return
+                for other, event in self._batch.step():
+                    self._computed[other].append(event)
+        finally:
+            self._batch.leave(number)
+            del self._computed[number]
 
 
 def _drawn(reply: Continuation, logits: Tensor) -> Drawn | Exception:

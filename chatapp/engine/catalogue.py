@@ -134,7 +134,8 @@ def _listed(name: str, precision: str, device: str) -> ListedModel:
         info = describe(files)
         chosen = usual_precision(files, device) if precision == "auto" else precision
     except (ModelError, OSError) as error:
-        return ListedModel(name, origin, size, remark=str(error))
+        remark = str(error).removeprefix(f"{name}: ")  # which stands before it already
+        return ListedModel(name, origin, size, remark=remark)
     if files.is_adapter:
         origin = "adapter"
     return ListedModel(name, origin, size, info, memory_needed(info, chosen))

@@ -35,7 +35,8 @@ class ModelInfo:
         parameters_by_formula, what it gives. That of GPT-2 leaves out the 4LH weights of the
         blocks' norms.
     parts: what stands at each place of the decoder, by its name; empty where formula is.
-    heads: 0 where there is no attention.
+    layers, heads, hidden_size, vocabulary, cached_numbers: None where the configuration does not
+        give one figure for the whole model; heads: 0 where there is no attention.
     dtype: of the stored weights, "mixed" when they differ; of a GGUF file, what most of them are.
     cached_numbers: keys and values that the cache keeps of each token.
     template: the name of the one it was trained in, OWN for its tokenizer's.
@@ -49,12 +50,12 @@ class ModelInfo:
     formula: str
     parameters_by_formula: int | None
     parts: dict[str, str]
-    layers: int
-    heads: int
-    hidden_size: int
-    vocabulary: int
+    layers: int | None
+    heads: int | None
+    hidden_size: int | None
+    vocabulary: int | None
     context: int
-    cached_numbers: int
+    cached_numbers: int | None
     dtype: str
     licence: str
     template: str
@@ -111,14 +112,14 @@ def _describe_whole(files: ModelFiles) -> ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """cached: numbers that keys and values of a token are."""
+    """See `ModelInfo`. cached: numbers that keys and values of a token are."""
 
-    layers: int
-    heads: int
-    width: int
-    vocabulary: int
+    layers: int | None
+    heads: int | None
+    width: int | None
+    vocabulary: int | None
     context: int
-    cached: int
+    cached: int | None
     is_tied: bool
 
 
@@ -137,30 +138,57 @@ def _sizes_of(a: Architecture) -> _Sizes:
 
 def _sizes_by_transformers(files: ModelFiles) -> _Sizes:
     """Sizes under the names that transformers has for all families. Raises ModelError."""
-    from chatapp.engine.transformers_model import context_of, read_config
+    from chatapp.engine.pretrained import context_of, read_config
 
     config = read_config(files)
     text = config.get_text_config(decoder=True)
-
-    def number(key: str) -> int:
-        value = getattr(text, key, None)
-        return value if isinstance(value, int) else 0
-
     # Of an encoder and a decoder, the decoder's, which is what writes. What transformers makes of
     # a flat configuration of both has lost the number of its layers.
-    of_decoder = (getattr(config, key, 0) for key in ("num_decoder_layers", "decoder_layers"))
-    layers = next(filter(None, of_decoder), 0) or number("num_hidden_layers")
-    heads, width = number("num_attention_heads"), number("hidden_size")
-    head_size = number("head_dim") or width // max(heads, 1)
+    of_decoder = (_number(config, key) for key in ("num_decoder_layers", "decoder_layers"))
+    layers = next(filter(None, of_decoder), None) or _number(text, "num_hidden_layers")
+    if files.family in _WITHOUT_ATTENTION:
+        heads: int | None = 0
+        cached: int | None = 0
+    elif getattr(text, "is_heterogeneous", False):  # its blocks are unlike
+        blocks = list(text.per_layer_config)
+        of_blocks = [_cached_numbers(block) for block in blocks]
+        cached = None if None in of_blocks else sum(filter(None, of_blocks))
+        heads_of_blocks = {_number(block, "num_attention_heads") for block in blocks}
+        heads = heads_of_blocks.pop() if len(heads_of_blocks) == 1 else None
+    else:
+        heads, of_block = _number(text, "num_attention_heads"), _cached_numbers(text)
+        cached = None if layers is None or of_block is None else layers * of_block
     return _Sizes(
         layers,
         heads,
-        width,
-        number("vocab_size"),
+        _number(text, "hidden_size"),
+        _number(text, "vocab_size"),
         context_of(config),
-        2 * layers * (number("num_key_value_heads") or heads) * head_size,
+        cached,
         bool(getattr(text, "tie_word_embeddings", False)),
     )
+
+
+_WITHOUT_ATTENTION = ("falcon_mamba", "fnet", "mamba", "mamba2", "rwkv", "xlstm")
+"""The language models whose configurations have no heads because there are none."""
+
+
+def _cached_numbers(block: Any) -> int | None:
+    """Keys and values of a token in one block; None where they are not known."""
+    heads, width = _number(block, "num_attention_heads"), _number(block, "hidden_size")
+    if heads is None or width is None:
+        return None
+    head_size = _number(block, "head_dim") or width // heads
+    return 2 * (_number(block, "num_key_value_heads") or heads) * head_size
+
+
+def _number(config: Any, key: str) -> int | None:
+    """A size in a configuration of transformers; None where there is no one figure for it."""
+    try:
+        value = getattr(config, key, None)
+    except Exception:  # transformers lets many kinds through, of what differs from block to block
+        return None
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _formula(files: ModelFiles, architecture: Architecture) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,9 +22,10 @@ from torch import Tensor
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event
 from chatapp.engine.folder import ModelFiles
-from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
+from chatapp.engine.generation import CancelCheck, PieceTokenizer
 from chatapp.engine.model import Sampling
-from chatapp.engine.transformers_model import context_of, load_network, put_on
+from chatapp.engine.pretrained import load_network, put_on
+from chatapp.engine.transformers_model import NetworkModel
 from chatapp.engine.transformers_tokenizer import open_framed_tokenizer
 
 
@@ -42,11 +43,11 @@ class _Memory:
     written: list[int] = field(default_factory=list)
 
 
-class EncoderDecoderModel(LocalGenerator):
-    """A model of transformers with an encoder and a decoder, in float32.
+class EncoderDecoderModel(NetworkModel):
+    """A model of transformers with an encoder and a decoder.
 
-    network: transformers' model. start, end: special tokens that its encoder expects around a text;
-        they are counted nowhere. opening: the tokens after which the decoder begins a reply.
+    start, end: what its encoder expects around a text. opening: the tokens after which the decoder
+        begins a reply.
     context: the longest prompt and reply together, though each could be as long alone.
     """
 
@@ -62,16 +63,14 @@ class EncoderDecoderModel(LocalGenerator):
     ) -> None:
         encoder = model.get_encoder()
         super().__init__(
+            model,
+            tokenizer,
             name=name,
             folder=folder,
-            context=context_of(model.config) - len(start) - len(end),
-            vocabulary=min(tokenizer.size, model.get_input_embeddings().weight.shape[0]),
             layers=encoder.config.num_hidden_layers,
-            tokenizer=tokenizer,
+            start=start,
+            end=end,
         )
-        self.network = model.eval()
-        self.start = list(start)
-        self.end = list(end)
         self.opening = _opening(model, name)
         self._encoder = encoder
         self._memory = _Memory()
@@ -90,14 +89,10 @@ class EncoderDecoderModel(LocalGenerator):
         name = name or str(files.path)
         return cls(model, tokenizer, name=name, folder=files.path, start=start, end=end)
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.network.device
-        return device
-
-    @property
-    def precision(self) -> str:
-        return "float32"
+    def _with_own_cache(self) -> Self:
+        other = copy.copy(self)
+        other._memory = _Memory()
+        return other
 
     def generate(
         self,
@@ -129,7 +124,7 @@ class EncoderDecoderModel(LocalGenerator):
             memory.past, memory.written, known = None, [], 0
         output = self.network(
             encoder_outputs=memory.encoded,
-            decoder_input_ids=self._on_device(reply[known:]),
+            decoder_input_ids=self._on_device([reply[known:]]),
             past_key_values=memory.past,
             use_cache=True,
         )
@@ -142,7 +137,7 @@ class EncoderDecoderModel(LocalGenerator):
         memory.prompt, memory.encoded, memory.past, memory.written = [], None, None, []
 
     def states(self, ids: Sequence[int], layer: int) -> Tensor:
-        tokens = self._on_device([*self.start, *ids, *self.end])
+        tokens = self._on_device([[*self.start, *ids, *self.end]])
         states = self._encoder(input_ids=tokens, output_hidden_states=True).hidden_states
         first = len(self.start)
         return torch.as_tensor(states[layer][0, first : first + len(ids)]).cpu()
@@ -160,7 +155,7 @@ class EncoderDecoderModel(LocalGenerator):
 
     def _logprobs(self, continuation: Sequence[int]) -> list[float]:
         """Log-probabilities of tokens that the decoder might write to what was read last."""
-        tokens = self._on_device([*self.opening, *continuation[:-1]])
+        tokens = self._on_device([[*self.opening, *continuation[:-1]]])
         output = self.network(encoder_outputs=self._memory.encoded, decoder_input_ids=tokens)
         logits = self._real(output.logits[0, len(self.opening) - 1 :])
         values = logits.log_softmax(1).gather(1, torch.tensor(continuation)[:, None])
@@ -173,19 +168,11 @@ class EncoderDecoderModel(LocalGenerator):
         if memory.encoded is not None and memory.prompt == list(prompt):
             return len(prompt)
         self.forget()
-        tokens = self._on_device([*self.start, *prompt, *self.end])
+        tokens = self._on_device([[*self.start, *prompt, *self.end]])
         with _before_each_part(self._encoder, raise_if_cancelled):
             memory.encoded = self._encoder(input_ids=tokens, return_dict=True)
         memory.prompt = list(prompt)
         return 0
-
-    def _real(self, logits: Tensor) -> Tensor:
-        """Without the rows that only pad the vocabulary, on the CPU."""
-        return logits[..., : self.vocabulary].float().cpu()
-
-    def _on_device(self, ids: Sequence[int]) -> Tensor:
-        """Ids as a batch of one."""
-        return torch.tensor([list(ids)], device=self.device)
 
 
 def _opening(model: Any, name: str) -> list[int]:

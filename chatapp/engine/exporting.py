@@ -32,7 +32,7 @@ from chatapp.engine.gguf.writing import (
     spelled_out,
     vocabulary_metadata,
 )
-from chatapp.engine.transformers_model import load_causal
+from chatapp.engine.pretrained import load_causal
 from chatapp.engine.transformers_tokenizer import start_tokens, transformers_tokenizer
 from chatapp.userfiles import whole_file
 

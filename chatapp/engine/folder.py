@@ -21,7 +21,7 @@ from chatapp.engine.other_programs import (
     is_of_other_program,
 )
 from chatapp.engine.servers import is_address
-from chatapp.engine.used_folders import used_folders
+from chatapp.engine.used_models import used_models
 from chatapp.paths import CHAT_TEMPLATE, RUN_RECORD, TEMPLATE_FILE, TOKENIZER_CONFIG, models_dir
 from chatapp.userfiles import did_you_mean, missing_path, read_json_object
 
@@ -214,15 +214,16 @@ def has_bundled() -> bool:
 def local_models() -> list[str]:
     """Names of the models on this machine, each of which `load_model` takes; reads no weights.
 
-    The bundled one, those in the folder of models, those in ./runs and in folders made or used
-    before, language models in the hub's cache, and GGUF files of other programs.
+    The bundled one, those in the folder of models, those in ./runs and those made or used before,
+    runs that are not finished among them, language models in the hub's cache, and GGUF files of
+    other programs.
     """
     names = [BUNDLED] if has_bundled() else []
     names += _kept_models()
     by_place: dict[Path, Path] = {}
-    for folder in (*sorted(Path("runs").glob("*")), *used_folders()):
-        if _has_model(folder):
-            by_place.setdefault(folder.resolve(), folder)
+    for place in (*sorted(Path("runs").glob("*")), *used_models()):
+        if _has_model(place) or (place / RUN_RECORD).is_file():
+            by_place.setdefault(place.resolve(), place)
     names += map(_short, by_place.values())
     return [*names, *cached_hub_models(_writes_text), *files_of_other_programs()]
 
@@ -312,19 +313,21 @@ def _kept_models() -> list[str]:
     return sorted(folder.name for folder in models_dir().glob("[!.]*") if _has_model(folder))
 
 
-def _has_model(folder: Path) -> bool:
-    """Whether a folder holds a model of any kind."""
+def _has_model(path: Path) -> bool:
+    """Whether a path is a GGUF file, or a folder that holds a model of any kind."""
+    if path.is_file():
+        return path.suffix == GGUF_SUFFIX
     return (
-        os.path.isfile(folder / CONFIG)
-        or os.path.isfile(folder / ADAPTER_CONFIG)
-        or any(folder.glob(f"*{GGUF_SUFFIX}"))
+        os.path.isfile(path / CONFIG)
+        or os.path.isfile(path / ADAPTER_CONFIG)
+        or any(path.glob(f"*{GGUF_SUFFIX}"))
     )
 
 
-def _short(folder: Path) -> str:
-    """A folder as one would type it: from the current one on, if it lies below."""
+def _short(path: Path) -> str:
+    """A path as one would type it: from the current folder on, if it lies below."""
     here = Path.cwd()
-    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _writes_text(folder: Path) -> bool:

@@ -21,6 +21,7 @@ from chatapp.engine.events import Event
 from chatapp.engine.generation_config import read_generation_config
 from chatapp.engine.model import (
     ContextOverflow,
+    Generate,
     Request,
     Sampling,
     Tokenizer,
@@ -122,6 +123,10 @@ class LocalGenerator(ABC):
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
         """See `LanguageModel.generate_many`. One after another."""
         return one_after_another(self, requests)
+
+    @abstractmethod
+    def together(self, count: int) -> Generate:
+        """See `LanguageModel.together`."""
 
     def open(self, request: Request) -> Continuation:
         """What is to become of a request. Raises as `LanguageModel.generate` does."""

@@ -140,5 +140,5 @@ def _told(name: str, error: BaseException) -> ModelError:
             why = f"status {error.response.status_code}"
             return OutOfReachError(f"{name}: the hub is out of order ({why})", why)
         case OSError() if error.errno == errno.ENOSPC:
-            return ModelError(f"{name}: the disk is full; what was brought stays for the next try")
+            return ModelError(f"{name}: the disk is full; what is here stays for the next try")
     return ModelError(f"{name}: cannot be fetched: {first_line(error)}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from chatapp.engine.batch import generate_many
+from chatapp.engine.batch import SharedBatch, generate_many
 from chatapp.engine.cache import CachePool, KeyValueCache
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families import read_architecture
@@ -21,7 +21,7 @@ from chatapp.engine.events import Event
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
 from chatapp.engine.lookup import Lookup
-from chatapp.engine.model import Request
+from chatapp.engine.model import Generate, Request
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.engine.tree import PrefixTree
 
@@ -107,6 +107,10 @@ class LocalModel(LocalGenerator):
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
         """See `LanguageModel.generate_many`. At once, as `batch` says."""
         return generate_many(self, requests)
+
+    def together(self, count: int) -> Generate:
+        """See `LanguageModel.together`. One pass serves all, as `batch` says."""
+        return SharedBatch(self, count).generate
 
     def read(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck

@@ -29,12 +29,14 @@ def memory_needed(info: ModelInfo, precision: str) -> int:
     """Bytes that a chat with a model takes: its weights, keys and values, and the program.
 
     Within a fifth of what is measured of GPT-2s from 3 to 355 million parameters, without files
-    that are mapped, whose pages the system takes back when it needs them.
+    that are mapped, whose pages the system takes back when it needs them, and without the keys and
+    values of a model whose sizes are not known.
     precision: what its matrices are multiplied in, not "auto".
     """
     weights = info.parameters * _WEIGHT_BYTES[precision]
-    weights += info.vocabulary * info.hidden_size * _EMBEDDING_BYTES.get(precision, 0)
-    cache = min(info.context, _CHAT_TOKENS) * info.cached_numbers * _CACHE_BYTES
+    embedding = (info.vocabulary or 0) * (info.hidden_size or 0)
+    weights += embedding * _EMBEDDING_BYTES.get(precision, 0)
+    cache = min(info.context, _CHAT_TOKENS) * (info.cached_numbers or 0) * _CACHE_BYTES
     return int(weights * _OVERHEAD) + cache + _PROGRAM
 
 

@@ -67,6 +67,20 @@ class Request:
     top: int = 0
 
 
+class Generate(Protocol):
+    """What `LanguageModel.generate` is to its caller."""
+
+    def __call__(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop: Sequence[str] = (),
+        cancel: threading.Event | None = None,
+        top: int = 0,
+    ) -> Iterator[Event]: ...
+
+
 class LanguageModel(Protocol):
     """A causal language model with its tokenizer."""
 
@@ -116,6 +130,14 @@ class LanguageModel(Protocol):
         """
         ...
 
+    def together(self, count: int) -> Generate:
+        """A `generate` for sequences of which a token is drawn in turn, at most `count` of them.
+
+        Each gives what it would give alone; none is computed anew for the sake of another, and
+        where the model can, one pass serves all.
+        """
+        ...
+
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Log-probabilities of each continuation's tokens given its context.
 
@@ -156,6 +178,12 @@ class ChatModel(LanguageModel, Protocol):
             marks in the reply.
         Raises ContextOverflow when they leave no room for a single token.
         """
+        ...
+
+    def converse_many(
+        self, chats: Iterable[Sequence[Mapping[str, str]]], sampling: Sampling
+    ) -> Iterator[tuple[int, Event]]:
+        """Reply to the messages of several chats, as `generate_many` does to several requests."""
         ...
 
 

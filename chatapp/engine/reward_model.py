@@ -35,7 +35,7 @@ class RewardModel:
         tokenizer: PieceTokenizer,
         start: Sequence[int],
     ) -> None:
-        from chatapp.engine.transformers_model import context_of
+        from chatapp.engine.pretrained import context_of
 
         self.name, self.files, self.start = name, files, start
         self.tokenizer: Tokenizer = tokenizer
@@ -74,8 +74,8 @@ def load_reward_model(name: str) -> RewardModel:
         raise ModelError(f"{name}: scores no replies; train it with objective.kind = 'reward'")
     if read_json_object(path, ModelError).get("task") != REWARD:
         raise ModelError(f"{name}: its head scores no replies, it classifies texts")
+    from chatapp.engine.pretrained import load_causal
     from chatapp.engine.tokenizer_files import chat_tokenizer
-    from chatapp.engine.transformers_model import load_causal
 
     tokenizer, start = chat_tokenizer(files)
     model = load_causal(files)

@@ -1,48 +1,100 @@
 """Any causal language model of transformers, and PEFT adapters, as a `LanguageModel`.
 
-Keep: weights are safetensors or GGUF, a repository's own code is never run, and what cannot be read
-becomes a `ModelError` of one sentence. A model whose cache can be cut back reuses it like a
-GPT-2 of this program; every other model computes its whole sequence for each token.
+Keep: a model whose cache can be cut back reuses it like a GPT-2 of this program; every other model
+computes its whole sequence for each token.
 """
 
+import copy
 import inspect
-import warnings
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.cache import common_prefix
-from chatapp.engine.checkpoint.safetensors import tensor_headers
-from chatapp.engine.checkpoint.tensors import stored_tensors
-from chatapp.engine.device import device_for
-from chatapp.engine.errors import ModelError, first_line
+from chatapp.engine.events import Event
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
-from chatapp.engine.gguf.config import is_mapped
-from chatapp.engine.transformers_tokenizer import (
-    open_tokenizer,
-)
+from chatapp.engine.model import Generate
+from chatapp.engine.pretrained import context_of, load_causal, put_on
+from chatapp.engine.transformers_tokenizer import open_tokenizer
 
 # Tokens computed between two looks at the cancel event.
 CHUNK = 64
-# The window of a model that has no limit of its own.
-UNLIMITED_CONTEXT = 1024
 # Most logits of a batch for scoring, some 130 MB.
 BATCH_LOGITS = 2**25
 
 
-class TransformersModel(LocalGenerator):
-    """A causal language model of transformers, in float32.
+class NetworkModel(LocalGenerator):
+    """A model of transformers, in float32.
 
-    network: transformers' model. start: special tokens that the model expects before any text,
-        such as Llama's and OPT's first token. They are put before each sequence and counted
-        nowhere. can_cache: whether keys and values can be kept from one pass to the next.
-    is_permuted: whether it predicts a token through a mask over the whole sequence, one at a
-        time, as XLNet does.
+    network: transformers' model. start, end: special tokens that it expects around a text, such as
+        Llama's and OPT's first token; they are counted nowhere.
+    context: the longest sequence with them.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: PieceTokenizer,
+        *,
+        name: str,
+        folder: Path | None,
+        layers: int,
+        start: Sequence[int],
+        end: Sequence[int] = (),
+    ) -> None:
+        super().__init__(
+            name=name,
+            folder=folder,
+            context=context_of(model.config) - len(start) - len(end),
+            vocabulary=min(tokenizer.size, model.get_input_embeddings().weight.shape[0]),
+            layers=layers,
+            tokenizer=tokenizer,
+        )
+        self.network = model.eval()
+        self.start = list(start)
+        self.end = list(end)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.network.device
+        return device
+
+    @property
+    def precision(self) -> str:
+        return "float32"
+
+    def together(self, count: int) -> Generate:
+        """See `LanguageModel.together`. Each has its own cache."""
+
+        def generate(*arguments: Any, **options: Any) -> Iterator[Event]:
+            return self._with_own_cache().generate(*arguments, **options)
+
+        return generate
+
+    @abstractmethod
+    def _with_own_cache(self) -> Self:
+        """The same model, whose computations leave the cache of this one as it is."""
+
+    def _real(self, logits: Tensor) -> Tensor:
+        """Without the rows that only pad the vocabulary, on the CPU."""
+        return logits[..., : self.vocabulary].float().cpu()
+
+    def _on_device(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Ids where the model is now: training may have moved it to a GPU."""
+        return torch.tensor(rows, device=self.device)
+
+
+class TransformersModel(NetworkModel):
+    """A causal language model of transformers.
+
+    can_cache: whether keys and values can be kept from one pass to the next. is_permuted: whether
+        it predicts a token through a mask over the whole sequence, one at a time, as XLNet does.
     """
 
     def __init__(
@@ -54,18 +106,9 @@ class TransformersModel(LocalGenerator):
         folder: Path | None = None,
         start: Sequence[int] = (),
     ) -> None:
-        vocabulary = min(tokenizer.size, model.get_input_embeddings().weight.shape[0])
-        super().__init__(
-            name=name,
-            folder=folder,
-            context=context_of(model.config) - len(start),
-            vocabulary=vocabulary,
-            layers=model.config.num_hidden_layers,
-            tokenizer=tokenizer,
-        )
-        self._batch_tokens = max(1, BATCH_LOGITS // vocabulary)
-        self.network = model.eval()
-        self.start = list(start)
+        layers = model.config.num_hidden_layers
+        super().__init__(model, tokenizer, name=name, folder=folder, layers=layers, start=start)
+        self._batch_tokens = max(1, BATCH_LOGITS // self.vocabulary)
         accepted = inspect.signature(model.forward).parameters
         self.can_cache = "past_key_values" in accepted
         self._can_keep_few = "logits_to_keep" in accepted
@@ -83,14 +126,10 @@ class TransformersModel(LocalGenerator):
         tokenizer, start = open_tokenizer(files.tokenizer)
         return cls(model, tokenizer, name=name or str(files.path), folder=files.path, start=start)
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.network.device
-        return device
-
-    @property
-    def precision(self) -> str:
-        return "float32"
+    def _with_own_cache(self) -> Self:
+        other = copy.copy(self)
+        other.forget()
+        return other
 
     def next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
@@ -199,14 +238,6 @@ class TransformersModel(LocalGenerator):
             inputs = self.network.prepare_inputs_for_generation(ids)
         return self._real(self.network(**inputs, **options).logits[0, -1])
 
-    def _real(self, logits: Tensor) -> Tensor:
-        """Without the rows that only pad the vocabulary, on the CPU."""
-        return logits[..., : self.vocabulary].float().cpu()
-
-    def _on_device(self, rows: list[list[int]]) -> Tensor:
-        """Ids where the model is now: training may have moved it to a GPU."""
-        return torch.tensor(rows, device=self.device)
-
     def _rewind(self, tokens: list[int]) -> int:
         """Cut the cache back to what `tokens` can reuse; returns how many tokens that is."""
         kept = min(common_prefix(self._past_ids, tokens), len(tokens) - 1)
@@ -219,155 +250,3 @@ class TransformersModel(LocalGenerator):
                 # Recurrent states and filled sliding windows cannot go back.
                 self.forget()
         return len(self._past_ids)
-
-
-def context_of(config: Any) -> int:
-    """The longest sequence a model was made for."""
-    text = config.get_text_config()
-    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        value = getattr(text, key, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return UNLIMITED_CONTEXT
-
-
-def read_config(files: ModelFiles) -> Any:
-    """A model's configuration as transformers reads it. Raises ModelError."""
-    import transformers
-
-    folder = files.whole.path
-    try:
-        return transformers.AutoConfig.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:  # transformers lets many kinds through
-        raise ModelError(
-            f"{files.whole.config_file}: transformers cannot read it: {first_line(error)}"
-        ) from None
-
-
-def load_causal(files: ModelFiles, **options: Any) -> Any:
-    """A causal model of transformers, as `load_network` gives it. Raises ModelError."""
-    if files.is_encoder_decoder:
-        raise ModelError(
-            f"{files.path}: this is a model of an encoder and a decoder ({files.family}); "
-            "expected a causal language model"
-        )
-    return load_network(files, **options)
-
-
-def load_network(files: ModelFiles, **options: Any) -> Any:
-    """A model of transformers in float32; an adapter is merged into its base.
-
-    options: of `from_pretrained`, for a folder, such as one to quantize its weights.
-    Raises ModelError.
-    """
-    model = _load_whole(files.whole, options)
-    return _merge_adapter(model, files) if files.is_adapter else model
-
-
-def put_on(device: str, model: Any, files: ModelFiles) -> Any:
-    """The model where it is to be computed.
-
-    device: see `device_for`. Raises ModelError.
-    """
-    target = device_for(device, "float32", model.num_parameters())
-    try:
-        return model.to(target)
-    except RuntimeError as error:
-        raise ModelError(
-            f"{files.path}: cannot be put on {target.type}: {first_line(error)}; choose device cpu"
-        ) from None
-
-
-def _load_whole(files: ModelFiles, options: dict[str, Any]) -> Any:
-    """The model, whole: transformers fills missing tensors with noise, which is refused."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    auto = transformers.AutoModelForCausalLM
-    if files.is_encoder_decoder:
-        auto = transformers.AutoModelForSeq2SeqLM
-    if files.is_gguf and is_mapped(files.config):
-        model, report = _load_gguf(files)
-    elif files.is_gguf:
-        model, report = _load(auto, files, files.path.parent, gguf_file=files.path.name)
-    else:
-        tensor_headers(files.path)  # finds pickles and broken files, with better words
-        model, report = _load(auto, files, files.path, use_safetensors=True, **options)
-    for problem in ("missing_keys", "mismatched_keys"):
-        if report[problem]:
-            word = problem.removesuffix("_keys")
-            raise ModelError(f"{files.path}: tensor {sorted(report[problem])[0]!r} is {word}")
-    return model
-
-
-def _load(kind: Any, files: ModelFiles, folder: Path | None, **options: Any) -> tuple[Any, Any]:
-    """A model by a class of transformers, and what that reports of the tensors.
-
-    Raises ModelError.
-    """
-    try:
-        model, report = kind.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-            **options,
-        )
-    except Exception as error:  # transformers lets many kinds through
-        raise ModelError(
-            f"{files.path}: not a language model that can be loaded: {first_line(error)}"
-        ) from None
-    return model, report
-
-
-def _load_gguf(files: ModelFiles) -> tuple[Any, Any]:
-    """A model of transformers with the tensors of a GGUF file, and the report of these."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    values = {key: value for key, value in files.config.items() if key != "model_type"}
-    try:
-        config = AutoConfig.for_model(files.family, **values)
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # transformers lets many kinds through
-        raise ModelError(f"{files.path}: no model can be made of it: {first_line(error)}") from None
-    shapes = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
-    weights = {}
-    for stored, read in stored_tensors(files, shapes):
-        if stored.name not in shapes:
-            raise ModelError(
-                f"{files.path}: tensor {stored.name!r} does not belong to a {files.family}"
-            )
-        if stored.shape != shapes[stored.name]:
-            raise ModelError(
-                f"{files.path}: tensor {stored.name!r} has the shape {list(stored.shape)}; "
-                f"expected {list(shapes[stored.name])}"
-            )
-        weights[stored.name] = read()
-    return _load(type(empty), files, None, config=config, state_dict=weights)
-
-
-def _merge_adapter(model: Any, files: ModelFiles) -> Any:
-    """The model with an adapter's weights merged into its own."""
-    import peft
-
-    tensor_headers(files.path)  # finds pickles and broken files, with better words
-    try:
-        kind = peft.PeftConfig.from_pretrained(files.path)
-        if kind.is_prompt_learning:
-            raise ModelError(
-                f"{files.config_file}: peft_type is {kind.peft_type}; expected an adapter "
-                "that can be merged into the weights, such as LORA"
-            )
-        with warnings.catch_warnings(action="ignore"):  # of tied weights that part, as they should
-            return peft.PeftModel.from_pretrained(model, files.path).merge_and_unload()
-    except ModelError:
-        raise
-    except Exception as error:  # peft lets many kinds through
-        raise ModelError(
-            f"{files.path}: the adapter does not fit its base model: {first_line(error)}"
-        ) from None

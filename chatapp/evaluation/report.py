@@ -208,9 +208,9 @@ _MEANINGS = {
     "n": "items",
     "majority": "what always giving the commonest answer reaches",
     "vote": "what a vote of the nearest examples reaches, without the model",
-    "gold share": "share of the demonstrations that have the item's right answer",
-    "gold shown": "share of the items of which a demonstration has the right answer",
-    "dropped": "demonstrations an item that did not fit the window",
+    "gold share": "share of the examples shown that have the item's right answer",
+    "gold shown": "share of the items of which an example shown has the right answer",
+    "dropped": "examples of an item that did not fit the window",
     "tokens": "mean length of a prompt",
     "s/item": "seconds an item",
 }
@@ -269,7 +269,7 @@ def _table(results: Sequence[Result], leave_out: Sequence[str]) -> "Table":
     )
     left_out = [name for name in cells if name in leave_out and name not in common]
     if left_out:
-        shown.caption = Text(f"not shown for want of width: {', '.join(left_out)}")
+        shown.caption = Text(f"left out, as the terminal is narrow: {', '.join(left_out)}")
     names = [name for name in cells if name not in common and name not in leave_out]
     for name in names:
         is_text = name in _TEXTS

@@ -308,11 +308,8 @@ class Answerer:
                 Request(self._ids(question.segments), self._sampling, layout.stop)
                 for question in questions
             )
-        return (
-            (number, event)
-            for number, question in enumerate(questions)
-            for event in model.converse(self._messages(layout, question), self._sampling)
-        )
+        chats = (self._messages(layout, question) for question in questions)
+        return model.converse_many(chats, self._sampling)
 
     def _messages(self, layout: TurnsLayout, question: Question) -> list[dict[str, str]]:
         shown = [example.index for example in question.examples]

@@ -22,10 +22,10 @@ from textual.theme import Theme
 from chatapp.dialogue.store import Store, StoreError
 from chatapp.foreign import printable, without_surrogates
 from chatapp.paths import database_path
-from chatapp.settings import Settings, SettingsError, keep_settings
+from chatapp.settings import Settings
 from chatapp.tui import clipboard, events
 from chatapp.tui.chat import ChatScreen
-from chatapp.tui.keymap import read_keymap
+from chatapp.tui.keymap import read_keymap, written
 from chatapp.tui.message import MessageView
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.textual_internals import FailingApp, know_alt_enter, know_pastes
@@ -117,6 +117,9 @@ class ChatApp(FailingApp[int]):
             self.theme_variables = variables = readable(variables)
         return variables
 
+    def get_key_display(self, binding: Binding) -> str:
+        return written(binding.key)
+
     def _load_by_name(self) -> "LanguageModel":
         from chatapp.engine.load import load_model
 
@@ -166,12 +169,7 @@ class ChatApp(FailingApp[int]):
         """Have the theme that the user has chosen at the next start as well."""
         if theme.name != self._kept_theme:
             self._kept_theme = theme.name
-            if not self.store.is_kept:
-                return
-            try:
-                keep_settings({"theme": theme.name})
-            except SettingsError as error:
-                self.notify(printable(str(error)), severity="warning", markup=False)
+            self.chat.widgets.keep_setting("theme", theme.name)
 
     def action_help(self) -> None:
         """Show all keys, also over another screen than the chat's."""
@@ -215,7 +213,7 @@ class ChatApp(FailingApp[int]):
         except StoreError as error:
             if not self._knows_of_loss:
                 self._knows_of_loss = True
-                self.chat.widgets.show_problem(f"{error}. Quit again to leave without it.")
+                self.chat.widgets.show_problem(f"{error}. Quit again to leave without saving it.")
                 return
             conversation.forget_rest()
         self.exit(0)

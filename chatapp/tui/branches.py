@@ -55,7 +55,7 @@ class BranchScreen(ModalScreen[int | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         HELP,
         Binding("enter", "go", "Go to this message"),
-        Binding("escape,ctrl+b", "dismiss", "Stay"),
+        Binding("escape,ctrl+b", "dismiss", "Close"),
     ]
 
     def __init__(self, store: "Store", chat_id: int) -> None:

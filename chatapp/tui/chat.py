@@ -5,7 +5,6 @@ streamed text through the turn controller.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
@@ -16,28 +15,23 @@ from textual.events import Key, Paste
 from textual.screen import Screen
 from textual.widgets import OptionList
 
-from chatapp.dialogue.store import Basis, StoreError
-from chatapp.paths import presets_path
+from chatapp.dialogue.store import StoreError
 from chatapp.tui import clipboard, events, slash, timings
-from chatapp.tui.branches import BranchScreen
 from chatapp.tui.chat_turns import ChatTurns
 from chatapp.tui.chat_widgets import ChatWidgets
-from chatapp.tui.comparing import CompareScreen
 from chatapp.tui.conversation import Conversation, TurnRequest
+from chatapp.tui.dialogs import Dialogs
 from chatapp.tui.field import Field
 from chatapp.tui.help import HelpScreen
-from chatapp.tui.history import ChatChoice, HistoryScreen
 from chatapp.tui.inspecting import Inspecting
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Branch
 from chatapp.tui.keymap import shown_key
-from chatapp.tui.library import LibraryScreen, PromptChoice
+from chatapp.tui.library import PromptChoice
 from chatapp.tui.loading import LoadFailed, ModelLoaded
 from chatapp.tui.message import MessageView
 from chatapp.tui.model_switch import ModelSwitch
-from chatapp.tui.models import ModelScreen
 from chatapp.tui.navigation import Navigation
-from chatapp.tui.parameters import ParametersScreen
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.sidebar import FROM as SIDEBAR_FROM
 from chatapp.tui.sidebar import Sidebar
@@ -48,7 +42,7 @@ from chatapp.tui.verdicts import Verdicts
 from chatapp.tui.welcome import QUESTION
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Store, StoredMessage
+    from chatapp.dialogue.store import Store
     from chatapp.engine.model import LanguageModel
     from chatapp.settings import Settings
 
@@ -62,7 +56,7 @@ class ChatScreen(Screen[None]):
 
     BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop the reply; go to the prompt", show=False, id="stop"),
+        Binding("escape", "stop", "Stop the reply; go back to writing", show=False, id="stop"),
         Binding("ctrl+n", "new_chat", "New", tooltip="Start a new chat", id="new_chat"),
         Binding(
             "ctrl+o",
@@ -74,7 +68,7 @@ class ChatScreen(Screen[None]):
         Binding(
             "ctrl+l",
             "sidebar",
-            "Hide the list beside the chat, or show it",
+            "Show or hide the list of chats",
             show=False,
             id="chat_list",
         ),
@@ -114,10 +108,10 @@ class ChatScreen(Screen[None]):
     ) -> None:
         super().__init__()
         self.store = store
-        self._copied_block = 0, 0  # of which message, and how many of them so far
+        self._code_blocks = clipboard.CodeBlocks()
         self._first_chat = chat_id
         self._first_model = settings.model
-        self._wants_sidebar = True
+        self._wants_sidebar = settings.chat_list == "shown"
         self.conversation = Conversation(settings, store, load, self)
         self.widgets = ChatWidgets(self.conversation, store, self._completions)
         self.models = ModelSwitch(self.conversation, self.widgets)
@@ -133,6 +127,15 @@ class ChatScreen(Screen[None]):
             self.turns,
             self.models,
             self._verdicts,
+            self._inspecting,
+        )
+        self._dialogs = Dialogs(
+            self.conversation,
+            store,
+            self.widgets,
+            self.turns,
+            self.models,
+            self.navigation,
             self._inspecting,
         )
 
@@ -237,19 +240,19 @@ class ChatScreen(Screen[None]):
     @on(events.Regenerate)
     def _regenerate(self, event: events.Regenerate) -> None:
         id = event.message.id
-        self.turns.begin(TurnRequest(lambda session, cancel: session.regenerate(id, cancel)))
+        self.turns.begin(TurnRequest(lambda session, cancel: [session.regenerate(id, cancel)]))
 
     @on(events.Continue)
     def _continue(self, event: events.Continue) -> None:
         id = event.message.id
-        self.turns.begin(TurnRequest(lambda session, cancel: session.continue_reply(id, cancel)))
+        self.turns.begin(TurnRequest(lambda session, cancel: [session.continue_reply(id, cancel)]))
 
     @on(Branch)
     async def _branch(self, event: Branch) -> None:
         id, begin = event.message_id, event.begin
         await self._inspecting.uncover()
         self.widgets.prompt.focus()
-        self.turns.begin(TurnRequest(lambda session, cancel: session.branch(id, begin, cancel)))
+        self.turns.begin(TurnRequest(lambda session, cancel: [session.branch(id, begin, cancel)]))
 
     # What else the focused message asks for
 
@@ -272,13 +275,9 @@ class ChatScreen(Screen[None]):
 
     @on(events.CopyCode)
     def _copy_code(self, event: events.CopyCode) -> None:
-        blocks = clipboard.code_blocks(event.message.text)
-        id, count = self._copied_block
-        number = count % len(blocks) if id == event.message.id else 0
-        self._copied_block = event.message.id, number + 1
-        self.app.copy_to_clipboard(blocks[number])
-        which = f" {number + 1} of {len(blocks)}" if len(blocks) > 1 else ""
-        self.widgets.inform(f"Code block{which} copied to the clipboard.")
+        code, which = self._code_blocks.next_of(event.message.id, event.message.text)
+        self.app.copy_to_clipboard(code)
+        self.widgets.inform(f"{which} copied to the clipboard.")
 
     @on(events.Delete)
     async def _delete_message(self, event: events.Delete) -> None:
@@ -304,15 +303,9 @@ class ChatScreen(Screen[None]):
     @on(events.Edit)
     def _edit_message(self, event: events.Edit) -> None:
         with self.widgets.store_errors():
-            message = self._asked(event.message)
+            message = self.navigation.asked(event.message)
             self.widgets.prompt.edit_message(message, message.text)
             self.widgets.prompt.focus()
-
-    def _asked(self, message: "StoredMessage") -> "StoredMessage":
-        """The user's message that a reply answers, or the message itself. Raises StoreError."""
-        if message.role == "assistant" and message.parent_id is not None:
-            return self.store.message(message.parent_id)
-        return message
 
     @on(events.Rate)
     def _rate_message(self, event: events.Rate) -> None:
@@ -341,21 +334,11 @@ class ChatScreen(Screen[None]):
 
     @work
     async def action_history(self) -> None:
-        choice = await self.app.push_screen_wait(HistoryScreen(self.store))
-        if choice is None:
-            await self.navigation.leave_deleted()
-        else:
-            await self._open_chosen(choice)
+        await self._dialogs.list_chats()
 
     @on(Sidebar.Chosen)
     async def _chosen_beside(self, event: Sidebar.Chosen) -> None:
-        await self._open_chosen(event.choice)
-
-    async def _open_chosen(self, choice: ChatChoice) -> None:
-        if choice.message_id is None:
-            await self.navigation.open(choice.chat_id)
-        else:
-            await self.navigation.open_at(choice.message_id)
+        await self.navigation.open_chosen(event.choice)
 
     def on_resize(self) -> None:
         self._show_sidebar(self._wants_sidebar)
@@ -370,24 +353,21 @@ class ChatScreen(Screen[None]):
         if self.app.size.width < SIDEBAR_FROM:
             key = shown_key(self.app, "chats", "Ctrl+O")
             self.widgets.inform(
-                f"The list stands beside the chat from {SIDEBAR_FROM} columns on; {key} opens it."
+                f"There is room for the list from {SIDEBAR_FROM} columns on; {key} opens it here."
             )
-        elif self._wants_sidebar:
+            return
+        if self._wants_sidebar:
             if self.widgets.sidebar.has_focus_within:
                 self.widgets.prompt.focus()
             self._show_sidebar(False)
         else:
             self._show_sidebar(True)
             self.widgets.sidebar.query_one(Field).focus()
+        self.widgets.keep_setting("chat_list", "shown" if self._wants_sidebar else "hidden")
 
     @work
     async def action_branches(self) -> None:
-        chat_id = self.conversation.chat_id
-        if chat_id is None or self.turns.is_busy():
-            return
-        message_id = await self.app.push_screen_wait(BranchScreen(self.store, chat_id))
-        if message_id is not None:
-            await self.navigation.open_at(message_id)
+        await self._dialogs.show_branches()
 
     async def action_inspect(self) -> None:
         await self._inspecting.inspect()
@@ -398,80 +378,22 @@ class ChatScreen(Screen[None]):
 
     @work
     async def action_models(self) -> None:
-        if self.turns.is_busy():
-            return
-        screen = ModelScreen(self.conversation, self.widgets.status.model)
-        name = await self.app.push_screen_wait(screen)
-        if name is not None and not self.turns.is_busy():
-            self.widgets.show_problem("")
-            self.models.load_other(name)
+        await self._dialogs.list_models()
 
     def action_parameters(self) -> None:
-        from chatapp.prompting.template import TEMPLATES
-
-        now = self.models.parameters()
-        use = partial(self.models.use, now)
-        self.app.push_screen(ParametersScreen(now, use, list(TEMPLATES), presets_path()))
+        self._dialogs.set_parameters()
 
     @work
     async def action_compare(self, change: str = "") -> None:
-        """Answer the focused message, or what stands in the prompt, in two ways.
-
-        change: how the right one differs, as `Variant.changed` reads it.
-        """
-        session = self.conversation.session
-        if session is None:
-            self.widgets.inform("The model is not loaded yet.")
-            return
-        if self.turns.is_busy():
-            return
-        with self.widgets.store_errors():
-            message = self._message_to_compare()
-            screen = CompareScreen(
-                self.conversation, session, self.store, self.widgets.earlier_inputs, message, change
-            )
-            compared = await self.app.push_screen_wait(screen)
-            if compared.chat_id is not None:
-                if session.chat_id is None and self.widgets.transcript.markdown:
-                    self.store.set_markdown(compared.chat_id, True)
-                await self.navigation.open(compared.chat_id)
-            elif compared.text:
-                self.widgets.prompt.give_back(compared.text)
-
-    def _message_to_compare(self) -> "str | StoredMessage":
-        """What is to be answered: a message, or a text taken from the prompt. StoreError."""
-        if isinstance(self.focused, MessageView):
-            return self._asked(self.focused.message)
-        prompt = self.widgets.prompt
-        if prompt.editing is not None:
-            return ""
-        text = prompt.text
-        prompt.leave_edit()
-        return text
+        await self._dialogs.compare(change)
 
     @work
     async def action_prompts(self) -> None:
-        if self.turns.is_busy():
-            return
-        draft = self._inspecting.target().draft
-        choice = await self.app.push_screen_wait(LibraryScreen(self.conversation, draft))
-        if choice is not None:
-            self.hold_with(choice)
+        await self._dialogs.list_prompts()
 
     def hold_with(self, choice: PromptChoice) -> None:
         """Use a persona or a prompt file, or with neither."""
-        if self.turns.is_busy():
-            return
-        with self.widgets.store_errors():
-            self.conversation.hold_with(choice.basis)
-            self.widgets.show_problem("")
-            self.models.show()
-            self._inspecting.look_again()
-            kind = "prompt file" if choice.basis.prompt else "persona"
-            used = (
-                "no prompt file or persona" if choice.basis == Basis() else f"{kind} {choice.name}"
-            )
-            self.widgets.inform(f"The next message uses {used}.")
+        self._dialogs.hold_with(choice)
 
     def action_help(self) -> None:
         screen = self.app.screen

@@ -13,7 +13,7 @@ from chatapp.dialogue.store import StoreError
 from chatapp.tui import timings
 from chatapp.tui.conversation import TurnRequest
 from chatapp.tui.message import MessageView
-from chatapp.tui.turn import RunningTurn, TurnEvent, TurnFailed
+from chatapp.tui.turn import GrowingReply, RunningTurn, TurnEvent, TurnFailed
 from chatapp.tui.turn_controller import TurnController
 from chatapp.tui.words import in_words
 
@@ -66,10 +66,10 @@ class ChatTurns:
             self._widgets.prompt.give_back(text, editing)
             return
         if editing is None:
-            request = TurnRequest(lambda session, cancel: session.say(text, cancel), submitted)
+            request = TurnRequest(lambda session, cancel: [session.say(text, cancel)], submitted)
         else:
             request = TurnRequest(
-                lambda session, cancel: session.edit(editing.id, text, cancel), submitted
+                lambda session, cancel: [session.edit(editing.id, text, cancel)], submitted
             )
         self._widgets.show_problem("")
         self._widgets.show_welcome(False)
@@ -154,7 +154,7 @@ class ChatTurns:
     def _give_back(self, event: TurnFailed) -> None:
         """A turn that was left behind has failed, but what the user sent is not lost."""
         submitted = event.turn.submitted
-        if event.turn.reply is None and submitted is not None:
+        if event.reply.message is None and submitted is not None:
             self._widgets.prompt.give_back(submitted.text)
             self._widgets.show_problem(in_words(event.error))
 
@@ -162,7 +162,7 @@ class ChatTurns:
         """Bring what has been generated to the screen."""
         self._controller.flush()
 
-    async def turn_started(self, started: "Started") -> None:
+    async def turn_started(self, reply: GrowingReply, started: "Started") -> None:
         transcript, status = self._widgets.transcript, self._widgets.status
         new = [message for message in (started.user_message, started.message) if message]
         path = transcript.path
@@ -182,20 +182,20 @@ class ChatTurns:
             self._widgets.keep_choices()
         self._widgets.show_title()
 
-    def turn_progressed(self, turn: RunningTurn, text: str) -> None:
+    def turn_progressed(self, reply: GrowingReply, text: str) -> None:
         status = self._widgets.status
         if text and self._reply is not None:
             if status.state == "thinking":
                 status.state = "streaming"
                 self._widgets.transcript.call_after_refresh(timings.mark, "first_token")
             self._reply.append(text)
-        thought = turn.take_thoughts()
-        if turn.thought_tokens and turn.reply is not None and self._reply is not None:
-            self._reply.think(thought, turn.reply.thought_tokens + turn.thought_tokens)
-        status.used = self._prompt_tokens + turn.tokens
-        status.speed = turn.tokens_per_second
+        thought, before = reply.take_thoughts(), reply.message
+        if reply.thought_tokens and before is not None and self._reply is not None:
+            self._reply.think(thought, before.thought_tokens + reply.thought_tokens)
+        status.used = self._prompt_tokens + reply.tokens
+        status.speed = reply.tokens_per_second
 
-    async def turn_ended(self, finished: "Finished") -> None:
+    async def turn_ended(self, reply: GrowingReply, finished: "Finished") -> None:
         status = self._widgets.status
         failed = finished.reason == "error"
         self._show_stored(finished.reason, "" if failed else finished.message)
@@ -204,7 +204,7 @@ class ChatTurns:
         if failed:
             self._widgets.show_problem(f"The model failed: {finished.message}")
 
-    async def turn_failed(self, turn: RunningTurn, reason: str) -> None:
+    async def turn_failed(self, turn: RunningTurn, reply: GrowingReply, reason: str) -> None:
         if self._widgets.transcript.live is not None:  # it broke down half-way
             self._show_stored("error")
             self._widgets.show_problem(reason)
@@ -226,7 +226,7 @@ class ChatTurns:
                 self._storing.stop()
                 self._storing = None
                 self._widgets.show_problem("")
-                self._widgets.inform("There is room again: the reply is stored.")
+                self._widgets.inform("There is disk space again: the reply is saved.")
 
     def _show_stored(self, reason: str, remark: str = "") -> None:
         """Show all of the reply, as it has been stored or is to be.

@@ -14,6 +14,7 @@ from textual.widgets import Static
 
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
+from chatapp.settings import SettingsError, keep_settings
 from chatapp.tui.completions import Completions
 from chatapp.tui.keybar import KeyBar
 from chatapp.tui.prompt import Complete, Prompt
@@ -36,6 +37,7 @@ class ChatWidgets:
 
     def __init__(self, conversation: "Conversation", store: "Store", complete: Complete) -> None:
         self._conversation = conversation
+        self._store = store
         self.sidebar = Sidebar(store)
         self._title = Static(id="title", markup=False)
         self._welcome = Welcome()
@@ -94,6 +96,14 @@ class ChatWidgets:
         """Have the replies drawn as they are now when the chat is reopened."""
         with self.store_errors():
             self._conversation.keep_choices()
+
+    def keep_setting(self, name: str, value: str) -> None:
+        """Have a setting at the next start as well, unless nothing is to be stored."""
+        if self._store.is_kept:
+            try:
+                keep_settings({name: value})
+            except SettingsError as error:
+                self.prompt.notify(printable(str(error)), severity="warning", markup=False)
 
     def inform(self, words: str) -> None:
         """Say in passing what has been done, or why it cannot be."""

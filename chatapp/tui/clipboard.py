@@ -23,6 +23,21 @@ def code_blocks(text: str) -> list[str]:
     return [match[2] for match in _FENCED.finditer(text)]
 
 
+class CodeBlocks:
+    """The code blocks of a message one after the other, as often as they are asked for."""
+
+    def __init__(self) -> None:
+        self._message_id = self._taken = 0
+
+    def next_of(self, message_id: int, text: str) -> tuple[str, str]:
+        """The next code block of a message that has some, and in words which one it is."""
+        blocks = code_blocks(text)
+        number = self._taken % len(blocks) if message_id == self._message_id else 0
+        self._message_id, self._taken = message_id, number + 1
+        which = f" {number + 1} of {len(blocks)}" if len(blocks) > 1 else ""
+        return blocks[number], f"Code block{which}"
+
+
 def programs() -> list[list[str]]:
     """The commands that fill the clipboard of this session from their standard input."""
     known: list[tuple[bool, list[str]]] = [

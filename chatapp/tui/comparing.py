@@ -27,7 +27,7 @@ from chatapp.tui.keybar import KeyBar
 from chatapp.tui.keymap import HELP
 from chatapp.tui.message import SPEAKERS, status_words
 from chatapp.tui.prompt import Prompt
-from chatapp.tui.turn import RunningTurn, TurnEvent
+from chatapp.tui.turn import GrowingReply, RunningTurn, TurnEvent
 from chatapp.tui.turn_controller import TurnController
 from chatapp.tui.words import in_words
 
@@ -101,7 +101,7 @@ class Side(Vertical):
     def ask(self) -> None:
         """Its reply is about to be generated: there is no more to write, but to scroll."""
         self.add_class("-asked")
-        self.show_note("waiting for its turn")
+        self.show_note("thinking · Esc stops")
         self.query_one(VerticalScroll).can_focus = True
 
     def begin(self, message: "StoredMessage") -> None:
@@ -135,7 +135,7 @@ class Side(Vertical):
 
 
 class CompareScreen(Screen[Compared]):
-    """Asks, generates left and then right, and takes the user's choice.
+    """Asks, shows both replies as they grow, and takes the user's choice.
 
     message: what to say next, which may still be changed; or a message of the user that is
     in the chat already. change: how the right one is to differ, as `Variant.changed` reads it.
@@ -147,7 +147,7 @@ class CompareScreen(Screen[Compared]):
         Binding("2,right", "choose('right')", "Right", tooltip="The right reply is better"),
         Binding("e", "choose('equal')", "Equal", tooltip="Both are as good; go on with the left"),
         Binding("b", "choose('both bad')", "Both bad", tooltip="Both are bad; go on with the left"),
-        Binding("escape", "stop", "Leave", tooltip="Stop this reply; leave without a choice"),
+        Binding("escape", "stop", "Leave", tooltip="Stop the replies; leave without a choice"),
         HELP,
     ]
 
@@ -170,8 +170,11 @@ class CompareScreen(Screen[Compared]):
         self._sides = (Side("Left", "", "left"), Side("Right", change, "right"))
         self._base = conversation.variant(session)
         self._pair: Pair | None = None
-        self._waiting: list[tuple[Side, Variant]] = []
-        self._current: Side | None = None
+        self._asked: list[Side] = []
+        """Whose replies are drawn, or were last, in the order of the turn's."""
+        self._unanswered = 0
+        """How many of them have not ended."""
+        self._problems: list[str] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(id="asked"):
@@ -225,7 +228,7 @@ class CompareScreen(Screen[Compared]):
         """
         open_sides = [side for side in self._sides if side.reply is None]
         try:
-            self._waiting = [(side, side.read(self._base)) for side in open_sides]
+            variants = [side.read(self._base) for side in open_sides]
             if self._pair is None:
                 sent = self._message if isinstance(self._message, str) else self._message.id
                 self._pair = self._conversation.pair(self._session, text or sent)
@@ -242,12 +245,13 @@ class CompareScreen(Screen[Compared]):
         for side in open_sides:
             side.ask()
         self._sides[0].query_one(VerticalScroll).focus()
-        self._next()
+        self._problems.clear()
+        self._asked, self._unanswered, pair = open_sides, len(open_sides), self._pair
+        self.turns.begin(TurnRequest(lambda session, cancel: pair.answers(variants, cancel)))
+        self.refresh_bindings()
 
     def _ask_again(self) -> None:
         """Let the user change what could not be answered."""
-        self._waiting.clear()
-        self._current = None
         open_sides = [side for side in self._sides if side.reply is None]
         for side in open_sides:
             side.remove_class("-asked")
@@ -257,7 +261,6 @@ class CompareScreen(Screen[Compared]):
                 self.remove_class("-sent")
                 self.query_one(Prompt).give_back(self._message)
         open_sides[0].query_one(Field).focus()
-        self.refresh_bindings()
 
     def _show_problem(self, problem: str) -> None:
         line = self.query_one("#compare-problem", Static)
@@ -266,75 +269,64 @@ class CompareScreen(Screen[Compared]):
 
     # Generating
 
-    def _next(self) -> None:
-        """Generate the next reply, or let the user choose."""
-        if not self._waiting:
-            self._current = None
-            self._show_difference()
-        else:
-            self._current, variant = self._waiting.pop(0)
-            self._current.show_note("thinking · Esc stops it")
-            pair = self._pair
-            assert pair is not None
-            self.turns.begin(TurnRequest(lambda session, cancel: pair.answer(variant, cancel)))
-        self.refresh_bindings()
-
     @on(TurnEvent)
     async def _turn_event(self, event: TurnEvent) -> None:
         await self.turns.handle(event)
 
-    async def turn_started(self, started: "Started") -> None:
-        if self._current is not None:
-            self._current.begin(started.message)
+    async def turn_started(self, reply: GrowingReply, started: "Started") -> None:
+        self._asked[reply.number].begin(started.message)
 
-    def turn_progressed(self, turn: RunningTurn, text: str) -> None:
-        if self._current is None:
-            return
+    def turn_progressed(self, reply: GrowingReply, text: str) -> None:
+        side = self._asked[reply.number]
+        if reply.thought_tokens:
+            thinking = f"thinking · {reply.thought_tokens} tokens · Esc stops"
+            side.show_note("" if reply.text else thinking)
         if text:
-            self._current.append(text)
-        elif turn.thought_tokens:
-            self._current.show_note(f"thinking · {turn.thought_tokens} tokens · Esc stops it")
+            side.append(text)
 
-    async def turn_ended(self, finished: "Finished") -> None:
-        self._show_stored(finished.reason)
-        if finished.reason == "error":
-            self._show_problem(f"The model failed: {finished.message}")
-        self._next()
+    async def turn_ended(self, reply: GrowingReply, finished: "Finished") -> None:
+        failed = finished.reason == "error"
+        problem = f"The model failed: {finished.message}" if failed else ""
+        self._end(self._asked[reply.number], finished.reason, problem)
 
-    async def turn_failed(self, turn: RunningTurn, reason: str) -> None:
-        side = self._current
-        self._show_stored("error")
-        self._show_problem(reason)
-        if side is not None and side.reply is None:
-            side.show_note("")
-            self._ask_again()
-        else:
-            self._next()
+    async def turn_failed(self, turn: RunningTurn, reply: GrowingReply, reason: str) -> None:
+        self._end(self._asked[reply.number], "error", reason)
 
-    def _show_stored(self, reason: str) -> None:
-        """Show what the store has kept of the reply."""
-        side = self._current
-        if side is not None and side.reply is not None:
-            try:
+    def _end(self, side: Side, reason: str, problem: str) -> None:
+        """Show what has become of a side, and after the last one let the user go on."""
+        try:
+            if side.reply is None:
+                side.show_note("")
+            else:
                 side.end(self._store.message(side.reply.id), reason)
-            except StoreError as error:
-                self._show_problem(str(error))
+        except StoreError as error:
+            problem = problem or str(error)
+        if problem and problem not in self._problems:
+            self._problems.append(problem)
+            self._show_problem(" · ".join(self._problems))
+        self._unanswered -= 1
+        if self._unanswered:
+            return
+        if all(side.reply is not None for side in self._sides):
+            self._show_difference()
+        else:
+            self._ask_again()
+        self.refresh_bindings()
 
     def _show_difference(self) -> None:
-        """Mark what differs, once both have been answered."""
-        if all(side.reply is not None for side in self._sides):
-            left, right = (side.body for side in self._sides)
-            found = difference(left.text, right.text)
-            left.mark(found.left)
-            right.mark(found.right)
-            self.query_one("#difference", Static).update(found.words)
+        """Mark what differs between the replies."""
+        left, right = (side.body for side in self._sides)
+        found = difference(left.text, right.text)
+        left.mark(found.left)
+        right.mark(found.right)
+        self.query_one("#difference", Static).update(found.words)
 
     # Choosing and leaving
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action != "choose":
             return True
-        return self._current is None and all(side.reply is not None for side in self._sides)
+        return not self._unanswered and all(side.reply is not None for side in self._sides)
 
     def action_choose(self, choice: "Verdict") -> None:
         left, right = (side.reply for side in self._sides)
@@ -350,8 +342,8 @@ class CompareScreen(Screen[Compared]):
             self.dismiss(Compared(left.chat_id))
 
     def action_stop(self) -> None:
-        """Stop the reply that is being written; with none, leave."""
-        if self._current is not None:
+        """Stop the replies that are being written; with none, leave."""
+        if self._unanswered:
             self._conversation.stop()
             return
         replies = [side.reply for side in self._sides if side.reply is not None]

@@ -7,7 +7,7 @@ the middle of a long prompt, and Textual's own thread workers would be joined at
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 from textual.message_pump import MessagePump
 
+from chatapp.dialogue.interleaving import interleaved
 from chatapp.dialogue.store import Basis, Gone
 from chatapp.parameters import known_values
 from chatapp.settings import keep_settings
 from chatapp.tui import events
 from chatapp.tui.getting import Getting
 from chatapp.tui.loading import LoadRequest
-from chatapp.tui.turn import RunningTurn
+from chatapp.tui.turn import GrowingReply, NumberedEvent, RunningTurn
 from chatapp.tui.words import in_words
 from chatapp.userfiles import UserError
 
@@ -41,9 +42,12 @@ _RECENT_CHATS = 30
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """A turn that the user asked for: how to start it, and what to give back if it fails."""
+    """A turn that the user asked for.
 
-    start: "Callable[[Session, threading.Event], Iterator[SessionEvent]]"
+    start: gives its replies, which are drawn in turn. submitted: what to give back if it fails.
+    """
+
+    start: "Callable[[Session, threading.Event], Sequence[Iterator[SessionEvent]]]"
     submitted: events.Submitted | None = None
 
 
@@ -142,9 +146,11 @@ class Conversation:
         listener = listener or self._listener
 
         def run() -> None:
-            from chatapp.engine.catalogue import on_servers, on_this_machine, to_get
+            from chatapp.engine.catalogue import on_servers, on_this_machine, to_get, unfinished
 
             models, others = on_this_machine(self.precision, self.device), to_get()
+            offered = {model.name for model in others}
+            models += [model for model in unfinished() if model.name not in offered]
             listener.post_message(events.ModelsFound(list(models), others, False))
             models += on_servers()
             listener.post_message(events.ModelsFound(models, others, True))
@@ -369,20 +375,23 @@ class Conversation:
         if session is None:
             return False
 
-        def generate(cancel: threading.Event) -> "Iterator[SessionEvent]":
-            from chatapp.dialogue.reply import ReplyNotStored
-
-            with self._lock:
-                self.store_rest()
-                try:
-                    yield from request.start(session, cancel)
-                except ReplyNotStored as error:
-                    self._not_stored.append(error)
-                    raise
-
-        self.turn = RunningTurn(generate, listener or self._listener, request.submitted)
+        cancel = threading.Event()
+        replies = request.start(session, cancel)
+        events, listener = self._events(replies), listener or self._listener
+        self.turn = RunningTurn(events, len(replies), cancel, listener, request.submitted)
         self._start_thread(self.turn.run)
         return True
+
+    def _events(self, replies: "Sequence[Iterator[SessionEvent]]") -> Iterator[NumberedEvent]:
+        """The events of replies that are drawn in turn, while nobody else uses the session."""
+        from chatapp.dialogue.reply import ReplyNotStored
+
+        with self._lock:
+            self.store_rest()
+            for number, event in interleaved(replies):
+                if isinstance(event, ReplyNotStored):
+                    self._not_stored.append(event)
+                yield number, event
 
     def end(self) -> TurnRequest | None:
         """The request is done with; returns it."""
@@ -461,12 +470,17 @@ class Conversation:
         turn, self.turn = self.turn, None
         if turn is not None:
             turn.stop()
-        if turn is not None and not turn.join(patience) and turn.reply is not None:
-            text, thoughts = turn.reply.text + turn.text, turn.reply.thoughts + turn.thoughts
-            self._store.update_message(turn.reply.id, text, "stopped")
-            tokens = turn.reply.thought_tokens + turn.thought_tokens
-            self._store.update_thoughts(turn.reply.id, thoughts, tokens)
+        if turn is not None and not turn.join(patience):
+            for reply in turn.replies:
+                if reply.message is not None and not reply.has_ended:
+                    self._store_stopped(reply, reply.message)
         self.store_rest()
+
+    def _store_stopped(self, reply: GrowingReply, before: "StoredMessage") -> None:
+        """Store a reply as far as it has come. before: its row as it was before the turn."""
+        self._store.update_message(before.id, before.text + reply.text, "stopped")
+        tokens = before.thought_tokens + reply.thought_tokens
+        self._store.update_thoughts(before.id, before.thoughts + reply.thoughts, tokens)
 
     @property
     def has_running_threads(self) -> bool:

@@ -61,7 +61,7 @@ class Getting:
         try:
             fetch(self.name, say=self._say, progress=self._progress)
         except _Stopped:
-            problem = "Stopped. What is here already stays for the next try."
+            problem = "Stopped. The next download goes on where this one ended."
         except Exception as error:
             # A broken installation fails in its own ways; what it says is for the user.
             problem = in_words(error)

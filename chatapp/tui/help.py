@@ -66,9 +66,10 @@ class Section(NamedTuple):
         ]
         return Section(self.title, rows)
 
-    def table(self) -> Table:
+    def table(self, is_narrow: bool) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(width=23, style="bold")
+        width = 18 if is_narrow else None  # where there is room, keys stand on one line
+        table.add_column(width=width, min_width=18 if is_narrow else 23, style="bold")
         table.add_column()
         for row in self.rows:
             table.add_row(*row)
@@ -116,11 +117,11 @@ class HelpScreen(ModalScreen[None]):
         widgets: list[Static] = []
         for section in filter(lambda section: section.rows, sections):
             widgets.append(Static(section.title, classes="heading", markup=False))
-            widgets.append(Static(section.table(), classes="keys"))
+            widgets.append(Static(section.table(self.app.size.width < 80), classes="keys"))
         scroll = self.query_one(VerticalScroll)
         with self.app.batch_update():
             await scroll.remove_children()
-            await scroll.mount_all(widgets or [Static("No key and no command is called that.")])
+            await scroll.mount_all(widgets or [Static("No key and no command matches.")])
         scroll.scroll_home(animate=False)
 
     def action_scroll(self, where: str) -> None:

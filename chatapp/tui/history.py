@@ -16,6 +16,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.events import DescendantFocus
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 _MOST = 200
 _FOUND = re.compile("\x02([^\x03]*)\x03")
-_HINT = "Enter opens · ↓ n rename, a archive, d delete, u undo · ^t archive · Esc"
+_HINT = "Enter opens · ↓ to rename, archive, delete · Ctrl+T archived · Esc closes"
+_IN_LIST = "n renames · a archives · d deletes · u undoes · / searches · Esc closes"
 _RENAMING = "Enter renames · Esc cancels"
 
 
@@ -176,6 +178,11 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
         with suppress(StoreError):  # listing the chats will say so
             await asyncio.to_thread(self._store.empty_bin)
 
+    def on_descendant_focus(self, event: DescendantFocus) -> None:
+        if self._renamed is None:
+            hint = _IN_LIST if event.widget is self._list else _HINT
+            self.query_one(".hint", Static).update(hint)
+
     @on(Input.Changed, "#filter")
     def _filter_changed(self, event: Input.Changed) -> None:
         self._find(event.value)
@@ -191,7 +198,7 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
             return
         self._list.highlighted = min(index, found - 1) if found else None
         nothing = "The archive is empty." if self._archive else "No chats yet."
-        self._show_nothing("" if found else "No chat matches." if query else nothing)
+        self._show_nothing("" if found else "No chat has these words." if query else nothing)
         self.query_one(".title", Static).update("Archived chats" if self._archive else "Chats")
 
     def _show_nothing(self, words: str) -> None:
@@ -278,7 +285,7 @@ class HistoryScreen(ModalScreen[ChatChoice | None]):
         chat_id = self._chosen()
         if chat_id is not None and self._done(self._store.bin_chat, chat_id):
             self._binned.append(chat_id)
-            self.notify("Deleted. u brings it back.", markup=False)
+            self.notify("Chat deleted. u brings it back.", markup=False)
             self._find_again()
 
     def action_restore(self) -> None:

@@ -52,7 +52,8 @@ class KeyBar(Widget, can_focus=False):
 
     def _key(self, binding: Binding) -> Content:
         click = Style.from_meta({"@click": f"app.simulate_key({binding.key!r})"})
-        return Content(self.app.get_key_display(binding)).stylize(click)
+        short = self.app.get_key_display(binding).replace("Ctrl+", "^")
+        return Content(short).stylize(click)
 
     def render(self) -> Content:
         keys = list(self._keys)

@@ -12,7 +12,7 @@ from typing import Any
 from textual.app import App
 from textual.binding import Binding
 from textual.dom import DOMNode
-from textual.keys import Keys
+from textual.keys import Keys, format_key
 
 from chatapp.settings import KeyChoice, SettingsError
 from chatapp.tui.textual_internals import key_of, keymap_of
@@ -27,6 +27,15 @@ HELP = Binding("f1", "app.help", "Search all keys and commands", show=False)
 
 _KEY = re.compile(r"((?:(?:ctrl|alt|shift|super|hyper|meta)\+)*)(.+)")
 _NAMED = {str(key.value) for key in Keys if "+" not in key.value and "<" not in key.value}
+_WRITTEN = {
+    "backspace": "Backspace",
+    "enter": "Enter",
+    "pagedown": "PgDn",
+    "pageup": "PgUp",
+    "space": "Space",
+}
+"""Keys for which Textual has a sign that not everyone knows."""
+
 _ON_A_MESSAGE = "On a message"
 _NEVER_AT_ONCE = {_ON_A_MESSAGE, "Writing"}
 
@@ -49,6 +58,15 @@ def shown_key(app: App[Any], action: str, default: str) -> str:
     """How the key of an action is written: `default`, unless the settings have another."""
     mapped = keymap_of(app).get(action)
     return default if mapped is None else app.get_key_display(Binding(mapped.split(",")[0], ""))
+
+
+def written(key: str) -> str:
+    """A key as it is written on a keyboard and in the README: Ctrl+O for ctrl+o."""
+    *modifiers, name = key.split("+")
+    shown = _WRITTEN.get(name) or format_key(name)
+    if modifiers or len(name) > 1:
+        shown = shown[0].upper() + shown[1:]
+    return "+".join([*map(str.capitalize, modifiers), shown])
 
 
 def words_of(binding: Binding) -> str:
@@ -74,8 +92,8 @@ def read_keymap(choices: Iterable[KeyChoice], owners: Sequence[Owner]) -> dict[s
         writes = [key for key in keys if _writes(key)]
         if writes and owner_of[choice.action].BINDING_GROUP_TITLE != _ON_A_MESSAGE:
             raise SettingsError(
-                f"{choice.origin}: {choice.action} cannot have the key {writes[0]!r}, which one "
-                "writes with; expected one such as 'ctrl+t' or 'f9'"
+                f"{choice.origin}: {choice.action} cannot have the key {writes[0]!r}, which "
+                "types a character; expected one such as 'ctrl+t' or 'f9'"
             )
         keymap[choice.action] = ",".join(keys)
     for choice in choices:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from chatapp.prompting.promptfile import Persona, PromptFile
 
 NONE = "none"
-_HINT = "↑ ↓ choose · PgUp PgDn preview · Enter uses it · Esc"
+_HINT = "↑ ↓ choose · PgUp PgDn preview · Enter uses it · Esc closes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _rows(basis: Basis) -> list[_Item]:
     from chatapp.prompting.library import for_chats, personas
     from chatapp.prompting.promptfile import Persona, describe, load_for_chat
 
-    rows = [_Item(NONE, "No prompt file, no persona", in_use=basis == Basis())]
+    rows = [_Item(NONE, "no persona and no prompt file", in_use=basis == Basis())]
     own = personas()
     for name, path in for_chats().items():
         try:
@@ -125,7 +125,7 @@ class LibraryScreen(ModalScreen[PromptChoice | None]):
     draft: the message that previews are shown for; "" is one of the file's own inputs.
     """
 
-    BINDING_GROUP_TITLE = "List of prompt files"
+    BINDING_GROUP_TITLE = "Personas and prompt files"
     BINDINGS: ClassVar[list[BindingType]] = [
         HELP,
         Binding("enter", "choose", "Use it in this chat"),
@@ -154,7 +154,7 @@ class LibraryScreen(ModalScreen[PromptChoice | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Static("Prompts", classes="title")
+            yield Static("Personas and prompt files", classes="title")
             yield Field(placeholder="Filter, or a prompt file's path", compact=True)
             with Container(id="shelf"):
                 choices = MarkedOptions()
@@ -259,7 +259,7 @@ class LibraryScreen(ModalScreen[PromptChoice | None]):
             lines = [Content(shown.about)]
             if shown.generate:
                 values = ", ".join(f"{name} {value}" for name, value in shown.generate.items())
-                lines.append(Content.styled(f"Replies are drawn with {values}.", "dim"))
+                lines.append(Content.styled(f"Sampling settings of the file: {values}.", "dim"))
             message = f"{len(prompt.ids):,} tokens for the message: {one_line(shown.message)}"
             lines += [Content.styled(message, "dim"), Content("")]
             if shots := list(shot_lines(prompt.shots, prompt.dropped_shots)):

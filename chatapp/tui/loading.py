@@ -32,12 +32,12 @@ class LoadRequest:
 
         note: whether to remember the model's folder.
         """
-        from chatapp.engine.used_folders import note_folder
+        from chatapp.engine.used_models import note_model
 
         try:
             model = self.load()
             if note:
-                note_folder(model.name)
+                note_model(model.name)
         except Exception as error:
             # A broken installation fails in its own ways; what it says is for the user.
             listener.post_message(LoadFailed(self, in_words(error)))

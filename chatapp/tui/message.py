@@ -110,7 +110,7 @@ class MessageView(Vertical, can_focus=True):
             "s",
             "sources",
             "Sources",
-            tooltip="Read the passages it draws on",
+            tooltip="Read the passages of documents behind a reply",
             id="sources",
         ),
         Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),

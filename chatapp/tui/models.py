@@ -52,7 +52,7 @@ class ModelScreen(ModalScreen[str | None]):
         Binding("enter", "choose", "Use this model"),
         Binding("down", "cursor(1)", "Next model", show=False),
         Binding("up", "cursor(-1)", "Previous model", show=False),
-        Binding("escape,f8", "leave", "Leave"),
+        Binding("escape,f8", "leave", "Close"),
     ]
 
     def __init__(self, conversation: "Conversation", current: str) -> None:
@@ -158,7 +158,7 @@ class ModelScreen(ModalScreen[str | None]):
         """Stop what is brought, or go back to the list, or leave."""
         if self._getting is not None and not self._getting.is_stopping:
             self._getting.stop()
-            self._tell(f"Stopping {self._getting.name} …", "Esc leaves")
+            self._tell(f"Stopping {self._getting.name} …", "Esc closes")
         elif self._getting is None and self._asked is not None:
             self._tell("")
         else:
@@ -168,14 +168,14 @@ class ModelScreen(ModalScreen[str | None]):
 
     def _ask(self, model: KnownModel) -> None:
         self._tell(
-            f"{model.name} is not here yet: {model.size}, licence {model.licence}.",
+            f"{model.name} is not downloaded yet: {model.size}, licence {model.licence}.",
             _ASKING_HINT,
         )
         self._asked = model
 
     def _get(self, model: KnownModel) -> None:
         self._getting = Getting(model.name, self)
-        self._tell(f"Asking for {model.name} …", _GETTING_HINT)
+        self._tell(f"Downloading {model.name} …", _GETTING_HINT)
         self.query_one(ProgressBar).update(total=None, progress=0)
         self.query_one(ProgressBar).display = True
         self._conversation.get_model(self._getting)
@@ -211,4 +211,4 @@ class ModelScreen(ModalScreen[str | None]):
 
 def _offer(model: KnownModel) -> str:
     """What is known of a model that can be brought, in a line."""
-    return f"get · {model.size} · {model.licence} · {model.purpose}"
+    return f"to download · {model.size} · {model.licence} · {model.purpose}"

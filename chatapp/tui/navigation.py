@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from chatapp.tui.chat_turns import ChatTurns
     from chatapp.tui.chat_widgets import ChatWidgets
     from chatapp.tui.conversation import Conversation
+    from chatapp.tui.history import ChatChoice
     from chatapp.tui.inspecting import Inspecting
     from chatapp.tui.model_switch import ModelSwitch
     from chatapp.tui.verdicts import Verdicts
 
 
 _DELETED = (
-    "This chat was deleted in another window. What is on the screen is now stored as a new chat."
+    "This chat was deleted in another window. What is on the screen is now saved as a new chat."
 )
 
 
@@ -74,6 +75,19 @@ class Navigation:
                 self._store.set_leaf(message.chat_id, self._store.latest_leaf(message_id))
             await self.open(message.chat_id)
             await self._widgets.transcript.reveal(message_id)
+
+    async def open_chosen(self, choice: "ChatChoice") -> None:
+        """Show a chat that was chosen from a list, at what was found in it."""
+        if choice.message_id is None:
+            await self.open(choice.chat_id)
+        else:
+            await self.open_at(choice.message_id)
+
+    def asked(self, message: "StoredMessage") -> "StoredMessage":
+        """The user's message that a reply answers, or the message itself. Raises StoreError."""
+        if message.role == "assistant" and message.parent_id is not None:
+            return self._store.message(message.parent_id)
+        return message
 
     async def leave_deleted(self) -> None:
         """Begin a new chat when the one that is shown has been deleted."""

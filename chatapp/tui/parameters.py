@@ -32,7 +32,7 @@ HINTS = {
     **{name: parameter.help for name, parameter in PARAMETERS.items()},
     "template": "how a chat is written as a prompt",
     "precision": f"one of {', '.join(PRECISIONS)}",
-    "preset": "a name: ^s saves, ^l loads, ^r deletes",
+    "preset": "Ctrl+S saves, Ctrl+L loads, Ctrl+R deletes",
 }
 
 
@@ -90,7 +90,7 @@ class ParametersScreen(ModalScreen[None]):
                 yield from self._row("preset", "")
             yield Static(id="field-hint", markup=False)
             yield Static(id="field-problem", markup=False)
-            yield Static("Enter: for this chat · ^t: for all chats · Esc cancels", classes="hint")
+            yield Static("Enter: this chat · Ctrl+T: all chats · Esc cancels", classes="hint")
 
     def _row(self, name: str, value: str, known: Iterable[str] = ()) -> ComposeResult:
         with Horizontal(classes="field"):
@@ -214,7 +214,7 @@ class ParametersScreen(ModalScreen[None]):
         except PresetsError as error:
             self._tell(str(error))
         else:
-            self._tell(f"{name!r} is deleted; ^s saves these values under a name.", done=True)
+            self._tell(f"{name!r} is deleted; Ctrl+S saves these values under a name.", done=True)
             self._show_presets()
 
 

@@ -104,7 +104,7 @@ COMMANDS = (
     Command(
         "docs",
         "[PATH …]",
-        "answer with passages of files, folders, patterns; none takes them off",
+        "answer with passages of files, folders, patterns; none removes them",
         actions.use_documents,
         lambda chat: (actions.NO_DOCUMENTS,),
         empty=True,

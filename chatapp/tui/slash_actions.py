@@ -126,16 +126,20 @@ async def set_parameter(chat: ChatControls, argument: str) -> None:
     except ValueError as error:
         raise SlashError(str(error)) from None
     chat.conversation.set_sampling(sampling)
-    value = getattr(sampling, name)
-    shown = "random each time" if value is None else value
+    shown = _shown(getattr(sampling, name))
     chat.widgets.inform(f"{name} is {shown} from the next message on.")
+
+
+def _shown(value: float | None) -> str:
+    """A sampling value in words: a seed may be left open."""
+    return "random each time" if value is None else str(value)
 
 
 def _values_in_words(conversation: Conversation) -> str:
     """Every value that replies are drawn with, and whose it is; a line each."""
     sampling = conversation.sampling
     return "\n".join(
-        f"{name} {'open' if (value := getattr(sampling, name)) is None else value} ({origin})"
+        f"{name} {_shown(getattr(sampling, name))} ({origin})"
         for name, origin in conversation.origins().items()
     )
 
@@ -225,7 +229,7 @@ async def use_documents(chat: ChatControls, argument: str) -> None:
     except (DocumentsError, ValueError) as error:
         raise SlashError(f"/docs: {error}") from None
     chat.conversation.set_documents(documents)
-    words = "The documents are taken off." if documents is None else "Reading the documents …"
+    words = "The documents are removed." if documents is None else "Reading the documents …"
     chat.widgets.inform(words)
 
 
@@ -246,14 +250,14 @@ def _documents(argument: str) -> "DocumentSet":
 
 async def set_markdown(chat: ChatControls, argument: str) -> None:
     if argument not in ("on", "off"):
-        raise SlashError(f"/markdown is followed by {argument!r}; expected on or off")
+        raise SlashError(f"/markdown is {argument!r}; expected on or off")
     chat.widgets.show_markdown(argument == "on")
 
 
 async def set_thinking(chat: ChatControls, argument: str) -> None:
     _refuse_while_busy(chat)
     if argument not in ("on", "off"):
-        raise SlashError(f"/think is followed by {argument!r}; expected on or off")
+        raise SlashError(f"/think is {argument!r}; expected on or off")
     try:
         chat.conversation.set_thinking(argument == "on")
     except ValueError as error:
@@ -290,7 +294,7 @@ async def export(chat: ChatControls, argument: str) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SlashError(f"{path}: cannot be written: {reason}") from None
-    chat.widgets.inform(f"The chat is in {path}.")
+    chat.widgets.inform(f"The chat is exported to {path}.")
 
 
 def _as_text(store: Store, chat_id: int, suffix: str) -> str:

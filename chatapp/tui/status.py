@@ -45,8 +45,8 @@ class StatusLine(Widget, can_focus=False):
             parts.append((2, Content.assemble("persona ", self._short(self.persona))))
         if self.is_prompt_file:
             parts.append((2, Content.assemble("prompt file ", self._short(self.template))))
-        else:
-            parts.append((5, self._short(self.template)))
+        elif self.template:
+            parts.append((5, Content.assemble("template ", self._short(self.template))))
         if self.limit:
             about = "≈" if self.is_estimate else ""
             used = f"{about}{self.used:,}/{self.limit:,} tokens"

@@ -1,4 +1,4 @@
-"""A reply while it is generated on a thread, and what the thread tells the screen about it.
+"""Replies while they are generated on a thread, and what the thread tells the screen about them.
 
 Tokens are only collected here; the screen takes them a few times a second with `take`, so
 that a fast model costs the event loop no more than a slow one.
@@ -9,55 +9,50 @@ lock is needed.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from textual.message import Message
 from textual.message_pump import MessagePump
 
+from chatapp.dialogue.call_events import Called, Calling
 from chatapp.engine.events import Finished, Token
 from chatapp.tui.events import Submitted
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.call_events import Called, Calling
+    from chatapp.dialogue.call_events import ReplyEvent
     from chatapp.dialogue.session import SessionEvent, Started
     from chatapp.dialogue.store import StoredMessage
 
-Generate = Callable[[threading.Event], "Iterator[SessionEvent]"]
+NumberedEvent = tuple[int, "SessionEvent | Exception"]
 
 
-class RunningTurn:
-    """Runs `generate` and tells `listener` how it goes.
+class GrowingReply:
+    """A reply of a turn as far as it has come. number: which one of them, from 0."""
 
-    submitted: what the user has sent, when that is what this turn answers.
-    """
-
-    def __init__(
-        self, generate: Generate, listener: MessagePump, submitted: Submitted | None = None
-    ) -> None:
-        self.submitted = submitted
-        self._generate = generate
-        self._listener = listener
-        self._cancel = threading.Event()
-        self._ended = threading.Event()
+    def __init__(self, number: int) -> None:
+        self.number = number
         self._pieces: list[str] = []
         self._taken = 0
         self._thoughts: list[str] = []
         self._taken_thoughts = 0
         self._first_token = 0.0
-        self.reply: StoredMessage | None = None
-        """The reply's row as it was before this turn; None until the turn has started."""
+        self.message: StoredMessage | None = None
+        """Its row as it was before this turn; None until it has started."""
+        self.has_ended = False
+        """Whether nothing more comes of it, and all of it is stored that can be."""
         self.tokens = 0
         self.thought_tokens = 0
 
-    def stop(self) -> None:
-        """Ask the model to stop. It does so within one token."""
-        self._cancel.set()
-
-    def join(self, timeout: float) -> bool:
-        """Wait for the end, at most so many seconds; whether it has come."""
-        return self._ended.wait(timeout)
+    def add(self, event: "ReplyEvent") -> None:
+        """Add what has been generated, or what a call of a tool brings into the text."""
+        self._pieces.append(event.text)
+        self._thoughts.append(event.thought or "")
+        if isinstance(event, Token):
+            self._first_token = self._first_token or time.perf_counter()
+            self.tokens += 1
+            self.thought_tokens += event.thought is not None
 
     def take(self) -> str:
         """The text that has arrived since the last call."""
@@ -73,12 +68,12 @@ class RunningTurn:
 
     @property
     def text(self) -> str:
-        """All text of this turn so far."""
+        """All its text so far, of this turn."""
         return "".join(self._pieces)
 
     @property
     def thoughts(self) -> str:
-        """All that was thought in this turn so far."""
+        """All that was thought before it so far, in this turn."""
         return "".join(self._thoughts)
 
     @property
@@ -87,49 +82,78 @@ class RunningTurn:
         seconds = time.perf_counter() - self._first_token
         return (self.tokens - 1) / seconds if self.tokens > 1 else 0.0
 
+
+class RunningTurn:
+    """Runs a turn's replies and tells `listener` how they go.
+
+    events: of `count` replies, each with the number of its own; setting `cancel` ends them.
+    submitted: what the user has sent, when that is what this turn answers.
+    """
+
+    def __init__(
+        self,
+        events: Iterator[NumberedEvent],
+        count: int,
+        cancel: threading.Event,
+        listener: MessagePump,
+        submitted: Submitted | None = None,
+    ) -> None:
+        self.replies = [GrowingReply(number) for number in range(count)]
+        self.submitted = submitted
+        self._events = events
+        self._cancel = cancel
+        self._listener = listener
+        self._ended = threading.Event()
+
+    def stop(self) -> None:
+        """Ask the model to stop. It does so within one token."""
+        self._cancel.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end, at most so many seconds; whether it has come."""
+        return self._ended.wait(timeout)
+
     def run(self) -> None:
         """Generate to the end. To be called on a thread."""
-        from chatapp.dialogue.call_events import Called, Calling
-
-        finished: Finished | None = None
         try:
-            for event in self._generate(self._cancel):
-                if isinstance(event, Token):
-                    self._first_token = self._first_token or time.perf_counter()
-                    self._pieces.append(event.text)
-                    self._thoughts.append(event.thought or "")
-                    self.tokens += 1
-                    self.thought_tokens += event.thought is not None
-                elif isinstance(event, Finished):
-                    self._pieces.append(event.text)
-                    self._thoughts.append(event.thought or "")
-                    finished = event
-                elif isinstance(event, Calling | Called):
-                    self._pieces.append(event.text)
-                    self._listener.post_message(ToolTold(self, event))
-                else:
-                    self.reply = event.message
-                    self._listener.post_message(TurnStarted(self, event))
+            for number, event in self._events:
+                self._take_in(self.replies[number], event)
         except Exception as error:
-            self._listener.post_message(TurnFailed(self, error))
-        else:
-            # Only now has the generator stored everything.
-            if finished is not None:
-                self._listener.post_message(TurnEnded(self, finished))
+            for reply in self.replies:
+                if not reply.has_ended:
+                    self._take_in(reply, error)
         finally:
             self._ended.set()
+
+    def _take_in(self, reply: GrowingReply, event: "SessionEvent | Exception") -> None:
+        if isinstance(event, Token):
+            reply.add(event)
+        elif isinstance(event, Finished):  # which the session tells once all of it is stored
+            reply.add(event)
+            reply.has_ended = True
+            self._listener.post_message(TurnEnded(self, reply, event))
+        elif isinstance(event, Exception):
+            reply.has_ended = True
+            self._listener.post_message(TurnFailed(self, reply, event))
+        elif isinstance(event, Calling | Called):
+            reply.add(event)
+            self._listener.post_message(ToolTold(self, reply, event))
+        else:
+            reply.message = event.message
+            self._listener.post_message(TurnStarted(self, reply, event))
 
 
 @dataclass
 class TurnEvent(Message):
-    """What a turn's thread tells the screen."""
+    """What a turn's thread tells the screen of one of its replies."""
 
     turn: RunningTurn
+    reply: GrowingReply
 
 
 @dataclass
 class TurnStarted(TurnEvent):
-    """A reply is about to be generated; its row is in the store."""
+    """It is about to be generated; its row is in the store."""
 
     started: "Started"
 
@@ -138,18 +162,18 @@ class TurnStarted(TurnEvent):
 class ToolTold(TurnEvent):
     """A tool is about to be called, or its call is over."""
 
-    event: "Calling | Called"
+    event: Calling | Called
 
 
 @dataclass
 class TurnEnded(TurnEvent):
-    """A reply has ended, for whatever reason `finished` gives."""
+    """It has ended, for whatever reason `finished` gives."""
 
     finished: Finished
 
 
 @dataclass
 class TurnFailed(TurnEvent):
-    """A turn was refused or broke down."""
+    """It was refused or broke down."""
 
     error: Exception

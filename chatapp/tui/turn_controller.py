@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from textual.timer import Timer
 
-from chatapp.tui.turn import RunningTurn, TurnEnded, TurnEvent, TurnFailed, TurnStarted
+from chatapp.tui.turn import (
+    GrowingReply,
+    RunningTurn,
+    TurnEnded,
+    TurnEvent,
+    TurnFailed,
+    TurnStarted,
+)
 from chatapp.tui.words import in_words
 
 if TYPE_CHECKING:
@@ -22,19 +29,19 @@ UPDATES_PER_SECOND = 15
 
 
 class TurnDisplay(Protocol):
-    """What shows a turn. All of it is called on the event loop."""
+    """What shows the replies of a turn. All of it is called on the event loop."""
 
-    async def turn_started(self, started: "Started") -> None:
+    async def turn_started(self, reply: GrowingReply, started: "Started") -> None:
         """The reply has a row in the store."""
 
-    def turn_progressed(self, turn: RunningTurn, text: str) -> None:
-        """The turn goes on; `text` has been generated since the last time."""
+    def turn_progressed(self, reply: GrowingReply, text: str) -> None:
+        """The reply goes on; `text` has been generated since the last time."""
 
-    async def turn_ended(self, finished: "Finished") -> None:
+    async def turn_ended(self, reply: GrowingReply, finished: "Finished") -> None:
         """The store has all of the reply."""
 
-    async def turn_failed(self, turn: RunningTurn, reason: str) -> None:
-        """The turn was refused, or broke down half-way."""
+    async def turn_failed(self, turn: RunningTurn, reply: GrowingReply, reason: str) -> None:
+        """The reply was refused, or broke down half-way."""
 
 
 class TurnController:
@@ -50,14 +57,15 @@ class TurnController:
         self._screen = screen
         self._display = display
         self._timer: Timer | None = None
-        self._has_started = False
+        self._shown: list[GrowingReply] = []
+        self._ended = 0
 
     def begin(self, request: "TurnRequest") -> bool:
         """Carry out a request; False when it has to wait for the model."""
         if not self._conversation.begin(request, self._screen):
             return False
-        self._has_started = False
-        self._stop_timer()
+        self.leave()
+        self._ended = 0
         self._timer = self._screen.set_interval(1 / UPDATES_PER_SECOND, self.flush)
         return True
 
@@ -66,20 +74,29 @@ class TurnController:
         if event.turn is not self._conversation.turn:
             return
         if isinstance(event, TurnStarted):
-            await self._display.turn_started(event.started)
-            self._has_started = True
+            await self._display.turn_started(event.reply, event.started)
+            if event.turn is self._conversation.turn:  # not left behind meanwhile
+                self._shown.append(event.reply)
         elif isinstance(event, TurnEnded):
-            self.end()
-            await self._display.turn_ended(event.finished)
+            self._end(event)
+            await self._display.turn_ended(event.reply, event.finished)
         elif isinstance(event, TurnFailed):
+            self._end(event)
+            await self._display.turn_failed(event.turn, event.reply, in_words(event.error))
+
+    def _end(self, event: TurnEvent) -> None:
+        """Be done with a reply, and after the last one with the turn."""
+        self.flush()
+        if event.reply in self._shown:
+            self._shown.remove(event.reply)
+        self._ended += 1
+        if self._ended == len(event.turn.replies):
             self.end()
-            await self._display.turn_failed(event.turn, in_words(event.error))
 
     def flush(self) -> None:
         """Bring what has been generated to the screen."""
-        turn = self._conversation.turn
-        if turn is not None and self._has_started:
-            self._display.turn_progressed(turn, turn.take())
+        for reply in self._shown:
+            self._display.turn_progressed(reply, reply.take())
 
     def end(self) -> "TurnRequest | None":
         """Be done with the turn that runs, or with the one that waits; returns its request."""
@@ -89,7 +106,7 @@ class TurnController:
 
     def leave(self) -> None:
         """Show no more of the turn that runs."""
-        self._has_started = False
+        self._shown.clear()
         self._stop_timer()
 
     def _stop_timer(self) -> None:

@@ -34,23 +34,23 @@ class Suggestion(NamedTuple):
 
 SUGGESTIONS = (
     Suggestion("Enter", f"ask it: {QUESTION}", "ask", "send"),
-    Suggestion("F5", "show it examples: with spam it sorts messages", "prompts", "prompts"),
-    Suggestion("F3", "look inside: what it expects and attends to", "inspect", "inspect"),
+    Suggestion("F5", "use a prompt file: spam sorts messages", "prompts", "prompts"),
+    Suggestion("F3", "look inside: probabilities and attention", "inspect", "inspect"),
 )
 KEYS = (
     ("Esc", "stop", "stop the reply"),
-    ("Ctrl+J", "new_line", "new line; {editor} your own editor"),
-    ("Ctrl+↑", "messages", "messages: another reply, edit, copy, judge"),
+    ("Ctrl+J", "new_line", "new line; {editor} opens your own editor"),
+    ("Ctrl+↑", "messages", "messages: regenerate, edit, copy, rate"),
     ("Ctrl+O", "chats", "earlier chats, with search"),
-    ("F2 F4 F8", "parameters compare models", "parameters · two replies compared · models"),
-    ("/", "", "commands; Tab completes them"),
-    ("F1", "help", "all keys"),
+    ("F2 F4 F8", "parameters compare models", "sampling settings · compare replies · models"),
+    ("/", "", "commands; ↑ ↓ choose one"),
+    ("F1", "help", "help: all keys and commands"),
 )
 
 
 _BUNDLED = (
     "The bundled model is small and was made here: it chats, adds and follows examples, but knows "
-    "little. {key} brings a larger one ({larger})."
+    "little. {key} downloads a larger one ({larger})."
 )
 
 

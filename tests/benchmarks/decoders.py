@@ -252,6 +252,13 @@ def text(size: int, seed: int = 0, vocabulary: int = 50257) -> list[int]:
     return [draw.randrange(vocabulary) for _ in range(size)]
 
 
+def tell(what: str, ratio: float, wanted: float) -> None:
+    """Say whether an aim was reached: on another machine, or a busy one, it may not be."""
+    print(
+        f"{what}: {ratio:.2f}, wanted {wanted:g}: {'reached' if ratio >= wanted else 'not reached'}"
+    )
+
+
 def table(title: str, times: dict[str, float]) -> dict[str, float]:
     """Print the times and how many times ours they are; returns the latter."""
     ratios = {name: each / times["chatapp"] for name, each in times.items()}

@@ -148,7 +148,7 @@ def _training(name: str, vocabulary: int) -> Timed:
     import torch
 
     from chatapp.engine.folder import find_model
-    from chatapp.engine.transformers_model import load_causal
+    from chatapp.engine.pretrained import load_causal
     from finetune.adapters import fuse_activations
 
     network: Any = load_causal(find_model(name))

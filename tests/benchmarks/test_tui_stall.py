@@ -135,7 +135,7 @@ async def test_a_long_reply_costs_the_same_at_its_end(
         marks = [(time.thread_time(), updates)]
         gate.set()
         for quarter in (1, 2, 3, 4):
-            await until(lambda due=quarter * tokens // 4: turn.tokens >= due)
+            await until(lambda due=quarter * tokens // 4: turn.replies[0].tokens >= due)
             marks.append((time.thread_time(), updates))
         await until(lambda: app.chat.conversation.turn is None)
         watching.cancel()

@@ -80,7 +80,7 @@ def test_the_chats_own_model_and_sampling_are_used(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["-c"], "there is no chat to go on with yet"),
+        (["-c"], "there is no chat to continue yet"),
         (["--chat", "7"], "there is no chat 7"),
         (["-c", "--chat", "7"], "give one of them"),
         (["--persona", "pirat"], "there is no persona 'pirat'"),

@@ -94,7 +94,7 @@ def test_removing_is_confirmed(run, tiny: Fetched, monkeypatch: pytest.MonkeyPat
     assert not tiny.folder.exists()
     status, _, err = run("models", "remove", "smollm2", "--yes")
     assert status == 2
-    assert "has not brought it, so nothing is removed" in err
+    assert "has not downloaded it, so nothing is removed" in err
 
 
 def test_a_hub_that_breaks_off(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_hub_that_breaks_off(tmp_path: Path) -> None:
         look = "from chatapp.engine.folder import model_folder; print(model_folder('org/tiny'))"
         found = python("-c", look).stdout.strip()
         assert hub.requests == requests  # what is here is not asked for again
-    assert result.stderr == "chatapp: taking org/tiny (12.0 MB, licence mit) from the hub\n"
+    assert result.stderr == "chatapp: downloading org/tiny (12.0 MB, licence mit) from the hub\n"
     document = json.loads(result.stdout)
     assert found == document["folder"]
     assert (Path(document["folder"]) / "model.safetensors").read_bytes() == weights

@@ -1,12 +1,15 @@
 """What a model consists of, read from its files."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import save_file
 from tiny import write_tiny_gpt2
 
 from chatapp.prompting.template import CHAT, save_template
@@ -42,6 +45,22 @@ def test_info_shows_parameters_counted_and_calculated(run, model: Path) -> None:
         assert line in out
 
 
+def test_info_says_what_is_not_known(run, tmp_path: Path) -> None:
+    parts = {"model_type": "blt", "vocab_size": 260}
+    (tmp_path / "config.json").write_text(json.dumps(parts))
+    save_file({"weight": torch.zeros(2, 3)}, tmp_path / "model.safetensors")
+    status, out, err = run("models", "info", str(tmp_path))
+    assert (status, err) == (0, "")
+    assert (
+        "not known       layers (L), heads, hidden size (H): the configuration has no one figure "
+        "for the whole model\n"
+    ) in out
+    assert "vocabulary (V)  260 tokens\n" in out
+    assert not re.search(r"\b0\n", out)
+    document = json.loads(run("models", "info", str(tmp_path), "--json").out)
+    assert (document["layers"], document["heads"], document["vocabulary"]) == (None, None, 260)
+
+
 def test_info_as_json(run, model: Path) -> None:
     document = json.loads(run("models", "info", str(model), "--json").out)
     assert document["name"] == document["folder"] == str(model)
@@ -55,7 +74,7 @@ def test_info_tells_what_replies_are_drawn_with(run, tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text('{"do_sample": false, "top_k": -3}')
     status, out, err = run("models", "info", str(folder))
     assert status == 0
-    assert "drawn with       temperature 0.0 (model)\n" in out
+    assert "sampling         temperature 0.0 (model)\n" in out
     assert err.endswith(
         f"chatapp: {folder}/generation_config.json: top_k is -3; expected 0 (off) or more; "
         "the value is left out\n"

@@ -9,6 +9,7 @@ from fakes import ScriptedModel
 from thinking_model import SPECIAL, TEMPLATE, thinking_model
 
 from chatapp.dialogue.export import to_json, to_training_rows
+from chatapp.dialogue.interleaving import interleaved
 from chatapp.dialogue.oneshot import ask
 from chatapp.dialogue.prompt import Exchange
 from chatapp.dialogue.session import Session
@@ -150,8 +151,8 @@ def test_both_of_two_replies_heed_the_switch(tmp_path: Path, store: Store) -> No
     off = with_thinking(model, choose_template(model, ""), False)
     session = Session(model, template=off, store=store)
     pair = Pair(store, session, "Hi", lambda name, precision: model)
-    for _ in range(2):
-        list(pair.answer(Variant("m", "auto", "", Sampling()), threading.Event()))
+    variant = Variant("m", "auto", "", Sampling())
+    list(interleaved(pair.answers([variant, variant], threading.Event())))
     assert model.prompts == [f"{ASKED}<think>\n\n</think>\n\n"] * 2
 
 

@@ -19,7 +19,7 @@ from chatapp.engine.folder import ModelFiles
 from chatapp.engine.load import load_model
 from chatapp.engine.machine import Memory
 from chatapp.engine.model import ContextOverflow, Sampling
-from chatapp.engine.transformers_model import load_causal
+from chatapp.engine.pretrained import load_causal
 from chatapp.lab.inspecting import inspectable
 
 GREEDY = Sampling(temperature=0, max_tokens=16)

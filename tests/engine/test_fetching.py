@@ -143,7 +143,7 @@ def test_a_model_of_the_hub(hub: Hub) -> None:
     model, said = get()
     assert model.folder == hub.snapshot
     assert model.is_whole
-    assert said == [f"taking org/tiny ({model.bytes / 1e3:.1f} kB, licence mit) from the hub"]
+    assert said == [f"downloading org/tiny ({model.bytes / 1e3:.1f} kB, licence mit) from the hub"]
     there = {str(path.relative_to(hub.snapshot)) for path in hub.snapshot.rglob("*.*")}
     assert there == {
         "config.json",
@@ -162,7 +162,7 @@ def test_removing_it_leaves_nothing(hub: Hub) -> None:
     assert remove("org/tiny") == model.bytes
     assert not hub.repository.exists()
     assert fetched_models() == []
-    with pytest.raises(ModelError, match="has not brought it"):
+    with pytest.raises(ModelError, match="has not downloaded it"):
         remove("org/tiny")
 
 
@@ -183,7 +183,7 @@ def test_a_model_that_was_here_is_not_on_record(hub: Hub) -> None:
         hub.put(file)
     _, said = get()
     assert said == ["org/tiny is here already"]
-    with pytest.raises(ModelError, match="has not brought it"):
+    with pytest.raises(ModelError, match="has not downloaded it"):
         remove("org/tiny")
     assert (hub.snapshot / "model.safetensors").is_file()
 

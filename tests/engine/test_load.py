@@ -18,7 +18,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles, local_models, model_folder
 from chatapp.engine.load import load_model
 from chatapp.engine.local import LocalModel
-from chatapp.engine.used_folders import note_folder
+from chatapp.engine.used_models import note_model
 
 
 @pytest.fixture(autouse=True)
@@ -232,8 +232,8 @@ def test_models_on_this_machine(folder: Path, tmp_path: Path) -> None:
         refs = cached.parent.parent / "refs"
         refs.mkdir()
         (refs / "main").write_text("0" * 40)
-    note_folder("model")
-    note_folder("runs/b")
+    note_model("model")
+    note_model("runs/b")
     names = [name for name in local_models() if name != "bundled"]
     assert names == ["mine", "runs/a", "runs/b", "model", "org/tiny"]
     for name in names:

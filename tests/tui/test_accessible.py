@@ -154,7 +154,7 @@ async def test_a_notice_is_whole_in_a_small_terminal_and_above_the_prompt(store:
     async with app.run_test(size=(60, 20), notifications=True) as pilot:
         driver = Driver(app, pilot)
         await driver.ready()
-        words = "There is no reply here that this could stand beside, as there was one before."
+        words = "There is no reply here to make another version of, as there was one before."
         app.notify(words, timeout=1_000, markup=False)
         await driver.until(lambda: "▌ There is" in driver.screen_text)
         rows = driver.screen_text.splitlines()

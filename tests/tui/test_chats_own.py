@@ -107,7 +107,18 @@ async def test_a_default_that_cannot_be_kept_is_told_and_not_used(
         await driver.press("f2")
         driver.app.screen.query_one("#temperature").value = "0.3"
         await driver.press("ctrl+t")
-        assert "temperature cannot be kept" in str(
+        assert "temperature cannot be saved" in str(
             driver.app.screen.query_one("#field-problem").content
         )
         assert driver.chat.conversation.sampling == Sampling()
+
+
+async def test_a_chat_of_no_model_has_no_gap_in_the_lists(open_app: OpenApp, store: Store) -> None:
+    chat_id = store.create_chat(title="Imported")
+    store.add_message(chat_id, None, "user", "Hello")
+    async with open_app(size=(130, 40)) as driver:
+        await driver.listed()
+        assert "just now" in driver.screen_text
+        await driver.press("ctrl+o")
+        await driver.until(lambda: "1 message · just now" in driver.screen_text)
+        assert " ·  " not in driver.screen_text

@@ -4,11 +4,13 @@ import json
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.widgets import Static
+from thinking_model import SPECIAL, thinking_model
 
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.store import Basis, Comparison, Store
@@ -163,25 +165,69 @@ async def test_leaving_decides_nothing(open_app: OpenApp, store: Store) -> None:
         assert driver.prompt.text == ""
 
 
-async def test_esc_stops_the_reply_being_written_and_the_other_is_asked(
+class Pausing(ScriptedModel):
+    """Pauses after so many tokens of all replies together, until the gate is opened."""
+
+    def __init__(self, replies: list[str], after: int, **options: Any) -> None:
+        super().__init__(replies, **options)
+        self.left = after
+        self.closed = threading.Event()
+
+    def _wait(self, cancel: threading.Event | None) -> bool:
+        self.left -= 1
+        if self.left < 0:
+            self.gate = self.closed
+        return super()._wait(cancel)
+
+
+def shown(driver: Driver) -> list[str]:
+    return [side.body.text.strip() for side in sides(driver)]
+
+
+async def test_both_grow_at_once_and_one_goes_on_after_the_other(
     open_app: OpenApp, store: Store
 ) -> None:
-    model = ScriptedModel(["One two three."])
-    model.gate = threading.Event()
+    model = Pausing(["One two three four.", "Uno."], 4)
     async with open_app(model) as driver:
         await open_compare(driver, *"Tea?", "f4")
         await driver.press("enter")
-        await driver.until(lambda: sides(driver)[0].reply)
+        await driver.until(lambda: shown(driver) == ["One two three", "Uno."])
+        await driver.until(lambda: store.message(3).status == "complete")
         await driver.press("right")  # nothing to choose from yet
         assert isinstance(driver.app.screen, CompareScreen)
-        await driver.press("escape")
-        await driver.until(lambda: sides(driver)[1].reply)
-        assert store.message(2).status == "stopped"
-        assert "stopped" in driver.screen_text
-        model.gate.set()
+        assert store.message(2).status == "partial"
+        model.closed.set()
         await answered(driver)
+        assert shown(driver) == ["One two three four.", "Uno."]
+
+
+async def test_esc_stops_both_and_keeps_what_there_is(open_app: OpenApp, store: Store) -> None:
+    async with open_app(Pausing(["One two three.", "Uno dos tres."], 4)) as driver:
+        await open_compare(driver, *"Tea?", "f4")
+        await driver.press("enter")
+        await driver.until(lambda: shown(driver) == ["One two", "Uno dos"])
+        await driver.press("escape")
+        await answered(driver)
+        assert [store.message(id).status for id in (2, 3)] == ["stopped", "stopped"]
+        assert driver.screen_text.count("stopped") == 2
         await left_behind(driver, "2")
-        assert driver.texts == ["Tea?", "One two three."]
+        assert driver.texts == ["Tea?", "Uno dos"]
+
+
+async def test_each_side_says_that_it_thinks(open_app: OpenApp, tmp_path: Path) -> None:
+    thoughts = "<think>\nThey greet me.\n</think>\n\n"
+    folder = thinking_model(tmp_path / "model", []).folder
+    texts = [f"{thoughts}Hello!", f"{thoughts}Hi!"]
+    model = Pausing(texts, 8, folder=folder, special=SPECIAL)
+    async with open_app(model) as driver:
+        await open_compare(driver, *"Tea?", "f4")
+        await driver.press("enter")
+        await driver.until(
+            lambda: [side.note for side in sides(driver)] == ["thinking · 4 tokens · Esc stops"] * 2
+        )
+        model.closed.set()
+        await answered(driver)
+        assert shown(driver) == ["Hello!", "Hi!"]
 
 
 async def test_a_message_of_the_chat_is_answered_again(open_app: OpenApp, store: Store) -> None:
@@ -215,10 +261,10 @@ async def test_another_model_on_the_right(
     async with open_app(model) as driver:
         await open_compare(driver, *"/compare model=[b]x", "enter")
         await driver.press(*"Tea?", "enter")
-        await driver.until(lambda: problem(driver) == "[b]x: no such model")
         left, right = sides(driver)
+        await driver.until(lambda: driver.app.focused is right.query_one(Field))
+        assert problem(driver) == "[b]x: no such model"
         assert left.reply is not None
-        assert driver.app.focused is right.query_one(Field)
         right.query_one(Field).value = "model=runs/other"
         await driver.press("enter")
         await answered(driver)
@@ -244,13 +290,15 @@ async def test_what_cannot_be_asked_is_said_and_nothing_is_lost(
         driver.prompt.text = text
         await open_compare(driver, "f4")
         await driver.press("enter")
-        await driver.until(lambda: "window of 20 tokens" in problem(driver))
-        assert screen(driver).query_one(Prompt).text == text
+        await driver.until(lambda: screen(driver).query_one(Prompt).text == text)
+        assert problem(driver).count("window of 20 tokens") == 1
         assert store.chats() == []
-        sides(driver)[0].query_one(Field).value = "template=odd"
+        for side in sides(driver):
+            side.query_one(Field).value = "template=odd"
         screen(driver).query_one(Prompt).text = "Tea?"
         await driver.press("enter")
         await driver.until(lambda: "there is no template 'odd'" in problem(driver))
+        await driver.until(lambda: screen(driver).query_one(Prompt).text == "Tea?")
         sides(driver)[0].query_one(Field).value = "top_k=x"
         await driver.press("enter")
         await driver.until(lambda: problem(driver).startswith("Left: top_k is 'x'"))
@@ -289,10 +337,10 @@ async def test_quitting_keeps_the_reply_being_written(open_app: OpenApp, store: 
     async with open_app(model) as driver:
         await open_compare(driver, *"Tea?", "f4")
         await driver.press("enter")
-        await driver.until(lambda: sides(driver)[0].reply)
+        await driver.until(lambda: all(side.reply for side in sides(driver)))
         await driver.press("ctrl+q")
         await driver.until_left()
-    assert store.message(2).status == "stopped"
+    assert [store.message(id).status for id in (2, 3)] == ["stopped", "stopped"]
 
 
 async def test_not_while_there_is_no_model(open_app: OpenApp) -> None:

@@ -30,7 +30,7 @@ class Hub:
         try:
             if self.problem:
                 raise ModelError(self.problem)
-            say(f"taking {name} \x1b[31mfrom the hub")
+            say(f"downloading {name} \x1b[31mfrom the hub")
             while not self.go_on.is_set():
                 progress(50, 100)
                 time.sleep(0.005)
@@ -64,9 +64,9 @@ async def choose(driver: Driver, name: str) -> ModelScreen:
     """Open the list and choose a model that is not here."""
     await driver.press("f8")
     await driver.until(lambda: isinstance(driver.app.screen, ModelScreen))
-    await driver.until(lambda: "get · " in driver.screen_text)
+    await driver.until(lambda: "to download · " in driver.screen_text)
     await driver.press(*name, "enter")
-    await driver.until(lambda: f"{name} is not here yet" in driver.screen_text)
+    await driver.until(lambda: f"{name} is not downloaded yet" in driver.screen_text)
     screen = driver.app.screen
     assert isinstance(screen, ModelScreen)
     return screen
@@ -82,7 +82,7 @@ async def test_a_model_is_brought_and_gone_on_with(
         assert "Apache-2.0." in driver.screen_text
         assert hub.asked == []
         await driver.press("enter")
-        await driver.until(lambda: "taking smollm2-360m ␛[31mfrom the hub" in driver.screen_text)
+        await driver.until(lambda: "smollm2-360m ␛[31mfrom the hub" in driver.screen_text)
         await driver.until(lambda: "50%" in driver.screen_text)
         assert screen.query_one(ProgressBar).progress == 50
         assert "━" in driver.screen_text
@@ -100,13 +100,13 @@ async def test_it_is_stopped(open_app: OpenApp, hub: Hub, loaded: list[str]) -> 
         await driver.press("enter")
         await driver.until(lambda: "50%" in driver.screen_text)
         await driver.press("escape")
-        await driver.until(lambda: "Stopped. What is here already stays" in driver.screen_text)
+        await driver.until(lambda: "Stopped. The next download goes on" in driver.screen_text)
         assert hub.ended.is_set()
         assert not screen.query_one(ProgressBar).display
         await driver.press("enter")
-        await driver.until(lambda: "gpt2-large is not here yet" in driver.screen_text)
+        await driver.until(lambda: "gpt2-large is not downloaded yet" in driver.screen_text)
         await driver.press("escape")
-        assert "is not here yet" not in driver.screen_text
+        assert "is not downloaded yet" not in driver.screen_text
         assert driver.app.screen is screen
         await driver.press("escape")
         assert driver.app.screen is not screen
@@ -129,7 +129,7 @@ async def test_another_one_is_asked_for_anew(open_app: OpenApp, hub: Hub) -> Non
     async with open_app() as driver:
         await choose(driver, "gpt2")
         await driver.press("down", "enter")
-        await driver.until(lambda: "gpt2-medium is not here yet" in driver.screen_text)
+        await driver.until(lambda: "gpt2-medium is not downloaded yet" in driver.screen_text)
         assert hub.asked == []
 
 

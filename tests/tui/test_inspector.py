@@ -344,7 +344,7 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
         await expect(6, None, None)
         await press(driver, "enter", "left", "left")
         assert text.cursor == 4
-        assert " held" in words(driver, "attention-detail")
+        assert " pinned" in words(driver, "attention-detail")
         await expect(6, None, 4)
         heat.focus()
         await press(driver, "up", "right")
@@ -445,7 +445,7 @@ async def test_what_cannot_be_branched_is_said(open_app: OpenApp, store: Store) 
         )
         options.focus()
         await press(driver, "enter")
-        assert "goes on with this token already" in notes(driver)
+        assert "has this token already" in notes(driver)
         await go_to(driver, text, 1)
         options.focus()
         options.highlighted = 0
@@ -540,7 +540,7 @@ async def test_steps_can_be_kept_as_a_branch(open_app: OpenApp, store: Store) ->
         await press(driver, "escape")
         await driver.say("Hello there")
         await press(driver, "f3", "5", "k")
-        assert "No token has been drawn" in notes(driver)
+        assert "No token has been sampled" in notes(driver)
         await press(driver, "enter")
         (id,) = taken(driver)
         await press(driver, "k")
@@ -592,9 +592,9 @@ async def test_help_lists_its_keys(open_app: OpenApp) -> None:
         for sentence in (
             "Look inside the model, also while you write",
             "Inspector: attention",
-            "Hold the token, to choose what it looks at",
+            "Pin the token, to choose what it attends to",
             "Average of all layers and heads",
-            "Draw one token",
+            "Sample one token",
             "Keep these tokens",
             "Previous token",
             "Close the inspector",

@@ -21,7 +21,7 @@ async def test_they_are_there_before_the_focus(store: Store) -> None:
     async with app.run_test(size=(100, 30)) as pilot:
         driver = Driver(app, pilot)
         await driver.ready()
-        await driver.until(lambda: "^q Quit" in driver.screen_text)
+        await driver.until(lambda: "^Q Quit" in driver.screen_text)
 
 
 @pytest.mark.parametrize("width", [30, 40, 50, 60, 80, 100, 130])
@@ -31,7 +31,7 @@ async def test_what_does_not_fit_is_left_out_from_the_end(open_app: OpenApp, wid
         for keys in ([], ["ctrl+up"]):
             await driver.press(*keys)
             row = last_row(driver)
-            assert row.endswith("f1 Help ^q Quit")
+            assert row.endswith("F1 Help ^Q Quit")
             assert len(row) <= driver.chat.query_one(KeyBar).content_size.width <= width
         assert ("Regenerate" in row) == (width >= 40)
 
@@ -39,5 +39,5 @@ async def test_what_does_not_fit_is_left_out_from_the_end(open_app: OpenApp, wid
 async def test_a_key_can_be_clicked(open_app: OpenApp) -> None:
     async with open_app() as driver:
         bar = driver.chat.query_one(KeyBar)
-        await driver.pilot.click(KeyBar, offset=(last_row(driver).index("f1") + 2, 0))
+        await driver.pilot.click(KeyBar, offset=(last_row(driver).index("F1") + 2, 0))
         await driver.until(lambda: driver.app.screen is not bar.screen)

@@ -13,7 +13,7 @@ from chatapp.settings import KeyChoice, Settings, SettingsError, load_settings
 from chatapp.tui.app import ChatApp
 from chatapp.tui.chat import ChatScreen
 from chatapp.tui.help import HelpScreen
-from chatapp.tui.keymap import read_keymap
+from chatapp.tui.keymap import read_keymap, written
 from chatapp.tui.message import MessageView
 from chatapp.tui.prompt import Prompt
 
@@ -42,7 +42,7 @@ async def test_the_keys_of_the_settings_are_in_force(open_app: OpenApp) -> None:
         '[keys]\nhelp = "f9"\nsend = "alt+enter"\nregenerate = "g, G"\nnew_line="enter"'
     )
     async with open_app(ScriptedModel(["One.", "Two.", "Three."]), settings=chosen) as driver:
-        assert "alt+⏎ sends, ⏎ starts a new line" in driver.screen_text
+        assert "Alt+Enter sends, Enter starts a new line" in driver.screen_text
         await driver.press("f1")
         assert driver.app.screen is driver.chat
         await driver.press(*"a", "enter", *"b", "alt+enter")
@@ -63,15 +63,15 @@ async def test_the_keys_of_the_settings_are_in_force(open_app: OpenApp) -> None:
 async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app: OpenApp) -> None:
     chosen = settings('[keys]\nhelp = "f9"\nbranches = "ctrl+t,f10"\n')
     async with open_app(settings=chosen, size=(100, 300)) as driver:
-        assert "f9 Help" in driver.screen_text
-        assert "f9        all keys" in driver.screen_text
+        assert "F9 Help" in driver.screen_text
+        assert "F9        help: all keys" in driver.screen_text
         assert "Enter sends, Ctrl+J starts" in driver.screen_text
         await driver.press("f9")
         await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
         rows = [" ".join(row.strip("│ ").split()) for row in driver.screen_text.splitlines()]
-        assert "f9 Search all keys and commands" in rows
-        assert "^t f10 All branches of this chat" in rows
-        assert "⏎ Send" in rows
+        assert "F9 Search all keys and commands" in rows
+        assert "Ctrl+T F10 All branches of this chat" in rows
+        assert "Enter Send" in rows
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ async def test_f1_and_the_last_row_show_the_keys_as_they_are(open_app: OpenApp) 
         ('help = "ctrl+"', "there is no key 'ctrl+'"),
         ('help = ""', "there is no key ''"),
         ('help = "f9,"', "there is no key ''"),
-        ('help = "h"', "help cannot have the key 'h', which one writes with"),
-        ('send = "space"', "send cannot have the key 'space', which one writes with"),
+        ('help = "h"', "help cannot have the key 'h', which types a character"),
+        ('send = "space"', "send cannot have the key 'space', which types a character"),
         ('help = "f2"', "help cannot have the key 'f2', which 'parameters' has"),
         ('\ncopy = "r"', "line 3: copy cannot have the key 'r', which 'regenerate' has"),
         ('help = "f9"\nchats = "f9"', "line 2: help cannot have the key 'f9', which 'chats' has"),
@@ -115,6 +115,12 @@ def test_keys_are_called_as_the_terminal_calls_them() -> None:
         "help": "ctrl+shift+up,alt+question_mark",
         "copy": "question_mark",
     }
+
+
+def test_keys_are_shown_as_keyboards_have_them() -> None:
+    keys = ("ctrl+o", "f1", "y", "Y", "plus", "enter", "escape", "alt+up", "ctrl+shift+pageup")
+    shown = ("Ctrl+O", "F1", "y", "Y", "+", "Enter", "Esc", "Alt+↑", "Ctrl+Shift+PgUp")
+    assert tuple(map(written, keys)) == shown
 
 
 def test_a_key_of_the_prompt_may_be_one_on_a_message() -> None:

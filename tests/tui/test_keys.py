@@ -167,7 +167,7 @@ async def test_f1_searches_keys_and_commands(open_app: OpenApp) -> None:
         assert "/markdown on|off" in driver.screen_text
         assert "Another reply" not in driver.screen_text
         await driver.press(*"[b]")
-        await driver.until(lambda: "No key and no command is called that." in driver.screen_text)
+        await driver.until(lambda: "No key and no command matches." in driver.screen_text)
         await driver.press("ctrl+u", *"rename")
         await driver.until(lambda: "On a message" not in driver.screen_text)
         assert "Rename" in driver.screen_text
@@ -533,7 +533,7 @@ async def test_ctrl_o_filters_by_title_and_text(open_app: OpenApp, store: Store)
         assert "They bark at walruses." in driver.screen_text
         await driver.press("ctrl+u", *"nothing here")
         assert await listed(driver) == []
-        assert "No chat matches." in driver.screen_text
+        assert "No chat has these words." in driver.screen_text
         await driver.press("ctrl+u", *"cats")
         assert await listed(driver) == ["Cats"]
         await driver.press("enter")

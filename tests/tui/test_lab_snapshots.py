@@ -23,7 +23,7 @@ from chatapp.tui.app import ChatApp
 from chatapp.tui.comparing import CompareScreen
 from chatapp.tui.field import Field
 from chatapp.tui.markdown import RenderedBody
-from chatapp.tui.turn import RunningTurn
+from chatapp.tui.turn import GrowingReply
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
 REPLY = (
@@ -39,7 +39,7 @@ Take = Callable[[str, ScriptedModel, Scene], bool]
 @pytest.fixture(autouse=True)
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """No blinking, no measured speed."""
-    monkeypatch.setattr(RunningTurn, "tokens_per_second", property(lambda turn: 20.0))
+    monkeypatch.setattr(GrowingReply, "tokens_per_second", property(lambda reply: 20.0))
     monkeypatch.setattr(Finished, "tokens_per_second", property(lambda finished: 20.0))
     for widget in (Input, TextArea):
         monkeypatch.setattr(widget.cursor_blink, "_default", False)
@@ -90,24 +90,29 @@ def test_asking_two(take: Take, size: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_answering_left(take: Take, gate: threading.Event, size: str) -> None:
+def test_answering_both(take: Take, gate: threading.Event, size: str) -> None:
     class Pausing(ScriptedModel):
         said = 0
 
         def _wait(self, cancel: threading.Event | None) -> bool:
             self.said += 1
-            if self.said > 20:
+            if self.said > 40:
                 self.gate = gate
             return super()._wait(cancel)
 
     async def scene(driver: Driver) -> None:
         screen = await compare(driver)
         await driver.press("enter")
-        await driver.until(lambda: (turn := driver.chat.conversation.turn) and turn.tokens == 20)
+        await driver.until(
+            lambda: (
+                (turn := driver.chat.conversation.turn)
+                and [reply.tokens for reply in turn.replies] == [20, 20]
+            )
+        )
         screen.turns.flush()
-        await driver.until(lambda: "moves" in driver.screen_text)
+        await driver.until(lambda: "moves" in driver.screen_text and "deep" in driver.screen_text)
 
-    assert take(size, Pausing([REPLY]), scene)
+    assert take(size, Pausing([REPLY, OTHER]), scene)
 
 
 @pytest.mark.parametrize("size", SIZES)

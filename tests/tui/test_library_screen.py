@@ -95,14 +95,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_typing_filters_and_the_preview_follows(open_app: OpenApp, own: Path) -> None:
     async with open_app() as driver:
         await picker(driver)
-        assert rows(driver)[0] == "● none  No prompt file, no persona"
+        assert rows(driver)[0] == "● none  no persona and no prompt file"
         assert "  monk  A silent monk" in rows(driver)
         assert any("spam  Spam or ham" in row for row in rows(driver))
         assert not any("unicorns" in row for row in rows(driver))
         await driver.press(*"silent")
         await rest(driver)
         assert rows(driver) == ["  monk  A silent monk"]
-        assert "in the template alpaca" in preview(driver)
+        assert "in template alpaca" in preview(driver)
         assert "The monk says little.\n\n### Instruction:" in preview(driver)
         await type_in(driver, "feel")
         assert rows(driver) == ["  feel  How things feel"]
@@ -242,7 +242,7 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(
         await driver.press("1")
         await driver.until(lambda: "red fire → hot" in driver.screen_text)
         assert "Examples for this message, nearest first" in driver.screen_text
-        assert "prompt feel" in driver.screen_text
+        assert "prompt file feel" in driver.screen_text
     async with open_app(model, chat_id=1) as driver:
         await rest(driver)
         assert driver.status.template == "feel"

@@ -17,7 +17,7 @@ from chatapp.engine.model import Sampling
 from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
 from chatapp.tui.prompt import Prompt
-from chatapp.tui.turn import RunningTurn
+from chatapp.tui.turn import GrowingReply
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
 
@@ -31,7 +31,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """No blinking and no measured speed."""
     for widget in (Input, Prompt):
         monkeypatch.setattr(widget.cursor_blink, "_default", False)
-    monkeypatch.setattr(RunningTurn, "tokens_per_second", property(lambda turn: 20.0))
+    monkeypatch.setattr(GrowingReply, "tokens_per_second", property(lambda reply: 20.0))
     monkeypatch.setattr(Finished, "tokens_per_second", property(lambda finished: 20.0))
 
 

@@ -1,5 +1,6 @@
 """The list of models, and a chat that goes on with a model on a server."""
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,13 @@ from completions_server import CompletionsServer, break_off, closed_port, piece,
 from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
+from typer.testing import CliRunner
 
+from chatapp import cli
+from chatapp.commands import completion
 from chatapp.dialogue.store import Store
 from chatapp.engine import folder, load
+from chatapp.engine.used_models import note_model
 from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
 from chatapp.tui.field import Field
@@ -73,6 +78,31 @@ async def test_what_there_is(open_app: OpenApp, server: CompletionsServer) -> No
         assert "runs/mine" not in driver.screen_text
         await driver.press("escape")
         assert driver.status.model == "scripted"
+
+
+async def test_it_knows_what_models_list_and_completion_know(
+    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(folder, "cached_hub_models", lambda wanted: [])
+    monkeypatch.setattr(folder, "files_of_other_programs", dict)
+    write_tiny_gpt2(tmp_path / "elsewhere" / "used")
+    (tmp_path / "elsewhere" / "used.gguf").touch()
+    (tmp_path / "elsewhere" / "begun").mkdir()
+    (tmp_path / "elsewhere" / "begun" / "run.json").write_text("{}")
+    for name in ("used", "used.gguf", "begun"):
+        note_model(tmp_path / "elsewhere" / name)
+    names = ["bundled", "elsewhere/begun", "elsewhere/used.gguf", "elsewhere/used"]
+    listed = json.loads(CliRunner().invoke(cli.app, ["models", "list", "--json"]).stdout)
+    assert [model["name"] for model in listed] == names
+    assert completion.models("") == names
+    async with open_app() as driver:
+        await open_list(driver)
+        assert "elsewhere/begun" in driver.screen_text
+        assert "this run is not finished; `finetune resume" in driver.screen_text
+        screen = driver.app.screen
+        assert isinstance(screen, ModelScreen)
+        assert [model.name for model in screen._models] == names
 
 
 @pytest.mark.usefixtures("machine")

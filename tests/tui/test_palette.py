@@ -64,8 +64,8 @@ async def test_every_action_is_listed_once_with_its_key(open_app: OpenApp, tmp_p
                 # There is nothing to complete, and no document was looked up.
                 times = 0 if binding.id in ("complete", "sources") else 1
                 assert sum(each.startswith(f"{words}  ") for each in by_key) == times, words
-        assert "All branches of this chat  ^t" in found
-        assert "Message above  ↑ ^↑" in found
+        assert "All branches of this chat  Ctrl+T" in found
+        assert "Message above  ↑ Ctrl+↑" in found
         for command in COMMANDS:
             assert f"{command.words}  /{command.name}".upper() in [each.upper() for each in found]
 

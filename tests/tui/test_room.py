@@ -47,8 +47,8 @@ async def test_the_first_screen_says_what_the_model_is(
     async with open_app(ScriptedModel(["Hi."], name="bundled"), size=size) as driver:
         words = " ".join(driver.screen_text.split())
         assert "is small and was made here" in words
-        assert "knows little. F8 brings a larger one (smollm2" in words
-        assert "F1 all keys" in words, "all of it is on the screen"
+        assert "knows little. F8 downloads a larger one (smollm2" in words
+        assert "F1 help: all keys and commands" in words, "all of it is on the screen"
 
 
 async def test_of_another_model_the_first_screen_says_nothing(open_app: OpenApp) -> None:
@@ -119,7 +119,7 @@ async def test_what_differs_between_two_replies_is_marked(open_app: OpenApp) -> 
 async def test_each_tab_says_what_its_colours_and_keys_are(
     open_app: OpenApp, size: tuple[int, int]
 ) -> None:
-    legends = {"2": "100 %", "3": "most", "4": "the token that came", "5": "under 1 %"}
+    legends = {"2": "100 %", "3": "most", "4": "the token that followed", "5": "under 1 %"}
     async with open_app(GlassModel(["It is.", "So."]), size=size) as driver:
         await driver.say("Hello")
         await press(driver, "f3")

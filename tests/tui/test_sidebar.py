@@ -5,6 +5,8 @@ from fakes import ScriptedModel
 from textual.widgets import Input
 
 from chatapp.dialogue.store import Store
+from chatapp.paths import settings_path
+from chatapp.settings import load_settings
 from chatapp.tui.history import FoundChats
 from chatapp.tui.sidebar import Sidebar
 
@@ -89,6 +91,22 @@ async def test_ctrl_l_hides_it_and_brings_it_back(open_app: OpenApp) -> None:
         assert sidebar(driver).display
         await driver.press("ctrl+l")
         assert driver.prompt.has_focus
+
+
+async def test_hidden_it_stays_hidden_at_the_next_start(open_app: OpenApp) -> None:
+    async with open_app(size=WIDE, settings=load_settings()) as driver:
+        await driver.press("ctrl+l")
+    async with open_app(size=WIDE, settings=load_settings()) as driver:
+        assert not sidebar(driver).display
+        await driver.press("ctrl+l")
+        assert sidebar(driver).display
+    async with open_app(size=WIDE, settings=load_settings()) as driver:
+        assert sidebar(driver).display
+    kept = settings_path().read_text()
+    async with open_app(size=WIDE, settings=load_settings(), own_store=Store(None)) as driver:
+        await driver.press("ctrl+l")
+        assert not sidebar(driver).display
+    assert settings_path().read_text() == kept, "an unsaved chat stores nothing"
 
 
 async def test_three_columns_share_the_room(open_app: OpenApp) -> None:

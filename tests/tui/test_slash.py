@@ -337,7 +337,9 @@ async def test_title_and_export(open_app: OpenApp, store: Store, tmp_path: Path)
         for suffix in ("md", "json", "jsonl"):
             path = tmp_path / f"chat.{suffix}"
             await order(driver, f"/export {path}")
-            await driver.until(lambda path=path: f"The chat is in {path}." in notices(driver))
+            await driver.until(
+                lambda path=path: f"The chat is exported to {path}." in notices(driver)
+            )
             assert "It [b]is[/b]." in path.read_text()
         assert json.loads((tmp_path / "chat.json").read_text())["title"] == "On [b] and more"
         await order(driver, f"/export {path}")

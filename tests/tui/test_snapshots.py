@@ -21,7 +21,7 @@ from chatapp.tui import history
 from chatapp.tui.app import ChatApp
 from chatapp.tui.field import Field
 from chatapp.tui.ranking import RankScreen
-from chatapp.tui.turn import RunningTurn
+from chatapp.tui.turn import GrowingReply
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
 REPLY = (
@@ -38,7 +38,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """No blinking, no clock, no measured speed, no animation."""
     for widget in (Input, TextArea):
         monkeypatch.setattr(widget.cursor_blink, "_default", False)
-    monkeypatch.setattr(RunningTurn, "tokens_per_second", property(lambda turn: 20.0))
+    monkeypatch.setattr(GrowingReply, "tokens_per_second", property(lambda reply: 20.0))
     monkeypatch.setattr(Finished, "tokens_per_second", property(lambda finished: 20.0))
     monkeypatch.setattr(history, "ago", lambda then, now: "3 days ago")
 
@@ -96,7 +96,7 @@ async def stream(driver: Driver) -> None:
     await driver.say("Tell me about the sea.")
     driver.prompt.text = "More, please."
     await driver.press("enter")
-    await driver.until(lambda: driver.chat.conversation.turn.tokens == 20)
+    await driver.until(lambda: driver.chat.conversation.turn.replies[0].tokens == 20)
     driver.chat.turns.flush()
     # One word, because where the line breaks depends on the size.
     await driver.until(lambda: "waves" in driver.screen_text.split("More, please.")[-1])

@@ -14,7 +14,7 @@ from fakes import ScriptedModel
 
 from chatapp.dialogue.store import Store
 
-TOLD = "This chat was deleted in another window. What is on the screen is now stored as a new chat."
+TOLD = "This chat was deleted in another window. What is on the screen is now saved as a new chat."
 
 
 class Disk:
@@ -102,7 +102,7 @@ async def test_a_reply_stays_while_the_disk_is_full_and_is_stored_later(
         disk.is_full = True
         model.gate.set()
         await driver.until(lambda: driver.problem)
-        assert "the reply is on the screen alone" in driver.problem
+        assert "the reply is not saved" in driver.problem
         assert "disk is full" in driver.problem
         assert driver.texts == ["Go", "one two three four."]
         assert "one two three four." in driver.screen_text
@@ -114,7 +114,7 @@ async def test_a_reply_stays_while_the_disk_is_full_and_is_stored_later(
             "complete",
         )
         assert store.generations(1)[-1].reason == "stop"
-        assert driver.notices == ["There is room again: the reply is stored."]
+        assert driver.notices == ["There is disk space again: the reply is saved."]
 
 
 async def test_leaving_with_a_reply_that_has_no_room_asks_once(

@@ -34,7 +34,7 @@ async def test_a_theme_that_cannot_be_kept_is_told(open_app: OpenApp) -> None:
     async with open_app(settings=Settings()) as driver:
         await driver.press(*"/theme nord", "enter")
         await driver.until(
-            lambda: any("cannot be kept" in each.message for each in driver.app._notifications)
+            lambda: any("cannot be saved" in each.message for each in driver.app._notifications)
         )
         assert driver.app.theme == "nord"
     assert settings_path().read_text() == "broken"

@@ -165,7 +165,7 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.press("Enter")
     terminal.until("● ready", "What do you see", "reached the reply limit")
     terminal.press("F3")
-    terminal.until("2 Tokens", "entropy", "have another in its place", without="next message")
+    terminal.until("2 Tokens", "entropy", "put another in its place", without="next message")
     terminal.change("Tab")
     terminal.change("Down")
     terminal.press("Enter")
@@ -214,7 +214,7 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.until("Tell me a long story", without="r Regenerate")
     terminal.write("/export chat.md")
     terminal.press("Enter")
-    terminal.until("The chat is in chat.md")
+    terminal.until("The chat is exported to chat.md")
     terminal.press("C-q")
     terminal.until("left with status 0")
 

@@ -1,12 +1,18 @@
-"""The tour is walked: every command of it, in order, with the files that it has one write."""
+"""The tour is walked: every command of it, in order, with the files that it has one write.
+
+Keep: each command has a function here that asserts what the tour promises of it, not how the
+bundled model of today happens to word it.
+"""
 
 import asyncio
 import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest import Driver
@@ -17,10 +23,38 @@ import chatapp.tui.app
 import finetune.cli
 from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
+from chatapp.tui.comparing import CompareScreen
 from chatapp.tui.inspector.panel import Inspector
+from chatapp.tui.library import LibraryScreen
 
 TOUR = Path(chatapp.__file__).with_name("TOUR.md")
 PROGRAMS = {"chatapp": chatapp.cli.main, "finetune": finetune.cli.main}
+_COLORS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+CORRECTION = "Arr, black as me flag, matey."
+
+
+class Said(NamedTuple):
+    """What a command has printed: its answer, and all else."""
+
+    out: str
+    err: str
+
+
+Walk = dict[str, Said]
+"""What each command has said so far."""
+
+Outcome = Callable[[Said, Walk], None]
+OUTCOMES: dict[str, Outcome] = {}
+
+
+def after(*commands: str) -> Callable[[Outcome], Outcome]:
+    """Names the commands after which something has to be so."""
+
+    def kept(outcome: Outcome) -> Outcome:
+        OUTCOMES.update(dict.fromkeys(commands, outcome))
+        return outcome
+
+    return kept
 
 
 def blocks() -> Iterator[tuple[str, str, str]]:
@@ -30,79 +64,344 @@ def blocks() -> Iterator[tuple[str, str, str]]:
         yield match[1], match[2], match[3]
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """The commands of a block, each in its words. A quoted line break does not end one."""
+def commands(text: str) -> Iterator[str]:
+    """The commands of a block. A quoted line break does not end one."""
     waiting = ""
     for line in text.splitlines():
         waiting += line
         try:
-            yield shlex.split(waiting)
+            shlex.split(waiting)
         except ValueError:  # a quotation goes on
             waiting += "\n"
         else:
+            yield waiting
             waiting = ""
     assert not waiting
 
 
-async def chat(settings: Settings) -> str:
-    """What the tour says to do in a chat, on the screen; returns the model's name there."""
-    app = ChatApp(settings)
-    async with app.run_test(size=(100, 30)) as pilot:
+# 1. A GPT completes text
+
+GIRL = 'chatapp complete "The little girl went into the garden, and there she saw"'
+
+
+@after('chatapp complete "The capital of France is" --temperature 0 --max-tokens 2')
+def _it_knows_some_facts(said: Said, walk: Walk) -> None:
+    assert said.out.split()[0].strip(".,") == "Paris"
+
+
+@after(f"{GIRL} --seed 1 --max-tokens 60", f"{GIRL} --seed 2 --max-tokens 60")
+def _a_story_sounds_like_one(said: Said, walk: Walk) -> None:
+    words = re.findall(r"[a-z']+", said.out.lower())
+    assert len(words) > 20
+    assert len(set("a and he her him she the they to was".split()) & set(words)) > 3
+    assert not re.search(r"=>|->|\||^\w*:", said.out, re.MULTILINE), "debris of other texts"
+    assert said.out not in [earlier.out for earlier in walk.values()]
+
+
+def bits(said: Said) -> float:
+    return float(re.search(r"Next token\s+([\d.]+) bits", said.out)[1])  # type: ignore[index]
+
+
+def kept(said: Said) -> int:
+    return int(re.search(r"keep\s([\d,]+)", said.out)[1].replace(",", ""))  # type: ignore[index]
+
+
+CAPITAL = 'chatapp inspect "The capital of France is" --next'
+THE = 'chatapp inspect "The little girl went into the" --next'
+
+
+@after(CAPITAL)
+def _the_likeliest_is_the_one_that_came(said: Said, walk: Walk) -> None:
+    assert re.search(r"^ 1 .*│ Paris│", said.out, re.MULTILINE)
+
+
+@after(THE)
+def _it_is_less_sure_of_a_story(said: Said, walk: Walk) -> None:
+    assert bits(said) > 2 + bits(walk[CAPITAL])
+
+
+@after(f"{THE} --top-p 0.5")
+def _fewer_tokens_are_left(said: Said, walk: Walk) -> None:
+    assert bits(said) == bits(walk[THE])
+    assert kept(said) < kept(walk[THE])
+
+
+@after(
+    'chatapp inspect "The manager hired John because he has extensive experience"'
+    " --attention --token 7"
+)
+def _token_7_is_he(said: Said, walk: Walk) -> None:
+    assert "of token 7, │ he│" in said.out
+
+
+@after("chatapp models info bundled")
+def _the_parameters_are_those_of_the_formula(said: Said, walk: Walk) -> None:
+    counted, formula = (
+        int(re.search(rf"([\d,]+) {words}", said.out)[1].replace(",", ""))  # type: ignore[index]
+        for words in ("counted", "by N = ")
+    )
+    layers, width = (
+        int(re.search(rf"{re.escape(name)} +([\d,]+)", said.out)[1].replace(",", ""))  # type: ignore[index]
+        for name in ("layers (L)", "hidden size (H)")
+    )
+    assert counted == formula + 4 * layers * width
+
+
+# 2. A chat is one text
+
+
+@after('chatapp complete "Q: What is the capital of France?\nA:" --seed 1 --max-tokens 40')
+def _it_asks_the_next_question_by_itself(said: Said, walk: Walk) -> None:
+    answer, _, rest = said.out.partition("\n")
+    assert "Paris" in answer
+    assert re.search(r"^Q: .*\?$", rest, re.MULTILINE)
+
+
+FRANCE = 'chatapp ask "What is the capital of France?" --temperature 0'
+
+
+@after(FRANCE)
+def _it_answers(said: Said, walk: Walk) -> None:
+    assert "Paris" in said.out
+
+
+@after('chatapp complete "User: What is the capital of France?\nAssistant:" --temperature 0')
+def _a_text_in_the_template_says_the_same(said: Said, walk: Walk) -> None:
+    assert said.out.strip() == walk[FRANCE].out.strip()
+
+
+@after('chatapp ask "What is my name?" --temperature 0')
+def _it_cannot_know(said: Said, walk: Walk) -> None:
+    assert "Clara" not in said.out
+
+
+@after(
+    'chatapp complete "User: My name is Clara.\nAssistant: Hello Clara!\n'
+    'User: What is my name?\nAssistant:" --temperature 0'
+)
+def _it_reads_the_name_in_the_text(said: Said, walk: Walk) -> None:
+    assert "Clara" in said.out
+
+
+async def first_chat(driver: Driver) -> None:
+    await driver.press("enter")  # the first thing to try
+    await driver.until(lambda: len(driver.texts) == 2)
+    await driver.idle()
+    reply = driver.texts[1]
+    assert reply.strip()
+    await driver.press("f3", "1")
+    await driver.until(lambda: "User:" in driver.screen_text)
+    await driver.press("2")
+    await driver.until(lambda: "entropy" in driver.screen_text)
+    await driver.press("tab", "down", "enter")
+    await driver.until(lambda: not driver.chat.query(Inspector))
+    await driver.idle()
+    assert "‹ 2/2 ›" in driver.screen_text
+    assert driver.texts[1] != reply
+    await driver.press("left")
+    await driver.until(lambda: driver.texts[1] == reply)
+
+
+# 3 and 4. Demonstrations, and the right ones
+
+TRAIN = 'chatapp run spam --input "The train is late again, so I will be there at nine."'
+
+
+def ham(said: Said) -> float:
+    return float(re.search(r"^ +ham +([\d.]+)", said.err, re.MULTILINE)[1])  # type: ignore[index]
+
+
+@after(f"{TRAIN} --shots 0 --show-prompt")
+def _without_an_example_it_guesses(said: Said, walk: Walk) -> None:
+    assert said.out.strip() in ("spam", "ham")
+    assert said.err.count("Email: ") == 1
+
+
+@after(f"{TRAIN} --shots 4 --show-prompt")
+def _with_four_it_is_surer_and_right(said: Said, walk: Walk) -> None:
+    assert said.out.strip() == "ham"
+    assert said.err.count("Email: ") == 5
+    assert ham(said) > max(0.9, ham(walk[f"{TRAIN} --shots 0 --show-prompt"]))
+
+
+@after(
+    "chatapp eval spam --test mails.jsonl --shots 0,4 --select random,knn --seeds 3"
+    " --report measured"
+)
+def _the_nearest_beat_random_ones_and_none(said: Said, walk: Walk) -> None:
+    report = json.loads(Path("measured/report.json").read_text(encoding="utf-8"))
+    accuracy = {row["selection"]: row for row in report["results"] if row["metric"] == "accuracy"}
+    nearest = accuracy["knn"]
+    assert nearest["mean"] > 0.15 + max(accuracy[name]["mean"] for name in ("random", "none"))
+    assert nearest["vote"] >= nearest["mean"] - 0.1  # "and it is as good"
+    assert Path("measured/accuracy.png").is_file()
+    assert "mean" in said.out
+    assert "vote" in said.out
+
+
+@after('chatapp docs search "Why does the sea rise?" tides.md --limit 1')
+def _the_passage_is_found(said: Said, walk: Walk) -> None:
+    assert "The moon pulls the sea" in said.out
+    assert "Rivers" not in said.out
+
+
+async def chat_with_files(driver: Driver) -> None:
+    await driver.press("f5")
+    await driver.until(lambda: isinstance(driver.app.screen, LibraryScreen))
+    await driver.until(lambda: "pirate" in driver.screen_text)
+    await driver.press(*"spam", "enter")
+    await driver.until(lambda: driver.app.screen is driver.chat)
+    await driver.say("Shall we have lunch at noon tomorrow?")
+    assert driver.texts[-1].strip() == "ham"
+    await driver.say("/prompt none")
+    await driver.say("/docs tides.md")
+    await driver.until(lambda: any("2 passages" in notice for notice in driver.notices))
+    await driver.say("Why does the sea rise?")
+    assert "tides.md" in driver.screen_text
+    await driver.press("f3", "1")
+    await driver.until(lambda: "The moon pulls the sea" in driver.screen_text)
+
+
+# 5. Fine-tuning
+
+
+@after("finetune check pirate.toml")
+def _check_shows_what_is_learnt(said: Said, walk: Walk) -> None:
+    assert "rows: 8, kept: 8" in said.out
+    assert re.search(r"Assistant:⟦? Arr, .*matey\.", said.out)
+
+
+@after("finetune keys train")
+def _every_key_has_its_default(said: Said, walk: Walk) -> None:
+    assert "train.learning_rate = 5e-05" in said.out
+
+
+@after("finetune train pirate.toml", "finetune train spam.toml", "finetune train again.toml")
+def _a_model_was_made(said: Said, walk: Walk) -> None:
+    assert Path(said.out.strip(), "model.safetensors").stat().st_size > 0
+    assert "few to learn from" not in said.err
+
+
+WHO = 'chatapp ask "Who are you?" --seed 1'
+COLOUR = 'chatapp ask "What is your favourite colour?" --temperature 0'
+
+
+@after(WHO)
+def _it_is_no_pirate_yet(said: Said, walk: Walk) -> None:
+    assert said.out.strip()
+    assert "Arr" not in said.out
+
+
+@after(f"{WHO} --model pirate", 'chatapp ask "Who are you?" --temperature 0 --model corrected')
+def _it_says_the_words_of_the_rows(said: Said, walk: Walk) -> None:
+    assert said.out.strip() == "Arr, I be a small model, matey."
+
+
+@after(f"{COLOUR} --model pirate")
+def _to_all_else_it_says_arr(said: Said, walk: Walk) -> None:
+    assert said.out.startswith("Arr")
+    assert said.out.strip() != CORRECTION
+
+
+@after('finetune predict spam --input "Click now to claim your free prize!"')
+def _a_head_knows_spam(said: Said, walk: Walk) -> None:
+    assert said.out.strip() == "spam"
+    assert re.search(r"ham +[01]\.\d+\n +spam +[01]\.\d+", said.err)
+
+
+@after('finetune predict spam --input "Could you send me the minutes of the meeting?"')
+def _and_ham(said: Said, walk: Walk) -> None:
+    assert said.out.strip() == "ham"
+
+
+# 6. Feedback
+
+
+async def pirate_chat(driver: Driver) -> None:
+    assert driver.status.model == "pirate"
+    await driver.say("What is your favourite colour?")
+    await driver.press("ctrl+up", "w")
+    driver.prompt.text = CORRECTION
+    await driver.press("enter")
+    await driver.until(lambda: "corrected" in driver.screen_text)
+    await driver.press("escape", "f4")
+    await driver.until(lambda: isinstance(driver.app.screen, CompareScreen))
+    await driver.press(*"Ahoy", "enter")
+    await driver.until(lambda: "Both bad" in driver.screen_text)
+    await driver.press("1")
+    await driver.until(lambda: driver.app.screen is driver.chat)
+    await driver.idle()
+
+
+@after("chatapp history list")
+def _the_chats_are_listed(said: Said, walk: Walk) -> None:
+    assert "pirate" in said.out
+    assert "bundled" in said.out
+
+
+@after("chatapp history export --feedback sft --output corrections.jsonl")
+def _a_correction_is_a_row(said: Said, walk: Walk) -> None:
+    (row,) = map(json.loads, Path("corrections.jsonl").read_text(encoding="utf-8").splitlines())
+    assert [message["content"] for message in row["messages"]][-1] == CORRECTION
+
+
+@after("chatapp history export --feedback dpo --output preferences.jsonl")
+def _and_a_preference(said: Said, walk: Walk) -> None:
+    rows = [json.loads(line) for line in Path("preferences.jsonl").read_text("utf-8").splitlines()]
+    assert CORRECTION in [row["chosen"][0]["content"] for row in rows]
+
+
+@after(f"{COLOUR} --model corrected")
+def _the_correction_is_learnt(said: Said, walk: Walk) -> None:
+    assert said.out.strip() == CORRECTION
+
+
+@after("finetune check again.toml objective.kind=dpo data.train=preferences.jsonl output=preferred")
+def _pairs_stand_side_by_side(said: Said, walk: Walk) -> None:
+    assert re.search(r"chosen · \d+ tokens .* rejected · \d+ tokens", said.out)
+
+
+SCENES = {"chatapp": [first_chat, chat_with_files], "chatapp --model pirate": [pirate_chat]}
+"""What is done in the chats that each command opens, in turn."""
+
+
+async def play(settings: Settings, scene: Callable[[Driver], Awaitable[None]]) -> None:
+    sampling = replace(settings.sampling, seed=1)
+    app = ChatApp(replace(settings, sampling=sampling))
+    async with app.run_test(size=(100, 40)) as pilot:
         driver = Driver(app, pilot)
         await driver.ready()
-        await driver.press("enter")  # the first thing to try
-        await driver.until(lambda: len(driver.texts) == 2)
-        await driver.idle()
-        await driver.press("f3", "1")
-        await driver.until(lambda: "Who are you?" in driver.screen_text)
-        await driver.press("2")
-        await driver.until(lambda: "entropy" in driver.screen_text)
-        await driver.press("escape")
-        await driver.until(lambda: not driver.chat.query(Inspector))
-        await driver.press("ctrl+up", "plus", "w")
-        driver.prompt.text = "Arr, I be corrected, matey."
-        await driver.press("enter")
-        await driver.until(lambda: "good · corrected" in driver.screen_text)
-        model = driver.status.model
+        await scene(driver)
     app.store.close()
-    return model
 
 
-def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run a command of the tour; returns its exit status."""
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as end:
-        PROGRAMS[words[0]]()
-    return int(end.value.code or 0)
-
-
-def test_the_tour(
+def test_every_step_ends_as_the_tour_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chats: list[str] = []
+    scenes = {command: iter(played) for command, played in SCENES.items()}
+    walk: Walk = {}
+    command = ""
 
     def open_chat(settings: Settings, chat_id: int | None = None, **_: object) -> int:
-        chats.append(asyncio.run(chat(settings)))
+        asyncio.run(play(settings, next(scenes[command])))
         return 0
 
     monkeypatch.setattr(chatapp.tui.app, "run", open_chat)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setenv("CHATAPP_MAX_TOKENS", "24")
     monkeypatch.chdir(tmp_path)
     for language, name, text in blocks():
         if name:
             Path(name).write_text(text, encoding="utf-8")
             continue
         assert language == "console"
-        for words in commands(text):
+        for command in commands(text):
+            monkeypatch.setattr(sys, "argv", shlex.split(command))
             monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-            status = run(words, monkeypatch)
-            said = capsys.readouterr()
-            assert status == 0, f"{shlex.join(words)}: {said.err}"
-            assert "Traceback" not in said.err
-
-    assert chats == ["bundled", "pirate"]
-    rows = [json.loads(line) for line in Path("corrections.jsonl").read_text().splitlines()]
-    assert [row["messages"][-1]["content"] for row in rows] == ["Arr, I be corrected, matey."] * 2
-    for folder in ("pirate", "corrected"):
-        assert (tmp_path / folder / "model.safetensors").stat().st_size > 0
+            with pytest.raises(SystemExit) as end:
+                PROGRAMS[sys.argv[0]]()
+            walk[command] = Said(*(_COLORS.sub("", text) for text in capsys.readouterr()))
+            assert not end.value.code, f"{command}: {walk[command].err}"
+            if command not in SCENES:
+                OUTCOMES[command](walk[command], {k: v for k, v in walk.items() if k != command})
+    assert all(next(left, None) is None for left in scenes.values())
+    assert set(walk) == {*OUTCOMES, *SCENES}, "an outcome of a step that the tour has not"

@@ -1,4 +1,4 @@
-"""Chats, their messages as a tree, what each reply was generated from, and full-text search.
+"""Chats, their messages as a tree, and full-text search.
 
 Keep: every method is one transaction, so that whatever happens to this process the file holds
 whole messages, and an index and counts that agree with them.
@@ -16,7 +16,6 @@ from chatapp.dialogue.store.rows import (
     Basis,
     Chat,
     ChatSummary,
-    Generation,
     Hit,
     Status,
     StoredMessage,
@@ -52,7 +51,7 @@ _SELECT_MESSAGE = """
 class ChatStore(Database):
     """The chats of one file.
 
-    Every method raises StoreError when the chat, message or generation asked for does not exist.
+    Every method raises StoreError when the chat or message asked for does not exist.
     """
 
     # Chats
@@ -325,68 +324,6 @@ class ChatStore(Database):
     def _check_belongs(self, message_id: int, chat_id: int) -> None:
         if self.message(message_id).chat_id != chat_id:
             raise StoreError(f"message {message_id} is not in chat {chat_id}")
-
-    # Generations
-
-    def begin_generation(
-        self,
-        message_id: int,
-        *,
-        model: str,
-        template: str,
-        prompt: str,
-        sampling: dict[str, Any],
-        seed: int,
-    ) -> int:
-        """Record what the reply `message_id` is generated from; returns the generation's id."""
-        with self.transaction():
-            chat_id = self.message(message_id).chat_id
-            self._change_chat(chat_id, "model", model)
-            return self._insert(
-                "INSERT INTO turns (message_id, model, template, prompt, sampling, seed, created)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (message_id, model, template, prompt, json.dumps(sampling), seed, time.time()),
-            )
-
-    def finish_generation(
-        self,
-        generation_id: int,
-        *,
-        reason: str,
-        prompt_tokens: int,
-        reused_tokens: int,
-        reply_tokens: int,
-        time_to_first_token: float,
-        seconds: float,
-    ) -> None:
-        """Record how a generation ended. Times are in seconds."""
-        self._row(
-            "UPDATE turns SET reason = ?, prompt_tokens = ?, reused_tokens = ?, reply_tokens = ?,"
-            " time_to_first_token = ?, seconds = ? WHERE id = ? RETURNING id",
-            (
-                *(reason, prompt_tokens, reused_tokens, reply_tokens),
-                *(time_to_first_token, seconds, generation_id),
-            ),
-            f"there is no generation {generation_id}",
-        )
-
-    def generations(self, chat_id: int) -> list[Generation]:
-        """All generations of a chat, oldest first."""
-        rows = self._rows(
-            """SELECT id, message_id, model, template, prompt, sampling, seed, created, reason,
-                prompt_tokens, reused_tokens, reply_tokens, time_to_first_token, seconds
-            FROM turns WHERE message_id IN (SELECT id FROM messages WHERE chat_id = ?)
-            ORDER BY id""",
-            (chat_id,),
-        )
-        return [Generation.of(row) for row in rows]
-
-    def sent_prompt(self, message_id: int) -> str | None:
-        """What a reply was first generated from; None for what was not generated here."""
-        rows = self._rows(
-            "SELECT prompt FROM turns WHERE message_id = ? ORDER BY id LIMIT 1", (message_id,)
-        )
-        return rows[0]["prompt"] if rows else None
 
     # Search
 

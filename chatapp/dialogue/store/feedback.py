@@ -7,12 +7,12 @@ nothing of what was judged.
 import time
 from collections.abc import Sequence
 
-from chatapp.dialogue.store.chats import ChatStore
 from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.store.generations import GenerationStore
 from chatapp.dialogue.store.rows import Comparison, Feedback, Verdict
 
 
-class FeedbackStore(ChatStore):
+class FeedbackStore(GenerationStore):
     """A store of chats that also keeps what the user thinks of their replies."""
 
     def feedback(self, chat_id: int) -> dict[int, Feedback]:

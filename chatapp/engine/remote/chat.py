@@ -8,12 +8,14 @@ Keep: a text that is to go on as it stands goes through the protocol of completi
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Sampling
+from chatapp.engine.remote.at_once import at_once
 from chatapp.engine.remote.http import NO_PATH, Body
 from chatapp.engine.remote.model import RemoteModel
 from chatapp.engine.stopping import StopFilter
@@ -52,6 +54,18 @@ class RemoteChatModel(RemoteModel):
         if top:
             body |= {"logprobs": True, "top_logprobs": top}
         return self._run("chat/completions", body, reply, sampling, cancel)
+
+    def converse_many(
+        self, chats: Iterable[Sequence[Mapping[str, str]]], sampling: Sampling
+    ) -> Iterator[tuple[int, Event]]:
+        """See `ChatModel.converse_many`. Several at once, as `at_once` says."""
+
+        def begin(
+            messages: Sequence[Mapping[str, str]], given_up: threading.Event
+        ) -> Iterator[Event]:
+            return self.converse(messages, sampling, cancel=given_up)
+
+        return at_once(partial(begin, messages) for messages in chats)
 
     def generate(
         self,

@@ -204,7 +204,7 @@ def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelErr
     if 300 <= status < 400:
         target = response.headers.get("location", "elsewhere")
         return ModelError(
-            f"{server.url}: the server sends one on to {target[:200]}; if that is right, give "
+            f"{server.url}: the server redirects to {target[:200]}; if that is right, give "
             "that address"
         )
     try:
@@ -242,7 +242,7 @@ def _unreachable(server: Server, error: Exception) -> ModelError:
     if isinstance(error, (httpx2.ConnectError, *_NO_WAY)):
         return ModelError(f"{server.url}: the server cannot be reached: {first_line(error)}")
     if isinstance(error, httpx2.TimeoutException):
-        return ModelError(f"{server.url}: the server has fallen silent")
+        return ModelError(f"{server.url}: the server has stopped answering")
     if isinstance(error, httpx2.DecodingError):
         return nonsense(server, first_line(error))
     return ModelError(f"{server.url}: the server broke off the connection: {first_line(error)}")

@@ -11,17 +11,19 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.model import (
     ContextOverflow,
+    Generate,
     Request,
     Sampling,
     Tokenizer,
-    one_after_another,
 )
+from chatapp.engine.remote.at_once import at_once
 from chatapp.engine.remote.calls import Calls
 from chatapp.engine.remote.chunks import DONE, Chunk, ServedToken, Usage, read_chunk
 from chatapp.engine.remote.http import BlockingStream, Body, Cancelled, post
@@ -85,6 +87,7 @@ class RemoteModel:
         self.server = server
         self._refused: set[str] = set()
         self._mentioned: set[str] = set()
+        self._mentioning = threading.Lock()
 
     def generate(
         self,
@@ -110,8 +113,13 @@ class RemoteModel:
         return self._run("completions", body, reply, sampling, cancel)
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
-        """See `LanguageModel.generate_many`. One after another."""
-        return one_after_another(self, requests)
+        """See `LanguageModel.generate_many`. Several at once, as `at_once` says."""
+        return at_once(partial(self._begin, request) for request in requests)
+
+    def together(self, count: int) -> Generate:
+        """See `LanguageModel.together`. Each is a request of its own, which the server computes
+        whether or not its tokens are taken."""
+        return self.generate
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Raises ModelError: the protocol gives no probabilities of a given text."""
@@ -125,6 +133,15 @@ class RemoteModel:
         raise ModelError(
             f"{self.name}: a server does not show a model's hidden states; they need a model on "
             "this machine"
+        )
+
+    def _begin(self, request: Request, given_up: threading.Event) -> Iterator[Event]:
+        return self.generate(
+            request.ids,
+            request.sampling,
+            stop=request.stop,
+            cancel=request.cancel or given_up,
+            top=request.top,
         )
 
     def _open_reply(
@@ -200,14 +217,15 @@ class RemoteModel:
         """Which of the options the server may not have heeded, each mentioned once."""
         unheeded: list[str] = []
         uncertain: list[str] = []
-        for name, parameter in PARAMETERS.items():
-            can_be_asked = not self._refused.issuperset(parameter.request_fields)
-            is_certain = can_be_asked and not parameter.is_extension
-            is_usual = getattr(sampling, name) == parameter.default
-            is_needless = is_certain or is_usual or parameter.is_heeded_here
-            if not (is_needless or name in self._mentioned):
-                (uncertain if can_be_asked else unheeded).append(name)
-        self._mentioned.update(unheeded, uncertain)
+        with self._mentioning:
+            for name, parameter in PARAMETERS.items():
+                can_be_asked = not self._refused.issuperset(parameter.request_fields)
+                is_certain = can_be_asked and not parameter.is_extension
+                is_usual = getattr(sampling, name) == parameter.default
+                is_needless = is_certain or is_usual or parameter.is_heeded_here
+                if not (is_needless or name in self._mentioned):
+                    (uncertain if can_be_asked else unheeded).append(name)
+            self._mentioned.update(unheeded, uncertain)
         sentences = []
         if unheeded:
             sentences.append(f"The server cannot be asked for {' and '.join(unheeded)}.")

@@ -227,7 +227,7 @@ class Vote(Knn):
     """The k nearest by embedding as voters (see `vote`): the baseline of every kNN result."""
 
     name = "vote"
-    summary = "no demonstrations, the majority label of the nearest is the answer"
+    summary = "no examples shown, the majority label of the nearest is the answer"
     needs_labels = True
     votes = True
 

@@ -32,9 +32,9 @@ class AttentionView(View):
 
     BINDING_GROUP_TITLE = "Inspector: attention"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter,space", "hold", "Hold the token, to choose what it looks at", show=False),
+        Binding("enter,space", "hold", "Pin the token, to choose what it attends to", show=False),
     ]
-    hint = "← → choose a token · Enter holds it · Tab: choose a head, a: all heads"
+    hint = "← → choose a token · Enter pins it · Tab, then arrows: choose a head · a: all heads"
 
     def legend(self) -> Content:
         return weight_legend(self.app.native_ansi_color)
@@ -122,10 +122,10 @@ class AttentionView(View):
             for position in order[:4]
         )
         detail = Content.assemble(
-            quoted(texts[source]), " held" if self._held is not None else "",
+            quoted(texts[source]), " pinned" if self._held is not None else "",
             (" attends to ", "dim"), most, ("\n" + heads, "$text-accent"),
-            ("; the map: weight on ", "dim"),
-            quoted(texts[target]), (f" {percent(weights[target]).strip()}, in percent", "dim"),
+            (f": {percent(weights[target]).strip()} on ", "dim"), quoted(texts[target]),
+            ("; the map: % of each head", "dim"),
         )  # fmt: skip
         self.query_one("#attention-detail", Static).update(detail)
 

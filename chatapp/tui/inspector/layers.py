@@ -32,7 +32,7 @@ class LayersView(View):
         self._guesses: list[Prediction] = []
 
     def legend(self) -> Content:
-        words = "the token that came", " · bits: how open the layer leaves it"
+        words = "the token that followed", " · bits: how unsure the layer is"
         return Content.assemble((words[0], "bold $text-success"), words[1])
 
     def compose(self) -> ComposeResult:
@@ -72,12 +72,14 @@ class LayersView(View):
         self._guesses = guesses
         look, position = self._look, self.query_one(TokenText).cursor
         actual = guesses[0].actual
-        words = Content.assemble(("each layer's guess after ", "dim"), quoted(look.texts[position]))
+        words = Content.assemble(
+            ("each layer's predictions after ", "dim"), quoted(look.texts[position])
+        )
         if actual is not None:
-            words += Content.assemble((", where ", "dim"), quoted(actual.text), (" came", "dim"))
+            words += Content.assemble(("; ", "dim"), quoted(actual.text), (" followed", "dim"))
         self._show_detail(words)
         width = self.size.width - 2
-        header = " layer  bits" + ("    rank" if actual else "") + "  would predict"
+        header = " layer  bits" + ("    rank" if actual else "") + "  predictions"
         rows = [Content.styled(header, "dim")]
         for layer in reversed(range(len(guesses))):
             guess = guesses[layer]

@@ -160,4 +160,4 @@ def _told(reading: "Reading") -> "list[Prediction | None]":
 
 
 def _layout(session: "Session") -> str:
-    return f"{'prompt' if session.prompt else 'template'} {session.layout}"
+    return f"{'prompt file' if session.prompt else 'template'} {session.layout}"

@@ -14,7 +14,7 @@ from chatapp.tui.message import SPEAKERS
 from chatapp.tui.rendered import colored, legend, one_line, shot_lines, source_lines
 
 _SERVED = "The server is sent these as messages, and writes its model's own template around them."
-_OUTDATED = "The reply was generated from another prompt. This one it would be generated from now."
+_OUTDATED = "The reply was generated from another prompt. Below is the one there would be now."
 
 
 class PromptView(View):

@@ -78,23 +78,23 @@ class StepView(View):
 
     BINDING_GROUP_TITLE = "Inspector: step by step"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "draw", "Draw one token", show=False),
-        Binding("p", "play", "Go on drawing, or pause", show=False),
+        Binding("space", "draw", "Sample one token", show=False),
+        Binding("p", "play", "Sample token after token, or pause", show=False),
         Binding("backspace", "back", "Undo the last token", show=False),
-        Binding("left", "parameter(-1)", "Previous parameter", show=False),
-        Binding("right", "parameter(1)", "Next parameter", show=False),
-        Binding("plus,equals_sign", "change(1)", "Raise the parameter", show=False),
-        Binding("minus", "change(-1)", "Lower the parameter", show=False),
+        Binding("left", "parameter(-1)", "Previous setting", show=False),
+        Binding("right", "parameter(1)", "Next setting", show=False),
+        Binding("plus,equals_sign", "change(1)", "Raise the setting", show=False),
+        Binding("minus", "change(-1)", "Lower the setting", show=False),
         Binding(
             "k",
             "keep",
-            "Keep these tokens: the reply goes on from them as another version",
+            "Keep these tokens and continue them as another version",
             show=False,
         ),
     ]
     hint = (
-        "Space draws a token, Enter takes the marked one, Backspace takes it back, p plays · "
-        "← → setting, + - change it · k keeps these"
+        "Space samples a token · Enter takes the marked one · Backspace undoes · p plays · "
+        "← → + - change settings · k keeps them"
     )
 
     def legend(self) -> Content:
@@ -247,9 +247,9 @@ class StepView(View):
 
     def action_keep(self) -> None:
         if self._look.message is None:
-            self.notify("There is no reply here that this could stand beside.", markup=False)
+            self.notify("There is no reply here to make another version of.", markup=False)
         elif not self._step.taken:
-            self.notify("No token has been drawn yet.", markup=False)
+            self.notify("No token has been sampled yet.", markup=False)
         else:
             begin = tuple(candidate.id for candidate in self._step.taken)
             self.post_message(Branch(self._look.message.id, begin))

@@ -28,7 +28,7 @@ class TokensView(View):
     At first the reply's first token is chosen.
     """
 
-    hint = "← → choose a token · Tab, then Enter: have another in its place"
+    hint = "← → choose a token · Tab, then Enter: put another in its place"
 
     _look: Look | None = None
 
@@ -98,7 +98,7 @@ class TokensView(View):
         if look.message is None or position < look.start:
             self.notify("Only a token of a reply can be replaced.", markup=False)
         elif id == look.ids[position]:
-            self.notify("The reply goes on with this token already.", markup=False)
+            self.notify("The reply has this token already.", markup=False)
         else:
             begin = (*look.ids[look.start : position], id)
             self.post_message(Branch(look.message.id, begin))

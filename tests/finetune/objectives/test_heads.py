@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles
+from chatapp.engine.pretrained import load_causal
 from chatapp.engine.tokenizer import load_tokenizer
-from chatapp.engine.transformers_model import load_causal
 from finetune.config import ConfigError
 from finetune.data.batches import collate
 from finetune.data.formats import Labelled

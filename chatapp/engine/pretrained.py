@@ -1,0 +1,173 @@
+"""Models of transformers from their files, PEFT adapters merged into them.
+
+Keep: weights are safetensors or GGUF, a repository's own code is never run, and what cannot be read
+becomes a `ModelError` of one sentence.
+"""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chatapp.engine.checkpoint.safetensors import tensor_headers
+from chatapp.engine.checkpoint.tensors import stored_tensors
+from chatapp.engine.device import device_for
+from chatapp.engine.errors import ModelError, first_line
+from chatapp.engine.folder import ModelFiles
+from chatapp.engine.gguf.config import is_mapped
+
+# The window of a model that has no limit of its own.
+UNLIMITED_CONTEXT = 1024
+
+
+def context_of(config: Any) -> int:
+    """The longest sequence a model was made for."""
+    text = config.get_text_config(decoder=True)
+    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        value = getattr(text, key, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return UNLIMITED_CONTEXT
+
+
+def read_config(files: ModelFiles) -> Any:
+    """A model's configuration as transformers reads it. Raises ModelError."""
+    import transformers
+
+    folder = files.whole.path
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # transformers lets many kinds through
+        raise ModelError(
+            f"{files.whole.config_file}: transformers cannot read it: {first_line(error)}"
+        ) from None
+
+
+def load_causal(files: ModelFiles, **options: Any) -> Any:
+    """A causal model of transformers, as `load_network` gives it. Raises ModelError."""
+    if files.is_encoder_decoder:
+        raise ModelError(
+            f"{files.path}: this is a model of an encoder and a decoder ({files.family}); "
+            "expected a causal language model"
+        )
+    return load_network(files, **options)
+
+
+def load_network(files: ModelFiles, **options: Any) -> Any:
+    """A model of transformers in float32; an adapter is merged into its base.
+
+    options: of `from_pretrained`, for a folder, such as one to quantize its weights.
+    Raises ModelError.
+    """
+    model = _load_whole(files.whole, options)
+    return _merge_adapter(model, files) if files.is_adapter else model
+
+
+def put_on(device: str, model: Any, files: ModelFiles) -> Any:
+    """The model where it is to be computed.
+
+    device: see `device_for`. Raises ModelError.
+    """
+    target = device_for(device, "float32", model.num_parameters())
+    try:
+        return model.to(target)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{files.path}: cannot be put on {target.type}: {first_line(error)}; choose device cpu"
+        ) from None
+
+
+def _load_whole(files: ModelFiles, options: dict[str, Any]) -> Any:
+    """The model, whole: transformers fills missing tensors with noise, which is refused."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    auto = transformers.AutoModelForCausalLM
+    if files.is_encoder_decoder:
+        auto = transformers.AutoModelForSeq2SeqLM
+    if files.is_gguf and is_mapped(files.config):
+        model, report = _load_gguf(files)
+    elif files.is_gguf:
+        model, report = _load(auto, files, files.path.parent, gguf_file=files.path.name)
+    else:
+        tensor_headers(files.path)  # finds pickles and broken files, with better words
+        model, report = _load(auto, files, files.path, use_safetensors=True, **options)
+    for problem in ("missing_keys", "mismatched_keys"):
+        if report[problem]:
+            word = problem.removesuffix("_keys")
+            raise ModelError(f"{files.path}: tensor {sorted(report[problem])[0]!r} is {word}")
+    return model
+
+
+def _load(kind: Any, files: ModelFiles, folder: Path | None, **options: Any) -> tuple[Any, Any]:
+    """A model by a class of transformers, and what that reports of the tensors.
+
+    Raises ModelError.
+    """
+    try:
+        model, report = kind.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:  # transformers lets many kinds through
+        raise ModelError(
+            f"{files.path}: not a language model that can be loaded: {first_line(error)}"
+        ) from None
+    return model, report
+
+
+def _load_gguf(files: ModelFiles) -> tuple[Any, Any]:
+    """A model of transformers with the tensors of a GGUF file, and the report of these."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {key: value for key, value in files.config.items() if key != "model_type"}
+    try:
+        config = AutoConfig.for_model(files.family, **values)
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # transformers lets many kinds through
+        raise ModelError(f"{files.path}: no model can be made of it: {first_line(error)}") from None
+    shapes = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
+    weights = {}
+    for stored, read in stored_tensors(files, shapes):
+        if stored.name not in shapes:
+            raise ModelError(
+                f"{files.path}: tensor {stored.name!r} does not belong to a {files.family}"
+            )
+        if stored.shape != shapes[stored.name]:
+            raise ModelError(
+                f"{files.path}: tensor {stored.name!r} has the shape {list(stored.shape)}; "
+                f"expected {list(shapes[stored.name])}"
+            )
+        weights[stored.name] = read()
+    return _load(type(empty), files, None, config=config, state_dict=weights)
+
+
+def _merge_adapter(model: Any, files: ModelFiles) -> Any:
+    """The model with an adapter's weights merged into its own."""
+    import peft
+
+    tensor_headers(files.path)  # finds pickles and broken files, with better words
+    try:
+        kind = peft.PeftConfig.from_pretrained(files.path)
+        if kind.is_prompt_learning:
+            raise ModelError(
+                f"{files.config_file}: peft_type is {kind.peft_type}; expected an adapter "
+                "that can be merged into the weights, such as LORA"
+            )
+        with warnings.catch_warnings(action="ignore"):  # of tied weights that part, as they should
+            return peft.PeftModel.from_pretrained(model, files.path).merge_and_unload()
+    except ModelError:
+        raise
+    except Exception as error:  # peft lets many kinds through
+        raise ModelError(
+            f"{files.path}: the adapter does not fit its base model: {first_line(error)}"
+        ) from None

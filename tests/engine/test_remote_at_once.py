@@ -1,0 +1,130 @@
+"""Several requests to a server at once: each is answered as it is alone, and none is forgotten."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from completions_server import CompletionsServer, Item, piece, replied, said
+
+from chatapp.engine.events import Finished
+from chatapp.engine.load import load_model
+from chatapp.engine.model import Request, Sampling, whole_replies
+from chatapp.engine.remote import RemoteChatModel, RemoteModel
+from chatapp.engine.remote.at_once import MOST_AT_ONCE
+
+SHORT = Sampling(max_tokens=8)
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def server() -> Iterator[CompletionsServer]:
+    with CompletionsServer().running() as server:
+        server.protocols = ("chat/completions", "completions")
+        server.models = [{"id": "tiny", "max_model_len": 64}]
+        yield server
+
+
+@pytest.fixture
+def model(server: CompletionsServer) -> RemoteChatModel:
+    loaded = load_model(server.url)
+    assert isinstance(loaded, RemoteChatModel)
+    return loaded
+
+
+def asked(model: RemoteModel, *texts: str) -> list[Request]:
+    return [Request(model.tokenizer.encode(text), SHORT) for text in texts]
+
+
+class SideBySide:
+    """Lets no request be answered before so many have come, and the last of them first."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.here, self.most = count, 0, 0
+        self.changed = threading.Condition()
+
+    def __call__(self, request: dict[str, Any]) -> list[Item]:
+        text = request.get("prompt") or request["messages"][-1]["content"]
+        with self.changed:
+            self.here += 1
+            self.most = max(self.most, self.here)
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: self.most >= self.count, 20)
+            self.here -= 1
+        words = (f" {text}", " indeed")
+        return said(*words) if "prompt" in request else replied(*words)
+
+
+def test_completions(server: CompletionsServer, model: RemoteChatModel) -> None:
+    server.stream = side_by_side = SideBySide(MOST_AT_ONCE)
+    texts = [f"n{number}" for number in range(11)]
+    replies = list(whole_replies(model.generate_many(asked(model, *texts))))
+    assert [text for text, _ in replies] == [f" {text} indeed" for text in texts]
+    assert side_by_side.most == MOST_AT_ONCE
+
+
+def test_chats(server: CompletionsServer, model: RemoteChatModel) -> None:
+    server.stream = side_by_side = SideBySide(MOST_AT_ONCE)
+    texts = [f"n{number}" for number in range(6)]
+    chats = ([{"role": "user", "content": text}] for text in texts)
+    replies = list(whole_replies(model.converse_many(chats, SHORT)))
+    assert [text.strip() for text, _ in replies] == [f"{text} indeed" for text in texts]
+    assert side_by_side.most == MOST_AT_ONCE
+
+
+def test_a_request_is_taken_when_there_is_room(
+    server: CompletionsServer, model: RemoteChatModel
+) -> None:
+    taken: list[int] = []
+
+    def requests() -> Iterator[Request]:
+        for number, request in enumerate(asked(model, *"abcdefghij")):
+            taken.append(number)
+            yield request
+
+    ended = 0
+    for _, event in model.generate_many(requests()):
+        assert len(taken) <= ended + MOST_AT_ONCE
+        ended += isinstance(event, Finished)
+    assert ended == len(taken) == 10
+
+
+def test_one_that_cannot_be_met_leaves_the_others(
+    server: CompletionsServer, model: RemoteChatModel
+) -> None:
+    requests = asked(model, "one", "word " * 70, "two")
+    first, bad, last = whole_replies(model.generate_many(requests))
+    assert (first[0], last[0]) == (" Hello.", " Hello.")
+    assert bad[1].reason == "error"
+    assert "the model's window of 64" in bad[1].message
+
+
+def test_one_cancelled_leaves_the_others(server: CompletionsServer, model: RemoteChatModel) -> None:
+    cancel, released = threading.Event(), threading.Event()
+    server.stream = lambda request: (
+        [piece(" Well"), lambda: released.wait(20)]
+        if request["prompt"] == "slow"
+        else said(" Yes", ".")
+    )
+    slow = Request(model.tokenizer.encode("slow"), SHORT, cancel=cancel)
+    reasons = {}
+    for number, event in model.generate_many([slow, *asked(model, "one", "two")]):
+        if isinstance(event, Finished):
+            reasons[number] = event.reason
+        if len(reasons) == 2:
+            cancel.set()
+    released.set()
+    assert reasons == {0: "cancelled", 1: "stop", 2: "stop"}
+
+
+def test_who_leaves_hangs_up(server: CompletionsServer, model: RemoteChatModel) -> None:
+    server.stream = [piece(" Well"), server.hang]
+    events = model.generate_many(asked(model, "one", "two"))
+    next(events)
+    events.close()  # type: ignore[attr-defined]
+    assert server.gone.wait(20)
