@@ -45,8 +45,9 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         sample_every: int = 0,
     ) -> None:
         self.console, self.log, self.trainer = console, log, trainer
-        self.figures = {**figures, "eval_loss": HELD_OUT_FIGURE}
-        self.curves = (*curves, "eval_loss")
+        measured = () if any(each.startswith("eval_") for each in curves) else ("eval_loss",)
+        self.figures = {**figures, **dict.fromkeys(measured, HELD_OUT_FIGURE)}
+        self.curves = (*curves, *measured)
         self.sample, self.sample_every = sample, sample_every
         self.view = View(title)
         self.live: Live | None = None
@@ -127,6 +128,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         rows = [
             {"prompt": prompt, "reply": reply.text}
             | ({"error": reply.error} if reply.error else {})
+            | ({} if reply.reward is None else {"reward": reply.reward})
             for prompt, reply in samples
         ]
         self.log.write(step, {"samples": rows})

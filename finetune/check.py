@@ -25,12 +25,14 @@ from finetune.data.preparation import dropped_lines
 from finetune.display import duration, memory
 from finetune.masks import legend, masked
 from finetune.material import Material, gather
+from finetune.objectives.grpo import Grpo, PromptRows
 from finetune.objectives.head_rows import HeadRows
 from finetune.objectives.heads import HeadObjective
 from finetune.objectives.kto import Kto
 from finetune.objectives.l3 import L3
 from finetune.objectives.pair_rows import PairRows
 from finetune.pair_preview import pair_figures, show_pairs
+from finetune.prompt_preview import prompt_figures, show_prompts
 from finetune.steps import steps_of_run, timed_steps, too_few
 
 BAR = 14
@@ -57,9 +59,11 @@ class Examination:
     def document(self) -> dict[str, Any]:
         """The answer of `--json`: tokens are labels of L1 and of L2 in one epoch."""
         data, objective = self.material.data, self.material.objective
-        pairs = {}
+        figures = {}
         if isinstance(data.train, PairRows):
-            pairs = pair_figures(data.train, isinstance(objective, Kto))
+            figures = pair_figures(data.train, isinstance(objective, Kto))
+        elif isinstance(data.train, PromptRows) and isinstance(objective, Grpo):
+            figures = prompt_figures(data.train, objective, self.material)
         return {
             "kept": self.kept,
             "dropped": dict(data.dropped),
@@ -74,7 +78,7 @@ class Examination:
             "steps": self.steps,
             "seconds_per_step": self.seconds_per_step,
             "peak_memory_bytes": self.peak_memory_bytes,
-            **pairs,
+            **figures,
         }
 
 
@@ -97,6 +101,10 @@ def show(examination: Examination, console: Console) -> None:
         parts["Masks"] = list(_masks(train.examples, examination.material, marked))
     elif isinstance(train, PairRows):
         parts["Pairs"] = list(show_pairs(train, examination.material, console))
+    elif isinstance(train, PromptRows):
+        objective = examination.material.objective
+        assert isinstance(objective, Grpo)
+        parts["Prompts"] = list(show_prompts(train, objective, examination.material))
     elif isinstance(train, HeadRows):
         parts["Labels"] = list(_labels(train, examination.material))
     parts["Cost"] = [Text(_cost(examination))]

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.head import HeadSpec
 from chatapp.engine.load import load_model
 from chatapp.engine.pretrained import load_causal
 from chatapp.evaluation.metrics import estimate
@@ -22,13 +23,13 @@ from finetune.data.packing import Rows, response_labels
 from finetune.data.pairs import EncodedJudged
 from finetune.judged import Judge, preferred
 from finetune.measured import Answer, Evaluation, Measured
-from finetune.objective_settings import L3Settings
+from finetune.objective_settings import GrpoSettings, L3Settings
 from finetune.objectives.chat_rows import with_start
 from finetune.objectives.head_answers import Output, answer_document, head_figures
 from finetune.objectives.head_module import Classifier, load_head
-from finetune.objectives.head_rows import HeadExample, HeadSpec
+from finetune.objectives.head_rows import HeadExample
 from finetune.objectives.l3 import L3
-from finetune.replies import greedy_replies, questions
+from finetune.replies import greedy_replies, questions, stops
 from finetune.subjects import Subject, on_shared_rows, open_subject
 
 BATCH = 8
@@ -103,7 +104,8 @@ def _evaluate(
         if speaker is not None:
             asked = list(islice(questions(examples, subject.tokenizer, subject.window), replies))
             prompts = (question.ids for question in asked)
-            made = greedy_replies(speaker, subject.template, prompts, max_tokens)
+            stop = stops(subject.template, subject.config.objective)
+            made = greedy_replies(speaker, stop, prompts, max_tokens)
             for question, reply in zip(asked, made, strict=True):
                 progress(f"replies, {name}", len(answers), len(asked))
                 answers.append(Answer(question.text, question.reference, reply))
@@ -119,7 +121,7 @@ def _measured_rows(
 ) -> tuple[list[Encoded], dict[str, float], dict[str, tuple[float, float]]]:
     """The rows that can be asked again, and the figures of a set with their intervals."""
     rows = subject.sets[name]
-    if isinstance(subject.config.objective, L3Settings):
+    if isinstance(subject.config.objective, L3Settings | GrpoSettings):
         examples = cast(list[Encoded], list(rows))
         return examples, _losses(network, examples, subject, name, progress), {}
     judged = cast(list[EncodedJudged], list(rows))

@@ -13,6 +13,7 @@ from finetune.config import ConfigError, Metric
 from finetune.data.packing import Rows
 from finetune.data.preparation import HELD_OUT
 from finetune.material import Material
+from finetune.objectives.grpo import Grpo
 from finetune.objectives.head_answers import head_figures
 from finetune.objectives.head_module import Classifier
 from finetune.objectives.head_rows import HeadRows
@@ -29,6 +30,8 @@ REPLIES = 100
 def metrics_of(material: Material) -> tuple[Metric, ...]:
     """Those that a run can be measured by."""
     objective = material.objective
+    if isinstance(objective, Grpo):
+        return ("loss",)  # minus the mean reward
     if not isinstance(objective, HeadObjective):
         is_supervised = isinstance(objective, L3)
         return ("loss", "accuracy", "exact_match") if is_supervised else ("loss", "accuracy")
@@ -73,7 +76,7 @@ def _exact_match(material: Material, rows: Rows) -> Figures:
         material.model.eval()
         model.forget()
         prompts = [each.ids for each in asked]
-        replies = [each.text for each in greedy_replies(model, template, prompts, longest)]
+        replies = [each.text for each in greedy_replies(model, template.stop, prompts, longest)]
         model.forget()
         return {"exact_match": exact_match(replies, [each.reference for each in asked])}
 

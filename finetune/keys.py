@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from chatapp.userfiles import suggestion
 from finetune.config import ConfigError, FinetuneConfig, TrainSource
 from finetune.objective_settings import Objectives
+from finetune.reward_settings import Check
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true | false"}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -68,7 +69,10 @@ def lines(chosen: Sequence[Key]) -> list[str]:
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
     for name, field in model.model_fields.items():
         if name in _KINDS:
-            yield from _keys_of_kinds(_KINDS[name], f"{prefix}{name}.")
+            table = f"{prefix}{name}." + ("N." if get_origin(field.annotation) is list else "")
+            annotation, meaning = _KINDS[name]
+            default = not field.is_required()
+            yield from _keys_of_kinds(annotation, meaning, table, has_default=default)
             continue
         inner = _section_in(field.annotation)
         if inner is None or inner is TrainSource:
@@ -78,20 +82,29 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
             yield from _keys(inner, f"{prefix}{name}." + ("N." if inner is TrainSource else ""))
 
 
-_KINDS: dict[str, Any] = {"objective": Objectives}
-"""Tables that come in kinds."""
+_KINDS: dict[str, tuple[Any, str]] = {
+    "objective": (Objectives, "what is minimised"),
+    "rewards": (Check, "what a reply is checked for"),
+}
+"""Tables that come in kinds, and what their kind says."""
 
 
-def _keys_of_kinds(annotation: Any, prefix: str) -> Iterator[Key]:
-    """The key `kind`, then the keys of each kind. The first kind is the default."""
+def _keys_of_kinds(
+    annotation: Any, meaning: str, prefix: str, *, has_default: bool
+) -> Iterator[Key]:
+    """The key `kind`, which means `meaning`, then the keys of each kind.
+
+    has_default: whether the first kind is what there is without it.
+    """
     union, _ = get_args(annotation)
     kinds = {get_args(branch)[1].tag: get_args(branch)[0] for branch in get_args(union)}
     values = " | ".join(f'"{kind}"' for kind in kinds)
-    yield Key(f"{prefix}kind", values, f'"{next(iter(kinds))}"', "what is minimised")
+    default = f'"{next(iter(kinds))}"' if has_default else ""
+    yield Key(f"{prefix}kind", values, default, meaning)
     for kind, table in kinds.items():
         for key in _keys(table, prefix):
             if key.name != f"{prefix}kind":
-                yield replace(key, kind=kind)
+                yield replace(key, kind=key.kind or kind)
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:

@@ -5,11 +5,15 @@ One JSON object a line, in the order of the steps:
 - step: optimizer steps taken; seconds: of all sessions of the run up to here.
 - of a training step: loss (of `pretrain`), or the objective's scalars (l3, l2, l1, accuracy)
   and its settings (aux_weight), means over the step's labels in nats a token; of feedback the
-  losses and rewards a pair or reply, log-probabilities in nats a reply; learning_rate,
+  losses and rewards a pair or reply, log-probabilities in nats a reply; of grpo the loss a token,
+  reward, no_signal (the share of groups with one reward), length in tokens, kl in nats a token and
+  clipped (the share of tokens whose ratio is cut), where there are any; learning_rate,
   grad_norm before clipping, tokens_per_second of this session, memory_bytes at most so far.
-- of a measurement: eval_loss, eval_l1, eval_perplexity, eval_accuracy of the held-out rows;
+- of a measurement: eval_loss, eval_l1, eval_perplexity, eval_accuracy of the held-out rows; of
+  grpo eval_reward and eval_length of greedy replies, and eval_loss, minus the reward;
   those of another held-out set with its name behind, as in eval_loss_sentiment.
-- of sample replies: samples, a list of {prompt, reply}, with an error where a reply failed.
+- of sample replies: samples, a list of {prompt, reply}, with an error where a reply failed, and of
+  grpo with its reward.
 
 Keep: a step stands in the log once, however often the run was broken off and gone on with.
 """

@@ -126,6 +126,10 @@ def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
             f"adapter.load_in_4bit: weights in four bits cannot learn; train.method is "
             f"{config.train.method}, expected one of {', '.join(LOW_RANK)}"
         )
+    if files.whole.is_gguf:
+        raise ConfigError(
+            f"adapter.load_in_4bit: {config.model} is a GGUF file; expected a folder, or a hub id"
+        )
     if device != "cuda" or find_spec("bitsandbytes") is None:
         raise ConfigError(
             "adapter.load_in_4bit: needs a GPU of NVIDIA and the package bitsandbytes; "

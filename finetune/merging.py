@@ -11,8 +11,8 @@ import torch
 
 from chatapp.engine.checkpoint.safetensors import tensor_headers
 from chatapp.engine.folder import ModelFiles, find_model
+from chatapp.engine.head import HEAD_FILE, HEAD_WEIGHTS
 from chatapp.engine.pretrained import load_causal
-from chatapp.engine.reward_model import HEAD_FILE, HEAD_WEIGHTS
 from finetune.adapters import copy_companions
 from finetune.config import ConfigError
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from finetune.reward_settings import Check
 from finetune.section import Section
 
 AuxSpan = Literal["prompt", "prompt-without-template", "full"]
@@ -18,7 +19,9 @@ class L3Settings(Section):
     """L3 = L2 + λ·L1: the response loss and the auxiliary language-model loss."""
 
     kind: Literal["l3"] = "l3"
-    aux_weight: float = Field(0.25, ge=0, le=100, description="λ; 0 learns the responses alone")
+    aux_weight: float = Field(
+        0.0, ge=0, le=100, description="λ; 0, which measured as well, learns the responses alone"
+    )
     aux_span: AuxSpan = Field("prompt", description="the tokens of L1")
     aux_norm: Literal["token", "sequence"] = Field(
         "token", description="L1 is a mean over tokens, or over the means of the examples"
@@ -86,6 +89,38 @@ class RewardSettings(Section):
     )
 
 
+class GrpoSettings(Section):
+    """Group relative policy optimization, of replies that can be checked."""
+
+    kind: Literal["grpo"]
+    rewards: list[Check] = Field(
+        min_length=1, description="the checks; a reply's reward is what they give, added up"
+    )
+    replies: int = Field(8, ge=2, le=1024, description="drawn to each prompt: its group")
+    max_tokens: int = Field(512, ge=1, description="of a reply")
+    stop: list[str] = Field([], description="texts that end a reply, beside the template's")
+    temperature: float = Field(1.0, gt=0, le=100, description="replies are drawn with")
+    top_p: float = Field(1.0, gt=0, le=1, description="replies are drawn with; 1 is off")
+    top_k: int = Field(0, ge=0, description="replies are drawn with; 0 is off")
+    beta: float = Field(
+        0.0, ge=0, le=100, description="β, weight of the KL to the reference; 0 needs none"
+    )
+    epsilon: float = Field(0.2, gt=0, lt=1, description="ε: how far below 1 a ratio counts")
+    epsilon_high: float | None = Field(
+        None, gt=0, le=100, description="how far above 1 a ratio counts; as epsilon when absent"
+    )
+    iterations: int = Field(
+        1,
+        ge=1,
+        le=100,
+        description="steps that learn from the same replies; an epoch then asks so many times "
+        "fewer of its prompts",
+    )
+    scale_rewards: bool = Field(
+        True, description="divide a group's advantages by the deviation of its rewards"
+    )
+
+
 def _kind(value: object) -> str:
     kind = value.get("kind", "l3") if isinstance(value, dict) else getattr(value, "kind", "l3")
     return str(kind)
@@ -96,7 +131,8 @@ Objectives = Annotated[
     | Annotated[DpoSettings, Tag("dpo")]
     | Annotated[KtoSettings, Tag("kto")]
     | Annotated[OrpoSettings, Tag("orpo")]
-    | Annotated[RewardSettings, Tag("reward")],
+    | Annotated[RewardSettings, Tag("reward")]
+    | Annotated[GrpoSettings, Tag("grpo")],
     Discriminator(_kind),
 ]
 """Every kind of objective; without `kind` it is l3."""

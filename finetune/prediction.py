@@ -14,8 +14,8 @@ from typing import Any
 
 from chatapp.engine.device import device_for
 from chatapp.engine.folder import find_model
+from chatapp.engine.head import HEAD_FILE, HeadSpec
 from chatapp.engine.pretrained import context_of, load_causal
-from chatapp.engine.reward_model import HEAD_FILE
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.evaluation.batch import unanswered
 from chatapp.evaluation.inputs import read_inputs
@@ -27,7 +27,7 @@ from finetune.data.preparation import LONGEST
 from finetune.data.tables import Row
 from finetune.objectives.head_answers import answer_document
 from finetune.objectives.head_module import Classifier, load_head
-from finetune.objectives.head_rows import ROLES, HeadSpec
+from finetune.objectives.head_rows import ROLES
 from finetune.record import configuration_of, read_record
 
 STRETCH = 256

@@ -16,7 +16,7 @@ from chatapp.engine.folder import (
     ModelFiles,
     find_model,
 )
-from chatapp.engine.reward_model import HEAD_FILE
+from chatapp.engine.head import HEAD_FILE
 from finetune.config import ConfigError
 
 FILES = (

@@ -20,6 +20,7 @@ Keep: a run is resumed only as the run it was. What differs is refused in words.
 """
 
 import json
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from chatapp.engine.folder import BUNDLED
 from chatapp.paths import RUN_RECORD
 from chatapp.userfiles import read_json_object, write_whole
 from finetune.config import ConfigError, FinetuneConfig, TrainSource, validated
+from finetune.objective_settings import GrpoSettings
+from finetune.reward_settings import Check, Function, Model
 
 RESULT_FILE = "result.json"
 _KEYS = ("config", "template", "data", "weights", "precision", "processes")
@@ -70,7 +73,22 @@ def configuration_of(folder: Path, record: dict[str, Any]) -> FinetuneConfig:
     if isinstance(config.data.held_out, list):
         data["held_out"] = placed(config.data.held_out)
     model = config.model if config.model == BUNDLED else there(config.model)
-    return config.model_copy(update={"model": model, "data": config.data.model_copy(update=data)})
+    changes: dict[str, Any] = {"model": model, "data": config.data.model_copy(update=data)}
+    if isinstance(config.objective, GrpoSettings):
+        rewards = [_placed_check(check, there) for check in config.objective.rewards]
+        changes["objective"] = config.objective.model_copy(update={"rewards": rewards})
+    return config.model_copy(update=changes)
+
+
+def _placed_check(check: Check, there: Callable[[str], str]) -> Check:
+    """A check with the path of its file or run as it was."""
+    match check:
+        case Model():
+            return check.model_copy(update={"run": there(check.run)})
+        case Function():
+            file, colon, name = check.function.rpartition(":")
+            return check.model_copy(update={"function": there(file) + colon + name})
+    return check
 
 
 def begun_on(record: dict[str, Any]) -> date | None:

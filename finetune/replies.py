@@ -7,13 +7,12 @@ where the row was trained; and a generation that failed is told as such, never t
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import LanguageModel, Request, Sampling, Tokenizer, whole_replies
 from chatapp.prompting.chat_template import Template
 from finetune.data.chats import Span
-from finetune.data.encoding import Encoded
+from finetune.data.encoding import Encoded, last_response
+from finetune.objective_settings import GrpoSettings, Objectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +26,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model said. error: why the generation broke off, or nothing."""
+    """What a model said. error: why the generation broke off, or nothing. reward: None where
+    nothing gives one."""
 
     text: str
     error: str = ""
+    reward: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.text} (the reply failed: {self.error})".strip() if self.error else self.text
+        text = self.text if self.reward is None else f"[{self.reward:.3g}] {self.text}"
+        return f"{text} (the reply failed: {self.error})".strip() if self.error else text
 
 
 def questions(
@@ -46,26 +48,31 @@ def questions(
     """
     for example in examples:
         ids, spans = example.ids[skip:], example.spans[skip:]
-        responses = np.flatnonzero(spans == Span.RESPONSE)
-        if not len(responses):
-            continue
-        end = int(responses[-1]) + 1
-        before = np.flatnonzero(spans[:end] != Span.RESPONSE)
-        first = int(before[-1]) + 1 if len(before) else 0
+        response = last_response(spans)
+        first = response.start
         if 0 < first < context:
             yield Question(
                 ids[:first].tolist(),
                 tokenizer.decode(ids[:first][spans[:first] == Span.PROMPT].tolist()).strip(),
-                tokenizer.decode(ids[first:end].tolist()).strip(),
+                tokenizer.decode(ids[response].tolist()).strip(),
             )
 
 
+def stops(template: Template, objective: Objectives) -> tuple[str, ...]:
+    """What ends a reply: the template's texts, and those that the replies were learnt with."""
+    own = objective.stop if isinstance(objective, GrpoSettings) else ()
+    return (*template.stop, *own)
+
+
 def greedy_replies(
-    model: LanguageModel, template: Template, prompts: Iterable[Sequence[int]], max_tokens: int
+    model: LanguageModel, stop: Sequence[str], prompts: Iterable[Sequence[int]], max_tokens: int
 ) -> Iterator[Reply]:
-    """To each prompt the most probable next token again and again, until the reply ends."""
+    """To each prompt the most probable next token again and again, until the reply ends.
+
+    stop: see `stops`.
+    """
     greedy = Sampling(temperature=0.0, max_tokens=max_tokens)
-    requests = (Request(ids, greedy, template.stop) for ids in prompts)
+    requests = (Request(ids, greedy, stop) for ids in prompts)
     for text, finished in whole_replies(model.generate_many(requests)):
         yield whole_reply([replace(finished, text=text)])
 

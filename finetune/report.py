@@ -13,11 +13,12 @@ from finetune.data.preparation import HELD_OUT, dropped_lines
 from finetune.display import duration, memory
 from finetune.log import LOG_FILE, read_log
 from finetune.material import Material, processes
+from finetune.objectives.objective import Objective
 from finetune.steps import steps_of_run, steps_per_epoch, too_few
 
 REPORT_FILE = "report.md"
 PLOT_FILE = "loss.png"
-CURVES = (("l2", "L2, response"), ("l1", "L1, auxiliary"), ("eval_loss", "held-out response"))
+_HELD_OUT_LOSS = {"eval_loss": "held-out loss"}
 
 
 def header(material: Material) -> list[str]:
@@ -57,11 +58,15 @@ def header(material: Material) -> list[str]:
 
 
 def write_report(
-    folder: Path, lines: Sequence[str], record: dict[str, Any], result: dict[str, Any]
+    folder: Path,
+    lines: Sequence[str],
+    objective: Objective,
+    record: dict[str, Any],
+    result: dict[str, Any],
 ) -> None:
     """Write the report of the run in `folder`, from its log. lines: of `header`."""
     rows = read_log(folder / LOG_FILE)
-    plotted = _plot(rows, folder / PLOT_FILE)
+    plotted = _plot(rows, objective, folder / PLOT_FILE)
     metric = record["config"]["train"]["metric_for_best_model"].replace("_", " ")
     parts = [f"# {folder.name}", *(f"- {_plain(text)}" for text in lines), ""]
     parts += ["## Result", ""]
@@ -80,8 +85,8 @@ def write_report(
         ],
     )
     parts += ["", "## Course", ""]
-    parts += [f"![loss over steps]({PLOT_FILE})", ""] if plotted else []
-    parts += _course(rows)
+    parts += [f"![the run over its steps]({PLOT_FILE})", ""] if plotted else []
+    parts += _course(rows, objective)
     samples = [row for row in rows if "samples" in row]
     if samples:
         parts += ["", "## Replies to fixed prompts", ""]
@@ -105,40 +110,54 @@ def write_report(
     (folder / REPORT_FILE).write_text("\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _course(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The measurements of a log, each with the losses of its step."""
-    train = {row["step"]: row for row in rows if "l2" in row}
+def _course(rows: Sequence[dict[str, Any]], objective: Objective) -> list[str]:
+    """The measurements of a log, each with the figures of its step."""
+    names = objective.names
+    told = {key: title for key, title in objective.figures.items() if key in names}
+    train = {row["step"]: row for row in rows if names[0] in row}
+    measured = [row for row in rows if "eval_loss" in row]
+    keys = list(dict.fromkeys(key for row in measured for key in row if key.startswith("eval_")))
     return _table(
-        ("step", "L2", "L1", "held-out loss", "held-out accuracy"),
+        ("step", *told.values(), *(_held_out(key, objective) for key in keys)),
         [
             (
                 f"{row['step']}",
-                *(_number(train.get(row["step"], {}).get(key)) for key in ("l2", "l1")),
-                _number(row["eval_loss"]),
-                _number(row.get("eval_accuracy")),
+                *(_number(train.get(row["step"], {}).get(key)) for key in told),
+                *(_number(row.get(key)) for key in keys),
             )
-            for row in rows
-            if "eval_loss" in row
+            for row in measured
         ],
     )
 
 
-def _plot(rows: Sequence[dict[str, Any]], path: Path) -> bool:
-    """Whether there is a plot."""
+def _held_out(key: str, objective: Objective) -> str:
+    """What a measurement's key is called."""
+    name = key.removeprefix("eval_")
+    return f"held-out {objective.figures.get(name, name.replace('_', ' '))}"
+
+
+def _plot(rows: Sequence[dict[str, Any]], objective: Objective, path: Path) -> bool:
+    """Whether there is a plot: the objective's curves, and below them the length of replies."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="nats a token")
-    for key, name in CURVES:
-        points = [(row["step"], row[key]) for row in rows if row.get(key)]
-        if points:
-            axes.plot(
-                *zip(*points, strict=True), label=name, marker="o" if len(points) < 30 else ""
-            )
-    axes.legend()
-    axes.grid(alpha=0.3)
+    figures = {**_HELD_OUT_LOSS, **objective.figures}
+    measured = [key for key in objective.curves if key.startswith("eval_")] or [*_HELD_OUT_LOSS]
+    panels = [[*objective.curves, *measured], ["length"]]
+    panels = [[key for key in dict.fromkeys(keys) if key in figures] for keys in panels]
+    panels = [keys for keys in panels if keys]
+    figure = Figure(figsize=(7, 2 + 2 * len(panels)), layout="constrained")
+    for number, keys in enumerate(panels, 1):
+        unit = "nats a token" if "l2" in keys else ""
+        axes = figure.add_subplot(len(panels), 1, number, xlabel="step", ylabel=unit)
+        for key in keys:
+            points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+            if points:
+                marker = "o" if len(points) < 30 else ""
+                axes.plot(*zip(*points, strict=True), label=figures[key], marker=marker)
+        axes.legend()
+        axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
     return True
 

@@ -27,6 +27,7 @@ from finetune.export import publish
 from finetune.log import LOG_FILE, RunLog
 from finetune.material import Material, gather
 from finetune.memory import peak_memory
+from finetune.objectives.reward_function import RewardError
 from finetune.record import (
     RESULT_FILE,
     begun_on,
@@ -60,7 +61,8 @@ def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Pat
     """Run a configuration in a new folder; returns the folder.
 
     device: see `gather`.
-    Raises ConfigError and ModelError for wrong input, Interrupted, SaveError, NotFinite.
+    Raises ConfigError and ModelError for wrong input, Interrupted, SaveError, NotFinite,
+    RewardError.
     """
     output = Path(config.output)
     if is_first_process() and output.exists():
@@ -172,6 +174,10 @@ def _take_steps(
     try:
         with _stops_on_signal(trainer, console):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except RewardError as error:
+        if trainer.state.global_step:
+            trainer.save_checkpoint()
+        raise RewardError(f"{error}; {_how_to_go_on(output)}") from None
     except NotFinite as error:
         _write_bad_batch(output / BAD_BATCH_FILE, material, error)
         raise NotFinite(
@@ -205,7 +211,7 @@ def _finish(trainer: ObjectiveTrainer, material: Material, log: RunLog, console:
         "seconds": log.seconds,
         "peak_memory_bytes": peak_memory(),
     }
-    write_report(output, header(material), material.record, result)
+    write_report(output, header(material), material.objective, material.record, result)
     write_json(output / RESULT_FILE, result)
     drop_optimizer_states(output)
     (output / BAD_BATCH_FILE).unlink(missing_ok=True)

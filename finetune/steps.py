@@ -22,7 +22,9 @@ from finetune.export import complete
 from finetune.figures import best_figure
 from finetune.material import Material, processes
 from finetune.memory import peak_memory
+from finetune.objectives.grpo import Grpo
 from finetune.objectives.objective import RowSets
+from finetune.rollouts import Rollouts
 from finetune.trainer import ObjectiveTrainer
 
 _PROBE_STEPS = 3
@@ -69,16 +71,18 @@ def timed_steps(material: Material) -> tuple[int, float, int]:
 
 
 class _Clock(TrainerCallback):  # type: ignore[misc]
-    """Times a few steps and ends the run."""
+    """Times a few steps, with all that is done for their rows before them, and ends the run."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.begun = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.seconds.append(time.perf_counter() - self.begun)
+        now = time.perf_counter()
+        self.seconds.append(now - self.begun)
+        self.begun = now
         control.should_training_stop = state.global_step == _PROBE_STEPS
 
 
@@ -109,6 +113,13 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
         ),
     )
     trainer.complete = partial(complete, material)
+    if isinstance(material.objective, Grpo):
+        if trainer.is_fsdp_enabled:
+            raise ConfigError(
+                "objective.kind grpo draws replies from the whole model, and FSDP cuts it; use "
+                "data-parallel processes"
+            )
+        trainer.draws = Rollouts(material)
     if metric := best_figure(material):
         if trainer.is_fsdp_enabled:
             raise ConfigError(

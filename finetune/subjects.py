@@ -16,8 +16,8 @@ from chatapp.dialogue.template_choice import own_template
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.folder import ModelFiles, find_model, model_folder
 from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.head import HEAD_FILE, HeadSpec
 from chatapp.engine.pretrained import context_of
-from chatapp.engine.reward_model import HEAD_FILE
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.paths import RUN_RECORD
 from chatapp.prompting.chat_template import Template
@@ -26,11 +26,10 @@ from finetune.data.encoding import Encoded
 from finetune.data.pairs import EncodedJudged
 from finetune.data.preferences import detect_judged
 from finetune.data.preparation import LONGEST, choose_template, on_day, prepare
-from finetune.objective_settings import L3Settings
+from finetune.objective_settings import GrpoSettings, L3Settings
 from finetune.objectives.head_rows import (
     HeadExample,
     HeadRows,
-    HeadSpec,
     prepare_labelled,
 )
 from finetune.objectives.pair_rows import prepare_judged
@@ -79,7 +78,7 @@ def open_subject(
         config = _that_fits(config, window)
     head = template = None
     sets: Mapping[str, Sequence[Example]]
-    if not isinstance(config.objective, L3Settings):
+    if not isinstance(config.objective, L3Settings | GrpoSettings):
         head = _reward_head(model, files, config.objective.kind)
         template = own_template(files.path, tokenizer.special)
         template = template or choose_template(config.data, files.path, tokenizer.special)

@@ -5,9 +5,9 @@ are cut into micro-batches and processes, nor on padding or packing.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -82,9 +82,14 @@ class FiniteTrainer(CheckpointingTrainer):
     ) -> tuple[list[Tensors], Any]:
         """The micro-batches of an optimizer step, and how many labels transformers counts."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        batches = self.made_of(batches)
         self._step_batches = batches
         self.tokens_seen += sum(map(_real_tokens, batches))
         return batches, items
+
+    def made_of(self, batches: list[Tensors]) -> list[Tensors]:
+        """What a step learns from: its micro-batches, unless something is made of them first."""
+        return batches
 
     def training_step(
         self, model: nn.Module, inputs: Tensors, num_items_in_batch: Any = None
@@ -115,6 +120,16 @@ def _real_tokens(batch: Tensors) -> int:
     return batch["input_ids"].numel()
 
 
+class Draws(Protocol):
+    """Makes batches of replies of batches of prompts; see `Rollouts`."""
+
+    def __call__(
+        self, batches: Sequence[Tensors], rows: TrainingRows, step: int | None
+    ) -> list[Tensors]: ...
+    def save(self, checkpoint: Path, process: int) -> None: ...
+    def load(self, checkpoint: Path, process: int) -> None: ...
+
+
 class ObjectiveTrainer(FiniteTrainer):
     """Trains a causal language model on an objective and measures it on held-out rows.
 
@@ -123,6 +138,7 @@ class ObjectiveTrainer(FiniteTrainer):
     held_out: row sets by name; `HELD_OUT`, else the first, is what the best checkpoint is
         chosen by.
     answer_figures: gives figures of that set that no loss tells; None for none.
+    draws: what makes replies of prompts, where rows are prompts; else None.
     """
 
     loss_is_scaled_for_ga = True
@@ -146,6 +162,7 @@ class ObjectiveTrainer(FiniteTrainer):
         self.collate = collate
         self.stop_requested = False
         self.answer_figures: Callable[[], dict[str, float]] | None = None
+        self.draws: Draws | None = None
         self._step_done = 0.0
         self._losses: list[Tensor] = []
         self.add_callback(_StopOnRequest(self))
@@ -171,6 +188,8 @@ class ObjectiveTrainer(FiniteTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Go on at the rate that is configured now, which after a divergence may be a lower one."""
         super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint and self.draws:
+            self.draws.load(Path(checkpoint), self.args.process_index)
         if checkpoint is None or self.lr_scheduler is None or self.optimizer is None:
             return
         rate = self.args.learning_rate
@@ -178,6 +197,15 @@ class ObjectiveTrainer(FiniteTrainer):
         factor = self.lr_scheduler.lr_lambdas[0](self.lr_scheduler.last_epoch)
         for group in self.optimizer.param_groups:
             group["initial_lr"], group["lr"] = rate, rate * factor
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.draws:
+            self.draws.save(Path(output_dir), self.args.process_index)
+
+    def save_checkpoint(self) -> None:
+        """Save the weights after the last whole step, from which the run can go on."""
+        self._save_checkpoint(self.model, trial=None)
 
     def get_train_dataloader(self) -> Loader:
         return self._loader(self.train_dataset, self.order, self.args.per_device_train_batch_size)
@@ -189,6 +217,11 @@ class ObjectiveTrainer(FiniteTrainer):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._step_done = self.done
         return batches, self.summed(self._count(batches, self.model_wrapped))
+
+    def made_of(self, batches: list[Tensors]) -> list[Tensors]:
+        if self.draws is None:
+            return batches
+        return self.draws(batches, self.train_dataset.rows, int(self.state.global_step))
 
     def compute_loss(
         self,
@@ -268,9 +301,11 @@ class ObjectiveTrainer(FiniteTrainer):
         """The objective's metrics of a row set."""
         model = self.model_wrapped if self.is_fsdp_enabled else self.model
         model.eval()
-        batches = self._loader(
+        batches: Iterable[Tensors] = self._loader(
             WithUnlabelled(rows), ByLength(rows.lengths), self.args.per_device_eval_batch_size
         )
+        if self.draws:
+            batches = self.draws(list(batches), rows, None)
         counts = self.summed(torch.stack([self._count([batch], model) for batch in batches]).sum(0))
         names = self.objective.names
         total = torch.zeros(len(names), dtype=torch.float64)

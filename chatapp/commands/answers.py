@@ -109,8 +109,12 @@ def print_best(
     from chatapp.dialogue.best_of import ReplyScorer, best_of
     from chatapp.dialogue.prompt import seeded
 
-    scorer = ReplyScorer.load(reward)
     sampling = seeded(choices.sampling)
+    if count > 1 and sampling.temperature == 0:
+        raise UserError(
+            "--best-of: at temperature 0 every answer is the same; choose --temperature 0.7 or so"
+        )
+    scorer = ReplyScorer.load(reward)
     cancel = threading.Event()
 
     def tell(done: int) -> None:

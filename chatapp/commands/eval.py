@@ -29,6 +29,7 @@ from chatapp.prompting.selection.methods import help_on_methods
 from chatapp.userfiles import UserError, reason
 
 if TYPE_CHECKING:
+    from chatapp.engine.model import LanguageModel
     from chatapp.evaluation.evaluate import Grid, Task
     from chatapp.evaluation.report import Result
     from chatapp.settings import Settings
@@ -286,7 +287,28 @@ def _measured(
                 model, cells, selectors, template=template, journal=journal, progress=show
             )
         votes = {name: selector.voted for name, selector in selectors.items()}
-        return results(tasks, rows, grid.scoring, votes)
+        return results(tasks, rows, grid.scoring, votes, _by_head(tasks, model))
+
+
+def _by_head(tasks: "Sequence[Task]", model: "LanguageModel") -> dict[str, list[str]]:
+    """What the model's head answers to the items of each task that has its labels."""
+    from chatapp.fewshot.heads import HeadAnswerer, head_of
+
+    head = head_of(model)
+    if head is None:
+        return {}
+    answered = {}
+    for task in tasks:
+        if set(task.prompt.labels) == set(head.spec.labels):
+            answerer = HeadAnswerer(head, task.prompt)
+            with progress(f"Asking the head, {task.name}") as show:
+                outputs = []
+                for number, item in enumerate(task.items, 1):
+                    (answer,) = answerer.answer([answerer.prepare(item.input)])
+                    outputs.append(answer.output)
+                    show(number, len(task.items))
+                answered[task.name] = outputs
+    return answered
 
 
 def _tell(

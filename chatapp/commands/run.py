@@ -31,9 +31,12 @@ from chatapp.userfiles import UserError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from chatapp.engine.model import LanguageModel
-    from chatapp.fewshot.answering import Answer, Answerer, LookUp, Question
+    from chatapp.engine.model import LanguageModel, Sampling
+    from chatapp.fewshot.answering import Answer, Answerer, Answering, LookUp, Question
     from chatapp.prompting.promptfile import PromptFile
+
+_HOW = ("shots", "select", "order", "score", "style")
+"""The options that say how an input is asked."""
 
 _STYLES = {
     "instruction": "bold magenta",
@@ -119,9 +122,9 @@ def run(
     goes_on = f"; the same command goes on where {output} ends" if output else ""
     with interruptible(f"interrupted{goes_on}"):
         if inputs is None:
-            _one(prompt, model, text or "", show_prompt=show_prompt, as_json=as_json)
+            _one(prompt, context.params, text or "", show_prompt=show_prompt, as_json=as_json)
         else:
-            _many(prompt, model, inputs, output)
+            _many(prompt, context.params, inputs, output)
 
 
 def _list(*, as_json: bool) -> None:
@@ -152,7 +155,7 @@ def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
     if prompt.text is not None:
         if text is not None or inputs is not None:
             raise UserError(f"{prompt.path}: is a text to complete and takes no input")
-        for name in ("shots", "select", "order", "score", "style"):
+        for name in _HOW:
             if options[name] is not None:
                 raise UserError(f"--{name} means nothing with {prompt.path}, a text to complete")
     elif text is None and inputs is None:
@@ -166,30 +169,48 @@ def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
         raise UserError(f"{option} is for one input; the answers to --inputs hold everything")
 
 
-def _answerer(prompt: "PromptFile", model: str | None) -> "tuple[Answerer, LanguageModel]":
-    from chatapp.fewshot.answering import Answerer, sampling_of
-    from chatapp.fewshot.choices import selector_for
+def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering, str]":
+    """What answers, and a text that tells it from any other."""
+    from chatapp.engine.folder import model_identity
+    from chatapp.evaluation.identity import prompt_identity
+    from chatapp.fewshot.answering import sampling_of
+    from chatapp.fewshot.heads import HeadAnswerer, head_of
     from chatapp.settings import load_settings
 
-    settings = load_settings({"model": model})
+    settings = load_settings({"model": options["model"]})
     sampling = sampling_of(prompt)
     # In float32, likelihoods of labels are exact.
     language_model = load(settings.model, "float32", settings.device)
+    identity = f"{prompt_identity(prompt)}-{model_identity(language_model)}"
+    if prompt.labels and (head := head_of(language_model)):
+        for name in _HOW:
+            if options[name] is not None:
+                raise UserError(
+                    f"--{name} means nothing with {head.name}, whose head reads the input alone"
+                )
+        return HeadAnswerer(head, prompt), identity
     # What a task leaves open is the program's; what a text leaves open is the user's.
     if prompt.text is not None:
         sampling = sampling_of(prompt, choices_for(language_model, settings).sampling)
+    return _prompted(prompt, language_model, sampling), identity
+
+
+def _prompted(
+    prompt: "PromptFile", language_model: "LanguageModel", sampling: "Sampling"
+) -> "Answerer":
+    from chatapp.fewshot.answering import Answerer
+    from chatapp.fewshot.choices import selector_for
+
     with progress("Reading the pool") as show:
         selector = selector_for(prompt, language_model, show)
-    template = template_for([prompt], language_model)
-    answerer = Answerer(
+    return Answerer(
         language_model,
         prompt,
         selector,
         sampling=sampling,
-        template=template,
+        template=template_for([prompt], language_model),
         look_up=look_up_for(prompt, language_model),
     )
-    return answerer, language_model
 
 
 def look_up_for(prompt: "PromptFile", model: "LanguageModel") -> "LookUp | None":
@@ -212,12 +233,12 @@ def look_up_for(prompt: "PromptFile", model: "LanguageModel") -> "LookUp | None"
 
 
 def _one(
-    prompt: "PromptFile", model: str | None, text: str, *, show_prompt: bool, as_json: bool
+    prompt: "PromptFile", options: dict[str, Any], text: str, *, show_prompt: bool, as_json: bool
 ) -> None:
     from chatapp.engine.events import REPEATED
     from chatapp.evaluation.batch import document
 
-    answerer, _ = _answerer(prompt, model)
+    answerer, _ = _answerer(prompt, options)
     question = answerer.prepare(text)
     if show_prompt:
         _show(question)
@@ -237,21 +258,18 @@ def _one(
         raise typer.Exit(1)
 
 
-def _many(prompt: "PromptFile", model: str | None, inputs: str, output: Path | None) -> None:
+def _many(prompt: "PromptFile", options: dict[str, Any], inputs: str, output: Path | None) -> None:
     """Answer every input. Raises typer.Exit(1) at the end when one of them was bad."""
     from contextlib import ExitStack
 
-    from chatapp.engine.folder import model_identity
     from chatapp.evaluation.batch import answer_all
-    from chatapp.evaluation.identity import prompt_identity
     from chatapp.evaluation.inputs import read_inputs, read_stream
     from chatapp.evaluation.journal import Journal
 
     is_stream = inputs == "-"
     texts = read_stream(sys.stdin.buffer) if is_stream else read_inputs(Path(inputs))
     total = None if is_stream else _lines(Path(inputs))
-    answerer, language_model = _answerer(prompt, model)
-    identity = f"{prompt_identity(prompt)}-{model_identity(language_model)}"
+    answerer, identity = _answerer(prompt, options)
     answered = bad = 0
 
     def report(sentence: str) -> None:

@@ -56,14 +56,16 @@ class DecoderModel(LanguageModel, Protocol):
         ...
 
 
-def generate_many(model: DecoderModel, requests: Iterable[Request]) -> Iterator[Numbered]:
-    """See `LanguageModel.generate_many`."""
+def generate_many(
+    model: DecoderModel, requests: Iterable[Request], most: int = MOST_AT_ONCE
+) -> Iterator[Numbered]:
+    """See `LanguageModel.generate_many`. most: sequences at once."""
     coming = iter(requests)
     first = list(islice(coming, 2))
     if len(first) < 2:  # what is alone can be guessed ahead, and recorded
         yield from one_after_another(model, first)
         return
-    batch = Batch(model)
+    batch = Batch(model, most)
     waiting = enumerate(chain(first, coming))
     upcoming = next(waiting, None)
     while upcoming is not None or not batch.is_empty:

@@ -112,7 +112,7 @@ class Continuation:
         if self.is_unbegun:
             self._time_to_first_token = time.perf_counter() - self._started
         if drawn.id in self._ends:
-            return [self._end("stop")]
+            return [self._end("stop", end_id=drawn.id)]
         self.sequence.append(drawn.id)
         visible = self._repeats.push(drawn.id, self._stops.push(self._text.push(drawn.id)))
         piece = self._piece(drawn.id)
@@ -136,7 +136,7 @@ class Continuation:
             return "length"
         return "context" if len(self.sequence) == self._context else None
 
-    def _end(self, reason: FinishReason, message: str = "") -> Finished:
+    def _end(self, reason: FinishReason, message: str = "", end_id: int | None = None) -> Finished:
         self.has_ended = True
         rest = self._repeats.flush(self._stops.push(self._text.flush()) + self._stops.flush())
         return Finished(
@@ -148,4 +148,5 @@ class Continuation:
             time_to_first_token=self._time_to_first_token,
             seconds=time.perf_counter() - self._started,
             message=message,
+            end_id=end_id,
         )

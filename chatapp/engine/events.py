@@ -62,6 +62,7 @@ class Finished:
     prompt_tokens: tokens of the prompt; reused_tokens of them came from the cache.
     reply_tokens: tokens generated, those cut off counted, a final end-of-text token not.
     time_to_first_token, seconds: from the call on, in seconds.
+    end_id: the token that ended it and is no part of the text; None where none did.
     message: what went wrong, or else what there is to know of how the reply came about.
     """
 
@@ -74,6 +75,7 @@ class Finished:
     seconds: float = 0.0
     message: str = ""
     thought: str | None = None
+    end_id: int | None = None
 
     @property
     def tokens_per_second(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from chatapp.evaluation.inputs import Inputs
 from chatapp.evaluation.journal import Journal, JournalRow
-from chatapp.fewshot.answering import Answer, Answerer, Question
+from chatapp.fewshot.answering import Answer, Answering, Question
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.layout import Demonstration
 from chatapp.prompting.segments import text_of
@@ -55,7 +55,7 @@ def _demonstration(example: Demonstration) -> dict[str, Any]:
 
 
 def answer_all(
-    answerer: Answerer,
+    answerer: Answering,
     inputs: Inputs,
     *,
     source: str,
@@ -125,7 +125,7 @@ def _place(journal: Journal | None) -> str:
 
 
 def _answered(
-    answerer: Answerer, inputs: Iterable[tuple[JournalRow, str | PromptError]], source: str
+    answerer: Answering, inputs: Iterable[tuple[JournalRow, str | PromptError]], source: str
 ) -> Iterator[list[JournalRow]]:
     """The row of each input, whose beginning it comes with, in their order."""
     taken: deque[JournalRow] = deque()

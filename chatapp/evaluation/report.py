@@ -1,7 +1,7 @@
 """What an evaluation found: results as data and as a table for a terminal.
 
 Keep: beside each figure stands what is reached without the model's understanding: the commonest
-answer, and the vote of the nearest examples.
+answer, and the vote of the nearest examples; and, if the model has one, what its head reaches.
 """
 
 import platform
@@ -37,6 +37,7 @@ class Result:
     n: items. seeds: runs, one where nothing is drawn.
     majority: the measure of always giving the commonest gold answer of these items.
     vote: the measure of the vote of the k nearest examples; None without demonstrations.
+    head: the measure of the answers of the model's head; None where it has none for the task.
     gold_label_share: of the demonstrations, how many have the item's gold answer; None
         without demonstrations. gold_in_demonstrations: of the items, how many have a
         demonstration with their gold answer.
@@ -59,6 +60,7 @@ class Result:
     seeds: int
     majority: float
     vote: float | None
+    head: float | None
     gold_label_share: float | None
     gold_in_demonstrations: float | None
     dropped: float
@@ -71,10 +73,12 @@ def results(
     rows: Iterable[JournalRow],
     scorings: Sequence[Scoring],
     votes: Mapping[str, Vote],
+    heads: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Result]:
     """Every measure of every setting, in the order of the rows.
 
-    scorings: to decide by, empty for the prompt files' own. votes: by the task's name.
+    scorings: to decide by, empty for the prompt files' own. votes: by the task's name. heads:
+    what the model's head answers to the items, likewise.
     """
     by_name = {task.name: task for task in tasks}
     settings: dict[tuple[Any, ...], list[JournalRow]] = defaultdict(list)
@@ -84,7 +88,7 @@ def results(
     for (name, shots, selection, order, layout, style), group in settings.items():
         task = by_name[name]
         cell = Cell(name, shots, selection, order, layout, group[0]["seed"], style)
-        beside = _beside(task, group, votes[name](cell))
+        beside = _beside(task, group, votes[name](cell), (heads or {}).get(name))
         for scoring in _deciding(layout, scorings or (task.prompt.scoring,)):
             runs = _runs(group, scoring)
             for metric in task.prompt.metrics:
@@ -129,7 +133,10 @@ def _runs(group: Sequence[JournalRow], scoring: str) -> list[list[str]]:
 
 
 def _beside(
-    task: Task, group: Sequence[JournalRow], voted: list[str] | None
+    task: Task,
+    group: Sequence[JournalRow],
+    voted: Sequence[str] | None,
+    by_head: Sequence[str] | None,
 ) -> Callable[[Measure], dict[str, Any]]:
     """What stands beside a measure of these answers."""
     golds = [item.output for item in task.items]
@@ -145,6 +152,7 @@ def _beside(
         return {
             "majority": score([commonest] * len(golds), golds),
             "vote": None if voted is None else score(voted, golds),
+            "head": None if by_head is None else score(by_head, golds),
             "gold_label_share": fmean(rights) if rights else None,
             "gold_in_demonstrations": fmean(map(any, shown)) if rights else None,
             "dropped": fmean(row["dropped"] for row in group),
@@ -182,6 +190,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("n", lambda r: str(r.n)),
     ("majority", lambda r: f"{r.majority:.3f}"),
     ("vote", lambda r: _or_blank(r.vote)),
+    ("head", lambda r: _or_blank(r.head)),
     ("gold share", lambda r: _or_blank(r.gold_label_share)),
     ("gold shown", lambda r: _or_blank(r.gold_in_demonstrations)),
     ("dropped", lambda r: f"{r.dropped:.1f}"),
@@ -208,6 +217,7 @@ _MEANINGS = {
     "n": "items",
     "majority": "what always giving the commonest answer reaches",
     "vote": "what a vote of the nearest examples reaches, without the model",
+    "head": "what the model's head reaches, without examples",
     "gold share": "share of the examples shown that have the item's right answer",
     "gold shown": "share of the items of which an example shown has the right answer",
     "dropped": "examples of an item that did not fit the window",
@@ -253,6 +263,8 @@ def _table(results: Sequence[Result], leave_out: Sequence[str]) -> "Table":
     from chatapp.foreign import printable
 
     cells = {name: [printable(show(result)) for result in results] for name, show in _COLUMNS}
+    if not any(cells["head"]):
+        del cells["head"]
     common = {
         name: values[0]
         for name, values in cells.items()

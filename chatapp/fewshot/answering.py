@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice
+from typing import Protocol
 
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import ChatModel, LanguageModel, Request, Sampling, whole_replies
@@ -73,7 +74,7 @@ class Answer:
     """What came of a question.
 
     probabilities: of the labels, in their order; empty for a generated text.
-    likelihoods: what they were computed from; None for a vote and for a generated text.
+    likelihoods: what they were computed from; None for a vote, a head and a generated text.
     finished: how a generation ended; None otherwise.
     prompt_tokens: of the prompt with its demonstrations. seconds: spent on this answer, its
         share where several were asked at once.
@@ -86,6 +87,14 @@ class Answer:
     finished: Finished | None
     prompt_tokens: int
     seconds: float
+
+
+class Answering(Protocol):
+    """What answers inputs: prompts of a model, or its head."""
+
+    def prepare(self, text: str) -> Question: ...
+    def answer(self, questions: Sequence[Question]) -> list[Answer]: ...
+    def answers(self, questions: Iterable[Question]) -> Iterator[list[Answer]]: ...
 
 
 class Answerer:

@@ -27,6 +27,7 @@ from chatapp.tui.inspecting import Inspecting
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Branch
 from chatapp.tui.keymap import shown_key
+from chatapp.tui.learning import LearnScreen, command
 from chatapp.tui.library import PromptChoice
 from chatapp.tui.loading import LoadFailed, ModelLoaded
 from chatapp.tui.message import MessageView
@@ -379,6 +380,14 @@ class ChatScreen(Screen[None]):
     @work
     async def action_models(self) -> None:
         await self._dialogs.list_models()
+
+    @work
+    async def action_learn(self) -> None:
+        """Teach the model what was said of replies, and go on with what comes of it."""
+        screen = LearnScreen(command(self.widgets.status.model))
+        name = await self.app.push_screen_wait(screen)
+        if name is not None and not self.turns.is_busy():
+            self.models.load_other(name)
 
     def action_parameters(self) -> None:
         self._dialogs.set_parameters()

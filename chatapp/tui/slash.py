@@ -124,6 +124,7 @@ COMMANDS = (
         lambda chat: ("on", "off"),
     ),
     Command("theme", "NAME", "change the colours", actions.use_theme, actions.theme_names),
+    Command("learn", "", "learn from what you said of replies", actions.learn),
     Command(
         "export",
         "[FILE]",

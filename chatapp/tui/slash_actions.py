@@ -55,6 +55,7 @@ class ChatControls(Protocol):
     def action_branches(self) -> object: ...
     def action_compare(self, change: str = "") -> object: ...
     def action_models(self) -> object: ...
+    def action_learn(self) -> object: ...
     def action_prompts(self) -> object: ...
     def hold_with(self, choice: PromptChoice) -> None: ...
 
@@ -171,6 +172,13 @@ async def load_model(chat: ChatControls, argument: str) -> None:
         chat.models.load_other(argument)
     else:
         chat.action_models()
+
+
+async def learn(chat: ChatControls, argument: str) -> None:
+    _refuse_while_busy(chat)
+    if not chat.store.is_kept:
+        raise SlashError("chats are not kept, and nothing that was said of replies either")
+    chat.action_learn()
 
 
 async def use_template(chat: ChatControls, argument: str) -> None:

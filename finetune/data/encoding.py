@@ -47,6 +47,16 @@ class Encoded:
         return self.ids.tobytes() + self.spans.tobytes()
 
 
+def last_response(spans: NDArray[np.uint8]) -> slice:
+    """Where the last response stands; empty where there is none, or nothing before it."""
+    responses = np.flatnonzero(spans == Span.RESPONSE)
+    if not len(responses):
+        return slice(0, 0)
+    end = int(responses[-1]) + 1
+    before = np.flatnonzero(spans[:end] != Span.RESPONSE)
+    return slice(int(before[-1]) + 1, end) if len(before) else slice(0, 0)
+
+
 class ExampleTooLong(ConfigError):
     """An example that does not fit and, under the policy chosen, cannot be made to."""
 

@@ -88,7 +88,7 @@ def detect_preference(row: Row) -> Layout[Judged]:
                 f"{row.location}: {name!r} is missing; a preference has a prompt, 'chosen' and "
                 f"'rejected'; there are {names(row.fields)}",
             )
-    fields = _prompt_fields(row)
+    fields = prompt_fields(row)
     if not fields:
         return Layout("preferences with the prompt in them", _PAIR, _read_implicit)
     return Layout("preferences", (*fields, *_PAIR, *BESIDE), _read_preference)
@@ -104,14 +104,14 @@ def detect_judged(row: Row) -> Layout[Judged]:
             f"{row.location}: expected a prompt, 'completion' and 'label', or 'chosen' and "
             f"'rejected'; there are {names(row.fields)}",
         )
-    fields = (*_prompt_fields(row), "completion", "label", *BESIDE)
+    fields = (*prompt_fields(row), "completion", "label", *BESIDE)
     return Layout("verdicts", fields, _read_verdict)
 
 
 _PAIR = ("chosen", "rejected", "margin")
 
 
-def _prompt_fields(row: Row) -> tuple[str, ...]:
+def prompt_fields(row: Row) -> tuple[str, ...]:
     """The fields that hold the prompt; none where the replies have it in them."""
     for request, given in _REQUESTS:
         if request in row.fields:
@@ -119,8 +119,9 @@ def _prompt_fields(row: Row) -> tuple[str, ...]:
     return ()
 
 
-def _prompt(row: Row) -> list[Message]:
-    fields = _prompt_fields(row)
+def prompt_of(row: Row) -> list[Message]:
+    """What a row asks: a request, or a list of turns under `prompt`. Raises BadRow."""
+    fields = prompt_fields(row)
     if not fields:
         raise BadRow(
             "no prompt", f"{row.location}: there is no prompt; there are {names(row.fields)}"
@@ -145,7 +146,7 @@ def _reply(row: Row, name: str) -> Message:
 
 
 def _read_preference(row: Row) -> Preference:
-    prompt = _prompt(row)
+    prompt = prompt_of(row)
     pair = [[*prompt, _reply(row, name)] for name in ("chosen", "rejected")]
     return _preference(row, prompt, pair)
 
@@ -200,7 +201,7 @@ def _shared_words(texts: Sequence[str]) -> str:
 
 
 def _read_verdict(row: Row) -> Verdict:
-    prompt, reply = _prompt(row), _reply(row, "completion")
+    prompt, reply = prompt_of(row), _reply(row, "completion")
     messages = [*prompt, reply]
     check_order(messages, f"{row.location}: completion behind its prompt")
     return Verdict(row.location, _key(prompt), chat_example(row.location, messages), _label(row))

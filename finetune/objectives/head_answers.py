@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatapp.engine.head import HeadSpec
 from chatapp.evaluation.metrics import macro_f1
-from finetune.objectives.head_rows import HeadExample, HeadSpec
+from finetune.objectives.head_rows import HeadExample
 
 Output = Sequence[float]
 """Probabilities of the labels or choices of one row; of regression the number alone."""

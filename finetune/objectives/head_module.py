@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from chatapp.engine.errors import ModelError
+from chatapp.engine.head import HEAD_WEIGHTS, HeadSpec, HeadTask
 from chatapp.engine.model import Tokenizer
-from chatapp.engine.reward_model import HEAD_WEIGHTS
 from finetune.data.batches import ByLength, Tensors, collate, loader
 from finetune.data.formats import Labelled
-from finetune.objectives.head_rows import HeadExample, HeadRows, HeadSpec, HeadTask, RowEncoder
+from finetune.objectives.head_rows import HeadExample, HeadRows, RowEncoder
 from finetune.objectives.objective import in_place_of, model_inputs
 
 MODULE = "task_head"

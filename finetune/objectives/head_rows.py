@@ -8,24 +8,19 @@ GPT-2 has seen between all its documents, and the delimiter is plain text, so an
 takes a head and keeps its tokenizer.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from math import ceil, isfinite
-from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Literal, get_args
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from chatapp.engine.errors import ModelError
+from chatapp.engine.head import HeadSpec, HeadTask, framed
 from chatapp.engine.model import Tokenizer
-from chatapp.engine.reward_model import HEAD_FILE
-from chatapp.userfiles import read_json_object, write_whole
 from finetune.config import ConfigError, Data, FinetuneConfig, Head, TooLong, TrainSource
 from finetune.data.batches import Tensors, collate
 from finetune.data.formats import Labelled, read_labelled
@@ -34,8 +29,6 @@ from finetune.data.split import draw, is_held_out
 from finetune.data.tables import BadRow
 from finetune.objectives.objective import RowSets
 
-HeadTask = Literal["classification", "entailment", "similarity", "multiple-choice", "reward"]
-
 ROLES: dict[HeadTask, tuple[str, ...]] = {
     "classification": ("text", "label"),
     "entailment": ("premise", "hypothesis", "label"),
@@ -43,45 +36,6 @@ ROLES: dict[HeadTask, tuple[str, ...]] = {
     "multiple-choice": ("context", "choices", "label"),
 }
 """The fields of a row, by task; rewards are learnt from preferences."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSpec:
-    """A task and its classes. Multiple choice has no labels, as its choices differ, nor has a
-    reward, which is one number.
-
-    scale: of regression, mean and standard deviation of the labels learnt from: the layer gives
-        the number as so many deviations from the mean, so that no learning rate depends on what
-        it is counted in. None for classes.
-    """
-
-    task: HeadTask
-    labels: tuple[str, ...]
-    delimiter: str
-    scale: tuple[float, float] | None = None
-
-    @property
-    def outputs(self) -> int:
-        return len(self.labels) or 1
-
-    def save(self, folder: Path) -> None:
-        text = json.dumps(asdict(self), indent=2, ensure_ascii=False)
-        write_whole(folder / HEAD_FILE, text + "\n")
-
-    @classmethod
-    def load(cls, folder: Path) -> "HeadSpec":
-        """Raises ModelError."""
-        path = folder / HEAD_FILE
-        match read_json_object(path, ModelError):
-            case {"task": str(task), "labels": [*labels], "delimiter": str(delimiter), **rest} if (
-                task in get_args(HeadTask) and all(isinstance(label, str) for label in labels)
-            ):
-                match rest.get("scale"):
-                    case None:
-                        return cls(task, tuple(labels), delimiter)  # type: ignore[arg-type]
-                    case [float(mean), float(deviation)] if task != "multiple-choice":
-                        return cls(task, (), delimiter, (mean, deviation))  # type: ignore[arg-type]
-        raise ModelError(f"{path}: expected the keys task, labels and delimiter of a head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +131,9 @@ class RowEncoder:
         return [[str(text).strip() for text in pair] for pair in pairs]
 
     def _sequence(self, row: Labelled, texts: Sequence[str]) -> tuple[int, ...] | None:
-        end = self.tokenizer.end_id
-        start = self.start or [end]
         delimiter = self.tokenizer.encode(self.spec.delimiter)
         parts = [self.tokenizer.encode(text) for text in texts]
-        frame = len(start) + len(delimiter) * (len(parts) - 1) + 1
-        surplus = frame + sum(map(len, parts)) - self.length
+        surplus = len(self._framed(parts, delimiter)) - self.length
         if surplus > 0 and self.too_long == "drop":
             return None
         if surplus > 0 and self.too_long == "raise":
@@ -192,8 +143,10 @@ class RowEncoder:
             )
         for _ in range(surplus):
             max(parts, key=len).pop()
-        joined = parts[0] if len(parts) == 1 else [*parts[0], *delimiter, *parts[1]]
-        return (*start, *joined, end)
+        return self._framed(parts, delimiter)
+
+    def _framed(self, parts: Sequence[Sequence[int]], delimiter: Sequence[int]) -> tuple[int, ...]:
+        return framed(parts, delimiter, self.start, self.tokenizer.end_id)
 
 
 def _label(row: Labelled, spec: HeadSpec) -> float:

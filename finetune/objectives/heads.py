@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from chatapp.engine.head import HeadSpec
 from finetune.data.batches import Tensors
 from finetune.objectives.head_module import (
     MODULE,
@@ -25,7 +26,6 @@ from finetune.objectives.head_module import (
     owners,
     save_head,
 )
-from finetune.objectives.head_rows import HeadSpec
 from finetune.objectives.l3 import L3, count_labels
 from finetune.objectives.objective import in_place_of, model_inputs
 

@@ -10,6 +10,7 @@ from chatapp.engine.generation import PieceTokenizer
 from chatapp.prompting.chat_template import Template
 from finetune.config import FinetuneConfig
 from finetune.objectives.dpo import prepare_dpo
+from finetune.objectives.grpo import prepare_grpo
 from finetune.objectives.kto import prepare_kto
 from finetune.objectives.l3 import prepare_l3
 from finetune.objectives.objective import Objective, RowSets
@@ -22,6 +23,7 @@ _PREPARE: Mapping[str, Callable[..., tuple[Objective, RowSets]]] = {
     "kto": prepare_kto,
     "orpo": prepare_orpo,
     "reward": prepare_reward,
+    "grpo": prepare_grpo,
 }
 
 

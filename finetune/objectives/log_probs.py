@@ -69,15 +69,21 @@ def _chunks(rows: int, vocabulary: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
-def token_log_probs(hidden: Tensor, head: Any, batch: Tensors, labelled: Tensor) -> Tensor:
+def token_log_probs(
+    hidden: Tensor, head: Any, batch: Tensors, labelled: Tensor, temperature: float = 1.0
+) -> Tensor:
     """log p of each labelled token of a batch, (sequences, tokens); 0 for the others.
 
     hidden: (sequences, tokens, width), what the language-model head reads; the state at t - 1
         predicts token t. labelled: (sequences, tokens), never a first token.
+    temperature: which the logits are divided by.
     """
     learnt = labelled[:, 1:]
+    states, bias = hidden[:, :-1][learnt], head.bias
+    if temperature != 1:
+        states, bias = states / temperature, None if bias is None else bias / temperature
     logps = LinearLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden[:, :-1][learnt], head.weight, head.bias, batch["input_ids"][:, 1:][learnt]
+        states, head.weight, bias, batch["input_ids"][:, 1:][learnt]
     )
     empty = torch.zeros(labelled.shape, device=hidden.device)
     return empty.masked_scatter(labelled, logps)

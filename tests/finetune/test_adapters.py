@@ -9,7 +9,7 @@ import tiny_finetune as tiny
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from chatapp.engine.exporting import write_gguf
 from chatapp.engine.folder import ModelFiles, find_model
@@ -186,6 +186,24 @@ def test_a_merged_run_is_stored_as_its_base(tmp_path: Path, stored: torch.dtype)
     weights = load_file(tmp_path / "merged" / "model.safetensors").values()
     assert {weight.dtype for weight in weights} == {stored}
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged").dtype == stored
+
+
+def test_a_merged_run_keeps_the_chat_template_of_its_base(tmp_path: Path) -> None:
+    base = tiny.chatml_base(tmp_path / "base")
+    names = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "chat_template.jinja").write_text(
+        names.pop("chat_template")
+    )  # as transformers 5 has it
+    (base / "tokenizer_config.json").write_text(json.dumps(names))
+    tiny.pairs(tmp_path / "rows.json")
+    run = train(tiny.config(tmp_path, train={"method": "lora", "max_steps": 1}), QUIET)
+    merge(str(run), tmp_path / "merged")
+    chat = [{"role": "user", "content": "Hello"}]
+    texts = {
+        AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, tokenize=False)
+        for folder in (base, tmp_path / "merged")
+    }
+    assert texts == {"<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"}
 
 
 def test_frozen_weights_stay_as_they_were(tmp_path: Path) -> None:

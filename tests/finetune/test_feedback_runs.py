@@ -1,7 +1,7 @@
 """Runs that learn from feedback: trained, gone on with, measured, and made of what was said."""
 
 import json
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,26 @@ import tiny_finetune as tiny
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from chatapp.cli import main
 from chatapp.dialogue.best_of import ReplyScorer, closed_ids
 from chatapp.dialogue.feedback import FeedbackFormat
+from chatapp.dialogue.store import Store
+from chatapp.engine.load import load_model
+from chatapp.paths import database_path
 from chatapp.prompting.messages import Message
 from finetune.check import examine, show
+from finetune.cli import app
 from finetune.config import ConfigError, FinetuneConfig, load_config
 from finetune.data.chats import ChatEncoder
 from finetune.evaluation import evaluate
 from finetune.feedback import choose, write_configuration
 from finetune.objectives.reference import REFERENCE_FILE
-from finetune.run import train
+from finetune.run import resume, train
 
 QUIET = Console(stderr=True, quiet=True)
+TITLES = {"dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "reward": "Bradley-Terry"}
 
 
 def judged(path: Path, count: int = 40) -> Path:
@@ -58,6 +65,10 @@ def test_a_run_learns_what_is_preferred_and_is_measured(
     low, high = measured.intervals["accuracy"]
     assert low < measured.figures["accuracy"] <= high + 1e-9
     assert measured.figures["margin"] > 0
+    report = (folder / "report.md").read_text()
+    assert f"| step | {TITLES[kind]} | " in report
+    assert "| held-out loss | held-out " in report
+    assert "L2" not in report
     result = json.loads((folder / "result.json").read_text())
     if kind != "kto":  # which learns from verdicts and is measured on pairs
         assert measured.figures["margin"] == pytest.approx(result["eval_margin"], rel=1e-3)
@@ -71,6 +82,30 @@ def test_the_reference_is_kept_and_computed_anew_when_it_is_gone(tmp_path: Path)
     other = train(settings.model_copy(update={"output": str(tmp_path / "other")}), QUIET, "cpu")
     for name, each in load_file(other / REFERENCE_FILE).items():
         torch.testing.assert_close(each, kept[name])
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_a_run_that_was_broken_off_goes_on_with_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill() -> None:
+        raise Killed
+
+    settings = config(tmp_path, kind)
+    whole = train(settings.model_copy(update={"output": str(tmp_path / "whole")}), QUIET, "cpu")
+    with monkeypatch.context() as patch:
+        tiny.at_step(patch, 5, kill)
+        with pytest.raises(Killed):
+            train(settings, QUIET, "cpu")
+    # The weights have moved; the reference is still what the run began with.
+    resume(tmp_path / "run", [], QUIET, "cpu")
+    for key in (kind, "margin", "chosen_logp"):
+        expected = tiny.trace(whole, key)
+        assert tiny.trace(tmp_path / "run", key) == pytest.approx(expected, abs=1e-6)
+    assert len(expected) > 6
 
 
 @pytest.mark.parametrize("kind", ["dpo", "kto", "reward"])
@@ -144,3 +179,68 @@ def test_too_little_feedback_says_how_much_is_needed() -> None:
     one_sided = {**few, FeedbackFormat.KTO: [{"label": True}] * 40}
     with pytest.raises(ConfigError, match="a quarter bad"):
         choose(one_sided, FeedbackFormat.KTO)
+
+
+# --- the commands ------------------------------------------------------------------------
+
+
+def test_the_best_of_several_answers_is_the_one_that_scores_highest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(config(tmp_path, "reward"), QUIET, "cpu")
+    question = "What comes after 3?"
+
+    def ask(*options: str) -> tuple[int, str, str]:
+        asked = ["ask", question, "--model", str(tmp_path / "base"), "--max-tokens", "8"]
+        monkeypatch.setattr("sys.argv", ["chatapp", *asked, "--seed", "0", *options])
+        monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO()))
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return int(end.value.code or 0), captured.out, captured.err
+
+    best_of = ["--best-of", "4", "--reward", str(run), "--json"]
+    status, out, told = ask(*best_of, "--temperature", "1")
+    answer = json.loads(out)
+    assert status == 0
+    assert answer["rewards"] == sorted(answer["rewards"], reverse=True)
+    assert len(set(answer["rewards"])) == 4
+    scorer = ReplyScorer.load(str(run))
+    score = scorer.score([Message("user", question)], answer["reply"].strip())
+    assert score == pytest.approx(answer["rewards"][0], abs=1e-5)
+    assert f"{score:.2f}" in told
+    status, out, told = ask(*best_of, "--temperature", "0")
+    assert (status, out) == (2, "")
+    assert told == (
+        "chatapp: --best-of: at temperature 0 every answer is the same; "
+        "choose --temperature 0.7 or so\n"
+    )
+
+
+def test_what_was_said_in_the_chat_becomes_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    base = tiny.base(tmp_path / "base")
+    store = Store(database_path())
+    chat, empty = store.create_chat(), store.create_chat()
+    for number in range(10):
+        question = store.add_message(chat, None, "user", f"What comes after {number}?")
+        reply = store.add_message(chat, question.id, "assistant", "No idea.")
+        if number < 8:
+            store.set_correction(reply.id, f"{number + 1} comes after.")
+    store.close()
+    command = ["feedback", "--model", str(base), "--lesson", "sft"]
+    written = CliRunner().invoke(app, [*command, "--only-write"])
+    assert (written.exit_code, written.stdout) == (0, "runs/feedback-1.toml\n")
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == "runs/feedback-2\n"
+    assert "8 corrections: runs/feedback-2.toml" in done.stderr
+    assert len((tmp_path / "runs" / "feedback-2.jsonl").read_text().splitlines()) == 8
+    assert load_model("runs/feedback-2").name == "runs/feedback-2"
+    refused = CliRunner().invoke(app, ["feedback", str(empty)])
+    assert refused.exit_code == 2
+    assert "0 preferences of 8, 0 corrections of 8, 0 verdicts of 16" in refused.stderr
+    assert CliRunner().invoke(app, [*command[:-1], "ppo"]).exit_code == 2

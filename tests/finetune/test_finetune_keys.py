@@ -1,6 +1,7 @@
 """The reference of a configuration's keys is the configuration itself."""
 
 import json
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,13 +15,30 @@ CONFIG = FinetuneConfig.model_validate(
 )
 
 
+REQUIRED = {
+    "regex": {"pattern": "e"},
+    "format": {"form": "line"},
+    "model": {"run": "run"},
+    "function": {"function": "mine.py:score"},
+}
+"""What a check cannot do without."""
+
+
+def objective(key: Key) -> dict[str, Any]:
+    """The least that a table has in which the key can be set."""
+    if not key.name.startswith("objective.rewards.") and key.kind != "grpo":
+        return {"kind": key.kind}
+    check = "exact_match" if key.kind == "grpo" else key.kind
+    return {"kind": "grpo", "rewards": [{"kind": check, **REQUIRED.get(check, {})}]}
+
+
 @pytest.mark.parametrize("key", keys(), ids=lambda key: key.name)
 def test_every_key_says_what_it_does_and_can_be_set(key: Key) -> None:
     assert key.values
     assert key.meaning
     config = CONFIG
     if key.kind:
-        plain = {**CONFIG.model_dump(exclude={"objective"}), "objective": {"kind": key.kind}}
+        plain = {**CONFIG.model_dump(exclude={"objective"}), "objective": objective(key)}
         config = FinetuneConfig.model_validate(plain)
     if key.default:
         changed = lay_over(config, [f"{key.name.replace('.N.', '.0.')}={key.default}"])
@@ -40,13 +58,14 @@ def test_no_key_is_left_out() -> None:
 
 
 def test_each_kind_of_objective_has_keys_of_its_own() -> None:
-    kinds = {"l3", "dpo", "kto", "orpo", "reward"}
-    assert {key.kind for key in keys("objective")} - {""} == kinds
+    kinds = {"l3", "dpo", "kto", "orpo", "reward", "grpo"}
+    checks = {"exact_match", "numeric_match", "length", *REQUIRED}
+    assert {key.kind for key in keys("objective")} - {""} == kinds | checks
     assert "objective.beta" in {key.name for key in keys() if key.kind == "dpo"}
     told = lines(keys("objective"))
     assert told[:2] == [
         'objective.kind = "l3"',
-        '    "l3" | "dpo" | "kto" | "orpo" | "reward": what is minimised',
+        '    "l3" | "dpo" | "kto" | "orpo" | "reward" | "grpo": what is minimised',
     ]
 
 

@@ -17,7 +17,7 @@ import tiny_finetune as tiny
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from chatapp.dialogue.oneshot import ask
@@ -47,23 +47,6 @@ METHODS = [
 
 class Killed(BaseException):
     """Stands for a signal: nothing after it runs."""
-
-
-def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Any) -> None:
-    """Let `action()` run at the end of a step of every trainer."""
-
-    class Act(TrainerCallback):
-        def on_step_end(self, args: object, state: Any, control: object, **_: object) -> None:
-            if state.global_step == step:
-                action()
-
-    original = ObjectiveTrainer.train
-
-    def changed(self: ObjectiveTrainer, **arguments: Any) -> Any:
-        self.callback_handler.callbacks.insert(0, Act())
-        return original(self, **arguments)
-
-    monkeypatch.setattr(ObjectiveTrainer, "train", changed)
 
 
 def raise_(error: BaseException) -> Any:
@@ -179,7 +162,7 @@ def test_broken_off_and_gone_on_gives_the_unbroken_trace(
     whole = train(tiny.config(tmp_path, train=changes, output=str(tmp_path / "whole")), QUIET)
     broken = tiny.config(tmp_path, train=changes)
     with monkeypatch.context() as patch:
-        at_step(patch, 10, raise_(Killed()))
+        tiny.at_step(patch, 10, raise_(Killed()))
         with pytest.raises(Killed):
             train(broken, QUIET)
     run = Path(broken.output)
@@ -237,7 +220,7 @@ def test_an_interrupt_saves_and_says_how_to_go_on(
     config = tiny.config(tmp_path)
     handlers = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        at_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGINT))
+        tiny.at_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(Interrupted, match=r"step 5; checkpoint-5 is whole: `finetune resume"):
             train(config, QUIET)
     assert signal.getsignal(signal.SIGINT) is handlers
@@ -260,7 +243,7 @@ def test_a_second_interrupt_stops_at_once_and_names_the_checkpoint_there_is(
     for step, words in ((2, "there is no checkpoint yet"), (5, "checkpoint-3 is whole: `finetune")):
         config = tiny.config(tmp_path, output=str(tmp_path / f"run{step}"))
         with monkeypatch.context() as patch:
-            at_step(patch, step, twice)
+            tiny.at_step(patch, step, twice)
             with pytest.raises(Interrupted, match=f"stopped at once; {words}"):
                 train(config, QUIET)
 
@@ -298,7 +281,7 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_run_that_is_not_finished_is_called_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_step(monkeypatch, 4, raise_(Killed()))
+    tiny.at_step(monkeypatch, 4, raise_(Killed()))
     with pytest.raises(Killed):
         train(tiny.config(tmp_path), QUIET)
     run = str(tmp_path / "run")
@@ -315,7 +298,7 @@ def test_a_finished_run_keeps_one_optimizer_state_and_the_time_of_all_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        at_step(patch, 8, raise_(Killed()))
+        tiny.at_step(patch, 8, raise_(Killed()))
         with pytest.raises(Killed):
             train(tiny.config(tmp_path), QUIET)
     run = tmp_path / "run"
@@ -366,7 +349,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_can_be_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     with monkeypatch.context() as patch:
-        at_step(patch, 8, raise_(Killed()))
+        tiny.at_step(patch, 8, raise_(Killed()))
         with pytest.raises(Killed):
             train(tiny.config(tmp_path), QUIET)
     damaged = tmp_path / "run" / "checkpoint-6" / name
@@ -381,7 +364,7 @@ def test_another_run_is_refused_and_what_differs_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny.config(tmp_path)
-    at_step(monkeypatch, 4, raise_(Killed()))
+    tiny.at_step(monkeypatch, 4, raise_(Killed()))
     with pytest.raises(Killed):
         train(config, QUIET)
     run = Path(config.output)
@@ -477,7 +460,7 @@ def test_the_commands_and_their_exit_status(
     path = tiny.written(tiny.config(tmp_path, train={"method": "lora"}), tmp_path / "config.toml")
     run, runner = str(tmp_path / "run"), CliRunner()
     with monkeypatch.context() as patch:
-        at_step(patch, 4, lambda: os.kill(os.getpid(), signal.SIGINT))
+        tiny.at_step(patch, 4, lambda: os.kill(os.getpid(), signal.SIGINT))
         done = runner.invoke(app, ["train", str(path)])
     assert (done.exit_code, done.stdout) == (130, "")
     assert "`finetune resume" in done.stderr
@@ -522,7 +505,7 @@ def test_a_run_is_gone_on_with_from_another_folder_on_another_machine(
             train(config, QUIET)
             continue
         with monkeypatch.context() as broken:
-            at_step(broken, 4, raise_(Killed()))
+            tiny.at_step(broken, 4, raise_(Killed()))
             with pytest.raises(Killed):
                 train(config, QUIET)
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -12,16 +12,29 @@ from fakes import WordTokenizer
 from typer.testing import CliRunner
 
 from chatapp.prompting.template import TEMPLATES
+from chatapp.userfiles import UserError
 from finetune.cli import app
-from finetune.config import ConfigError, Data, FinetuneConfig, load_config
+from finetune.config import (
+    ConfigError,
+    Data,
+    FinetuneConfig,
+    PretrainConfig,
+    TrainSource,
+    load_config,
+)
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.phrasings import load_phrasings
 from finetune.data.preparation import Prepared, prepare
-from finetune.recipes import arithmetic, flan, sentiment
+from finetune.data.prompts import detect_prompt
+from finetune.data.tables import Row
+from finetune.recipes import arithmetic, flan, instructions, sentiment, subtraction
 from finetune.scripts import run
 
 RECIPES = Path(__file__).parents[2] / "finetune" / "recipes"
-RUNS = ["instructions", "persona", "arithmetic", "sentiment", "flan"]
+RUNS = [
+    *("instructions", "persona", "arithmetic", "sentiment", "flan"),
+    *("preferences", "reward", "subtraction"),
+]
 
 # The example of the documentation, which must stay valid as it stands.
 EXAMPLE = """
@@ -87,6 +100,33 @@ def test_a_recipe_without_its_data_is_one_sentence(
     assert result.stderr == "data/instructions.json: cannot be read: No such file or directory\n"
 
 
+def test_instructions_begin_from_a_base_that_has_read_none() -> None:
+    base = load_config(PretrainConfig, RECIPES / "base.toml", [])
+    tuned = config("instructions")
+    assert tuned.model == base.output == "runs/base"
+    assert tuned.data.template == base.data.template
+    read = {Path(source.path).stem for source in base.data.train}
+    assert read == {"books", "short_stories", "persona_chat", "topical_chat", "self_dialogue"}
+    assert not re.search(r'"(/|~|[A-Z]:)', (RECIPES / "base.toml").read_text(encoding="utf-8"))
+
+
+def test_seed_tasks_become_rows_to_measure_on(tmp_path: Path) -> None:
+    instances = [{"input": "", "output": "42"}, {"input": "caf\xe9", "output": "coffee"}]
+    task = {"id": "seed_task_0", "instruction": "Answer.", "instances": instances}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+    instructions.build(tmp_path / "tasks.jsonl", tmp_path / "data" / "seeds.jsonl")
+    made = prepared(
+        config("instructions").data,
+        train=[TrainSource(path=str(tmp_path / "data" / "seeds.jsonl"))],
+        held_out=0.0,
+    )
+    assert (made.report.kept, made.report.dropped) == (2, {})
+    for wrong in ({"instances": []}, {"instruction": "x", "instances": [{"input": "y"}]}):
+        (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n" + json.dumps(wrong) + "\n")
+        with pytest.raises(UserError, match=r"tasks\.jsonl, line 2: .*(instruction|instances)"):
+            list(instructions.rows(tmp_path / "tasks.jsonl"))
+
+
 def test_persona_reads_the_published_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +176,23 @@ def test_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_problems_are_worked_out(sign: str, a: int, b: int, text: str) -> None:
     assert arithmetic.worked(sign, a, b) == text
+
+
+def test_subtraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    subtraction.build(Path("data"), train=300, test=50, seed=3)
+    asked = {}
+    for name in ("train", "test"):
+        lines = Path(f"data/subtraction_{name}.jsonl").read_text().splitlines()
+        rows = [Row(name, json.loads(line)) for line in lines]
+        examples = [detect_prompt(row).read(row) for row in rows]
+        asked[name] = {example.parts for example in examples}
+        for question, answer in asked[name]:
+            a, b = map(int, re.findall(r"\d+", question))
+            assert answer == f" {a - b}"
+    assert (len(asked["train"]), len(asked["test"])) == (300, 50)
+    assert not asked["train"] & asked["test"]
+    assert config("subtraction").objective.kind == "grpo"
 
 
 def test_all_problems_there_are_can_be_had(tmp_path: Path) -> None:

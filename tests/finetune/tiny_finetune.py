@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -235,7 +236,24 @@ def written(config: FinetuneConfig, path: Path) -> Path:
     return path
 
 
-def trace(run: Path) -> dict[int, float]:
-    """The training loss of each step of a run."""
+def trace(run: Path, key: str = "l3") -> dict[int, float]:
+    """A figure of each step of a run, the training loss."""
     rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
-    return {row["step"]: row["l3"] for row in rows if "l3" in row}
+    return {row["step"]: row[key] for row in rows if key in row}
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Any) -> None:
+    """Let `action()` run at the end of a step of every trainer."""
+
+    class Act(TrainerCallback):
+        def on_step_end(self, args: object, state: Any, control: object, **_: object) -> None:
+            if state.global_step == step:
+                action()
+
+    original = ObjectiveTrainer.train
+
+    def changed(self: ObjectiveTrainer, **arguments: Any) -> Any:
+        self.callback_handler.callbacks.insert(0, Act())
+        return original(self, **arguments)
+
+    monkeypatch.setattr(ObjectiveTrainer, "train", changed)

@@ -180,16 +180,20 @@ class Decoder:
         vocabulary: int | None = None,
         precision: str = "float32",
         device: str = "cpu",
+        tensors: Mapping[str, Tensor] | None = None,
     ) -> "Decoder":
         """From a model's files. Raises ModelError, NoDecoder for what this does not compute.
 
+        tensors: a checkpoint's, by their names, in place of those of the files; then in float32.
         precision: float32, bfloat16, int8, int4, or auto for what is fastest here.
         device: cpu, cuda, mps, or auto; see `device_for`.
         """
         architecture = read_architecture(files)
         target = device_for(device, precision, architecture.matrix_parameters)
         chosen = precision_for(precision, architecture.matrix_parameters, target)
-        if chosen in QUANTISED:
+        if tensors is not None:
+            weights = dict(read_weights(files, architecture, tensors))
+        elif chosen in QUANTISED:
             order = int4_order() if chosen == "int4" else ""
             weights = kept_weights(
                 files, chosen, order, lambda: cls._quantised(files, architecture, chosen)

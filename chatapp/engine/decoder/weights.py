@@ -4,7 +4,7 @@ Keep: weights that this decoder would compute wrongly are refused, in one senten
 the file and the tensor. One part at a time is in memory, however large the checkpoint.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,9 +33,12 @@ class _Piece:
     is_transposed: bool
 
 
-def read_weights(files: ModelFiles, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+def read_weights(
+    files: ModelFiles, architecture: Architecture, tensors: Mapping[str, Tensor] | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """The weights of a checkpoint by the names of `Architecture.parts`, in float32.
 
+    tensors: by their names in a checkpoint, in place of those of the files.
     Matrices come as (out, in). A checkpoint that ties its output matrix to the embedding may hold
     it all the same: it is given only when it differs.
     Raises ModelError that names file and tensor when one is missing, unknown or mis-shaped.
@@ -45,7 +48,8 @@ def read_weights(files: ModelFiles, architecture: Architecture) -> Iterator[tupl
     known = awaited | _pieces_of(family, architecture, architecture.output)
     unfinished: dict[str, dict[int, Tensor]] = {}
     ends: dict[str, Tensor] = {}
-    for header, read in stored_tensors(files, known):
+    stored = stored_tensors(files, known) if tensors is None else _given(files, tensors)
+    for header, read in stored:
         if is_buffer(header.name):
             continue
         name = header.name if header.name in known else family.prefix + header.name
@@ -73,6 +77,15 @@ def read_weights(files: ModelFiles, architecture: Architecture) -> Iterator[tupl
     if architecture.is_tied and own is not None and own.equal(ends["embed.weight"]):
         del ends["head.weight"]
     yield from ends.items()
+
+
+def _given(
+    files: ModelFiles, tensors: Mapping[str, Tensor]
+) -> Iterable[tuple[TensorHeader, Callable[[], Tensor]]]:
+    """Tensors as `stored_tensors` gives those of files."""
+    for name, tensor in tensors.items():
+        header = TensorHeader(files.path, name, tuple(tensor.shape), str(tensor.dtype))
+        yield header, tensor.detach
 
 
 def _pieces(family: Family, architecture: Architecture) -> dict[str, _Piece]:

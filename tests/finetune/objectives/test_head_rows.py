@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 import tiny_finetune as tiny
 
+from chatapp.engine.head import HeadSpec
 from chatapp.engine.tokenizer import load_tokenizer
 from finetune.config import ConfigError, TooLong
 from finetune.data.formats import Labelled
 from finetune.data.tables import BadRow
-from finetune.objectives.head_rows import HeadExample, HeadSpec, RowEncoder, classes
+from finetune.objectives.head_rows import HeadExample, RowEncoder, classes
 
 SPECS = {
     "classification": HeadSpec("classification", ("no", "yes"), "\n"),

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles
+from chatapp.engine.head import HeadSpec
 from chatapp.engine.pretrained import load_causal
 from chatapp.engine.tokenizer import load_tokenizer
 from finetune.config import ConfigError
@@ -24,7 +25,7 @@ from finetune.data.tables import BadRow
 from finetune.evaluation import evaluate
 from finetune.material import check_head
 from finetune.objectives.head_module import Classifier, add_head, class_logits, load_head
-from finetune.objectives.head_rows import ROLES, HeadExample, HeadRows, HeadSpec
+from finetune.objectives.head_rows import ROLES, HeadExample, HeadRows
 from finetune.objectives.heads import HeadObjective
 from finetune.run import resume, train
 

@@ -1,0 +1,112 @@
+"""Learning from what was said of replies, while one waits: `finetune feedback` as a command.
+
+Keep: the command is what a terminal would run, so that what is trained here is trained there; it
+does not outlive the screen.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from chatapp.foreign import printable
+from chatapp.tui.keymap import HELP
+
+_LINES = 12
+_LONGEST = 2**20
+_WIDTH = "100"
+
+_HINT = "Esc stops after this step, and once more at once"
+_DONE_HINT = "Enter goes on with the new model · Esc closes"
+
+
+def command(model: str) -> list[str]:
+    """What teaches a model what was said of replies in all chats."""
+    return [sys.executable, "-m", "finetune", "feedback", "--model", model]
+
+
+class LearnScreen(ModalScreen[str | None]):
+    """Gives the name of the model that came of it, when the user goes on with it, else None."""
+
+    BINDING_GROUP_TITLE = "Learning from feedback"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        HELP,
+        Binding("enter", "use", "Go on with the new model"),
+        Binding("escape", "stop", "Stop, or close"),
+    ]
+
+    def __init__(self, command: Sequence[str]) -> None:
+        super().__init__()
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._made = ""
+        self._has_ended = False
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static("Learning from feedback", classes="title")
+            yield Static("Starting …", id="progress", markup=False)
+            yield Static(_HINT, classes="hint", id="keys")
+
+    def on_mount(self) -> None:
+        self._run()
+
+    def on_unmount(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    @work
+    async def _run(self) -> None:
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            env={**os.environ, "COLUMNS": _WIDTH, "PYTHONUNBUFFERED": "1"},
+            limit=_LONGEST,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        answer, _ = await asyncio.gather(
+            self._process.stdout.read(), self._follow(self._process.stderr)
+        )
+        status = await self._process.wait()
+        self._has_ended = True
+        if status == 0:
+            self._made = answer.decode(errors="replace").strip()
+            self._say(f"The new model is {self._made}; the list of models (F8) has it.")
+        elif not self._lines:
+            self._say(f"The command ended with status {status}.")
+        self.query_one("#keys", Static).update(_DONE_HINT if self._made else "Esc closes")
+
+    async def _follow(self, told: asyncio.StreamReader) -> None:
+        async for line in told:
+            self._say(line.decode(errors="replace"))
+
+    def _say(self, line: str) -> None:
+        self._lines.append(printable(line).rstrip())
+        self.query_one("#progress", Static).update("\n".join(self._lines))
+
+    def action_use(self) -> None:
+        if self._made:
+            self.dismiss(self._made)
+
+    def action_stop(self) -> None:
+        if self._has_ended or self._process is None:
+            self.dismiss(None)
+            return
+        with suppress(ProcessLookupError):  # it has just ended
+            self._process.send_signal(signal.SIGINT)

@@ -1,0 +1,126 @@
+"""Rows that ask: a prompt and, where the row has one, the reply that is looked for.
+
+Rows are those of `formats`, whose last reply is the reference that checks compare with, and rows
+of a prompt alone: its fields are those of a request, or a list of turns under `prompt`.
+
+Keep: a prompt is the tokens that a chat would have before that reply.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chatapp.engine.model import Tokenizer
+from chatapp.prompting.chat_template import Template
+from chatapp.prompting.messages import Message
+from finetune.config import TooLong
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded, ExampleEncoder, last_response
+from finetune.data.formats import FIELDS, Layout, TrainingExample, check_order, detect
+from finetune.data.preferences import prompt_fields, prompt_of
+from finetune.data.split import content_key
+from finetune.data.tables import BadRow, Row
+
+PROMPT_FIELDS = FIELDS
+"""The fields of all layouts of rows that ask."""
+
+# Templates write a reply only where there is one; what is asked hangs on no word of it.
+_ANY_REPLY = Message("assistant", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOnly(TrainingExample):
+    """A request without a reply: the last message stands there for the template alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt.
+
+    ids: its tokens, without those that start every sequence. text: what the user wrote.
+    messages: the chat before the reply. reference: the row's own reply, or "". key: of the row.
+    """
+
+    ids: list[int]
+    text: str
+    messages: tuple[Message, ...]
+    reference: str
+    key: str
+    content: bytes
+
+    @property
+    def split_key(self) -> str:
+        """By which it is trained on or measured."""
+        return self.key
+
+
+class PromptEncoder:
+    """Makes prompts of rows. length: the most tokens a row may have, its reply included; start: see
+    `ChatEncoder`."""
+
+    def __init__(
+        self,
+        template: Template,
+        tokenizer: Tokenizer,
+        length: int,
+        too_long: TooLong,
+        start: Sequence[int],
+    ) -> None:
+        self.rows = ExampleEncoder(template, tokenizer, length, too_long, start)
+
+    @property
+    def too_long(self) -> TooLong:
+        return self.rows.too_long
+
+    @property
+    def truncated(self) -> Counter[str]:
+        return self.rows.truncated
+
+    @property
+    def turns_left_out(self) -> int:
+        return self.rows.turns_left_out
+
+    def encode(self, example: TrainingExample) -> list[Asked]:
+        """The prompt of the last reply. Raises ExampleTooLong and BadRow."""
+        encoded = self.rows.encode(example)[-1]
+        response = last_response(encoded.spans)
+        if example.text or not response.start:
+            raise BadRow(
+                "asks nothing", f"{example.location}: a plain text asks nothing; expected a prompt"
+            )
+        return [self._asked(example, encoded, response)]
+
+    def _asked(self, example: TrainingExample, encoded: Encoded, response: slice) -> Asked:
+        decode = self.rows.tokenizer.decode
+        prompt = slice(0, response.start)
+        written = encoded.ids[prompt][encoded.spans[prompt] == Span.PROMPT]
+        text = decode(written.tolist()).strip()
+        reference = ""
+        if not isinstance(example, PromptOnly):
+            reference = example.messages[-1].text if example.messages else example.parts[-1]
+        return Asked(
+            encoded.ids[prompt].tolist(),
+            text,
+            example.messages[:-1] or (Message("user", text),),
+            reference.strip(),
+            encoded.key,
+            encoded.content,
+        )
+
+
+def detect_prompt(row: Row) -> Layout[TrainingExample]:
+    """The layout of a row that asks. Raises BadRow."""
+    try:
+        return detect(row)
+    except BadRow:
+        fields = prompt_fields(row)
+        if not fields:
+            raise
+        return Layout("prompts", (*fields, "system", "history"), _read_prompt)
+
+
+def _read_prompt(row: Row) -> PromptOnly:
+    messages = (*prompt_of(row), _ANY_REPLY)
+    check_order(messages, f"{row.location}: prompt")
+    key = content_key([(message.role, message.text) for message in messages])
+    return PromptOnly(row.location, key, messages=messages)

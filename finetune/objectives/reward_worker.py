@@ -1,0 +1,81 @@
+"""The user's own reward function in a process of its own: `python -m … FILE FUNCTION`.
+
+Reads {"prompt", "reply", "reference"} a line from standard input and writes {"value"} or {"error"}
+a line to standard output, first {"ready": true} when the function is there.
+
+Keep: whatever the function prints, it does not mix with the answers; the process ends with its
+input.
+"""
+
+import importlib.util
+import json
+import math
+import numbers
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+
+def load_function(file: str, name: str) -> Callable[[str, str, str], Any]:
+    """The function of a file, beside which its other files can be imported."""
+    sys.path.insert(0, str(Path(file).absolute().parent))
+    spec = importlib.util.spec_from_file_location("reward_function", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function: Callable[[str, str, str], Any] = getattr(module, name)
+    if not callable(function):
+        raise TypeError(f"{name} is no function")
+    return function
+
+
+def value_of(answer: object) -> float:
+    """What a function gave, as a number. Raises ValueError."""
+    if not isinstance(answer, numbers.Real):
+        raise ValueError(f"gave {answer!r:.60}, expected a number")
+    value = float(answer)
+    if not math.isfinite(value):
+        raise ValueError(f"gave {value}, expected a number")
+    return value
+
+
+def serve(function: Callable[[str, str, str], Any], answers: IO[str]) -> None:
+    """Answer the lines of standard input until it ends."""
+    for line in sys.stdin:
+        try:
+            asked = json.loads(line)
+            answer = function(asked["prompt"], asked["reply"], asked["reference"])
+        except Exception as error:  # whatever the user's code raises
+            _write(answers, {"error": f"raised {type(error).__name__}: {error}"})
+            continue
+        try:
+            _write(answers, {"value": value_of(answer)})
+        except ValueError as error:
+            _write(answers, {"error": str(error)})
+
+
+def main() -> None:
+    """See above."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C lets the run finish its step
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what the function prints goes where errors go
+    try:
+        function = load_function(sys.argv[1], sys.argv[2])
+    except Exception as error:  # whatever the user's file does
+        _write(answers, {"error": f"{type(error).__name__}: {error}"})
+        return
+    _write(answers, {"ready": True})
+    serve(function, answers)
+
+
+def _write(answers: IO[str], document: dict[str, Any]) -> None:
+    answers.write(json.dumps(document) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Write the seed tasks of Self-Instruct (Wang et al. 2023) in Alpaca layout, to measure
+`instructions.toml` on instructions of another source.
+
+    python -m finetune.recipes.instructions TASKS OUT
+
+TASKS is JSONL with an `instruction` and its `instances`, each an `input` and an `output`, a line.
+OUT receives JSONL with `instruction`, `input` and `output` a line.
+
+Keep: every instance is a row, as it stands.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from finetune.config import ConfigError, TrainSource
+from finetune.data.formats import text_field
+from finetune.data.tables import BadRow, tables
+from finetune.scripts import run
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The instances of every task. Raises BadRow and ConfigError."""
+    for table in tables(TrainSource.model_validate({"path": str(path)})):
+        for row in table.rows():
+            if isinstance(row, BadRow):
+                raise row
+            instruction = text_field(row, "instruction")
+            match row.fields.get("instances"):
+                case [*instances] if all(
+                    isinstance(each, dict) and {"input", "output"} <= each.keys()
+                    for each in instances
+                ):
+                    for each in instances:
+                        shown = {name: each[name] for name in ("input", "output")}
+                        yield {"instruction": instruction, **shown}
+                case _:
+                    raise ConfigError(
+                        f"{row.location}: expected 'instances', a list of {{input, output}}"
+                    )
+
+
+def build(
+    tasks: Annotated[Path, typer.Argument(help="seed tasks", exists=True)],
+    out: Annotated[Path, typer.Argument(help="the JSONL file to write")],
+) -> None:
+    """Write one row an instance."""
+    made = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows(tasks)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(made), encoding="utf-8")
+    print(f"{out}: {len(made):,} rows")
+
+
+if __name__ == "__main__":
+    run(build)

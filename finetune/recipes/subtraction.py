@@ -1,0 +1,49 @@
+"""Write three-digit subtraction problems for `subtraction.toml`.
+
+    python -m finetune.recipes.subtraction OUT [--train N] [--test N] [--seed N]
+
+OUT receives subtraction_train.jsonl and subtraction_test.jsonl, a problem and its answer a line, in
+the wording of the GPT-3 paper.
+
+Keep: no problem is in both; the test is that of `chatapp.evaluation.gpt3_tasks`, none of which the
+bundled model has seen.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chatapp.evaluation.gpt3_tasks import generate
+from chatapp.prompting.examples import Example
+from finetune.scripts import run
+
+TASK = "3D-"
+
+
+def problems(train: int, test: int, seed: int) -> dict[str, list[Example]]:
+    """So many different problems to learn from, and others to measure on."""
+    tested = generate(TASK, test, 0)
+    asked = {problem.input for problem in tested}
+    drawn = generate(TASK, train + test, seed + 1)
+    return {"train": [each for each in drawn if each.input not in asked][:train], "test": tested}
+
+
+def build(
+    out: Annotated[Path, typer.Argument(help="folder to write to")],
+    train: Annotated[int, typer.Option(min=1, max=100_000, help="problems to learn from")] = 4000,
+    test: Annotated[int, typer.Option(min=1, max=700, help="problems to measure on")] = 200,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Write problems to learn from and others to measure on."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, part in problems(train, test, seed).items():
+        path = out / f"subtraction_{name}.jsonl"
+        rows = [{"parts": [each.input, f" {each.output}"]} for each in part]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        print(f"{path}: {len(part):,} problems")
+
+
+if __name__ == "__main__":
+    run(build)

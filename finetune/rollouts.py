@@ -1,0 +1,212 @@
+"""Replies drawn while a model learns from them, with their rewards: the batches of GRPO.
+
+Keep: what is drawn in a step hangs on the weights, the seed, the step and the prompt alone, not on
+how the step is cut, so that a run that is gone on with draws the same.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chatapp.engine.errors import ModelError
+from chatapp.engine.events import Finished, Token
+from chatapp.engine.model import Request, Sampling
+from chatapp.engine.pretrained import load_causal
+from finetune.data.batches import Tensors, TrainingRows
+from finetune.data.chats import Span
+from finetune.data.encoding import Encoded
+from finetune.data.packing import pack
+from finetune.data.prompts import Asked
+from finetune.material import Material
+from finetune.objectives.chat_rows import PACKED_LENGTH, with_start
+from finetune.objectives.grpo import SAID, Grpo, PromptRows, ReplyRows, advantages
+from finetune.objectives.objective import in_place_of, model_inputs
+from finetune.objectives.rewards import DrawnReply
+from finetune.policy import Policy
+
+KEPT_FILE = "replies-{process}.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The replies to one prompt. rewards: as many."""
+
+    asked: Asked
+    replies: list[DrawnReply]
+    rewards: list[float]
+
+
+class Rollouts:
+    """Draws the replies of a run of GRPO and makes batches of them."""
+
+    def __init__(self, material: Material) -> None:
+        assert isinstance(material.objective, Grpo)
+        assert material.template is not None
+        self.material, self.objective = material, material.objective
+        self.config = material.objective.config
+        self.stop = (*material.template.stop, *material.objective.config.stop)
+        self._kept: list[Tensors] = []
+        self._frozen: Any = None
+
+    def __call__(
+        self, batches: Sequence[Tensors], rows: TrainingRows, step: int | None
+    ) -> list[Tensors]:
+        """Batches of prompts as batches of replies to them.
+
+        step: of the run, from 0; None to measure, by one greedy reply to each prompt.
+        Raises RewardError, and ModelError when a reply cannot be drawn.
+        """
+        if step is not None and step % self.config.iterations and self._kept:
+            return self._kept
+        asked = cast(PromptRows, rows).asked
+        numbers = [_numbers(batch) for batch in batches]
+        draws = [self._sampling(step, number) for each in numbers for number in each]
+        groups = iter(self._groups([asked[number] for each in numbers for number in each], draws))
+        made = [
+            self._batch([next(groups) for _ in each], batch)
+            for each, batch in zip(numbers, batches, strict=True)
+        ]
+        if self.config.iterations > 1 and step is not None:
+            made = [{**batch, "old": self._log_probs(self.material.model, batch)} for batch in made]
+            self._kept = made
+        return made
+
+    def _sampling(self, step: int | None, number: int) -> list[Sampling]:
+        """How each reply to a prompt is drawn."""
+        config, seed = self.config, self.material.config.seed
+        # What ends a text that repeats itself would be no choice of the model's.
+        whole = Sampling(temperature=0.0, top_p=1.0, max_tokens=config.max_tokens, max_repeats=0)
+        if step is None:
+            return [whole]
+        seeds = np.random.SeedSequence([seed, step, number]).generate_state(config.replies)
+        return [
+            Sampling(
+                temperature=config.temperature,
+                top_p=config.top_p,
+                top_k=config.top_k,
+                max_tokens=config.max_tokens,
+                max_repeats=0,
+                seed=int(each),
+            )
+            for each in seeds
+        ]
+
+    def _groups(
+        self, asked: Sequence[Asked], draws: Sequence[Sequence[Sampling]]
+    ) -> Iterator[_Group]:
+        """The replies to prompts, each drawn as often as it says, with their rewards."""
+        self.material.model.eval()
+        requests = (
+            Request(prompt.ids, sampling, self.stop)
+            for prompt, samplings in zip(asked, draws, strict=True)
+            for sampling in samplings
+        )
+        replies = iter(drawn_replies(Policy(self.material), requests))
+        for prompt, samplings in zip(asked, draws, strict=True):
+            group = [next(replies) for _ in samplings]
+            rewards = [self.objective.rewards.of(prompt, reply) for reply in group]
+            yield _Group(prompt, group, rewards)
+
+    def _batch(self, groups: Sequence[_Group], prompts: Tensors) -> Tensors:
+        """The replies of a micro-batch as rows, several in one where rows are packed.
+
+        prompts: what they are replies to, which stands in for a micro-batch without any.
+        """
+        if not groups:
+            zeros = torch.zeros(prompts["input_ids"].shape)
+            unlabelled = {key: value for key, value in prompts.items() if key != "row"}
+            return unlabelled | dict.fromkeys((*SAID, "reference"), zeros)
+        examples = [_example(group.asked, reply) for group in groups for reply in group.replies]
+        examples = with_start(examples, self.material.start)
+        bins = None
+        if self.material.config.data.packing:
+            lengths = [len(each.ids) for each in examples]
+            bins = pack(lengths, max([PACKED_LENGTH, *lengths]), self.material.config.seed)
+        said = torch.stack([self._said(group) for group in groups], 1).flatten(1)
+        rows = ReplyRows(examples, said, bins)
+        batch = self.material.data.collate([rows[index] for index in range(len(rows))])
+        if self.config.beta:
+            batch["reference"] = self._reference(batch)
+        return batch
+
+    def _said(self, group: _Group) -> Tensor:
+        """Of each reply what `SAID` names, (names, replies)."""
+        rewards = torch.tensor(group.rewards, dtype=torch.float32)[None]
+        if len(group.rewards) == 1:  # to measure
+            return torch.stack([torch.zeros(1), rewards[0], torch.zeros(1)])
+        is_alike = torch.isclose(rewards.std(1), torch.zeros(1)).expand(len(group.rewards))
+        advantage = advantages(rewards, self.config.scale_rewards)[0]
+        return torch.stack([advantage, rewards[0], is_alike.float()])
+
+    def _reference(self, batch: Tensors) -> Tensor:
+        """log-probabilities of the tokens by the model that the run began with."""
+        model = self.material.model
+        if hasattr(model, "disable_adapter"):
+            with model.disable_adapter():
+                return self._log_probs(model, batch)
+        if self._frozen is None:
+            self._frozen = load_causal(self.material.files).to(self.material.device)
+        return self._log_probs(self._frozen, batch)
+
+    @torch.no_grad()
+    def _log_probs(self, model: Any, batch: Tensors) -> Tensor:
+        """(sequences, tokens), on the CPU."""
+        model.eval()
+        device = next(model.parameters()).device
+        here = {key: value.to(device) for key, value in batch.items()}
+        is_half = self.material.precision == "bfloat16"
+        compute = partial(self.objective.log_probs, model=model, batch=here)
+        cast_to = torch.autocast(device.type, torch.bfloat16, enabled=is_half)
+        with cast_to, in_place_of(model.get_output_embeddings(), compute):
+            logps: Tensor = model(**model_inputs(here)).logits
+        return logps.float().cpu()
+
+    def save(self, checkpoint: Path, process: int) -> None:
+        """Keep the replies that the steps after a checkpoint still learn from."""
+        if self._kept:
+            torch.save(self._kept, checkpoint / KEPT_FILE.format(process=process))
+
+    def load(self, checkpoint: Path, process: int) -> None:
+        """Go on with what `save` has kept."""
+        path = checkpoint / KEPT_FILE.format(process=process)
+        self._kept = torch.load(path, weights_only=True) if path.exists() else []
+
+
+def drawn_replies(policy: Policy, requests: Iterator[Request]) -> Iterator[DrawnReply]:
+    """The replies in the order of their requests, as soon as all of them are there.
+
+    Raises ModelError when one cannot be drawn.
+    """
+    ids: dict[int, list[int]] = {}
+    texts: dict[int, str] = {}
+    for number, event in policy.generate_many(requests):
+        ids.setdefault(number, [])
+        texts[number] = texts.get(number, "") + event.text
+        match event:
+            case Token(id=id):
+                ids[number].append(id)
+            case Finished(reason="error", message=message):
+                raise ModelError(f"a reply could not be drawn: {message}")
+            case Finished(end_id=int(id)):
+                ids[number].append(id)
+    for number in sorted(ids):
+        yield DrawnReply(ids[number], texts[number].strip())
+
+
+def _numbers(batch: Tensors) -> list[int]:
+    """Which prompts of a batch are to be replied to."""
+    wanted = batch["response_mask"].any(1)
+    return [int(number) for number in batch["row"][wanted]]
+
+
+def _example(asked: Asked, reply: DrawnReply) -> Encoded:
+    ids = np.array([*asked.ids, *reply.ids], np.int32)
+    spans = np.full(len(ids), Span.PROMPT, np.uint8)
+    spans[len(asked.ids) :] = Span.RESPONSE
+    return Encoded(ids, spans, asked.key)

@@ -1,0 +1,136 @@
+"""Heads beside word counts: accuracy on movie reviews (MR) and on types of question (TREC).
+
+Every method learns the same rows, drawn by the seed; 500 reviews, which nobody learns, and TREC's
+500 test questions are measured. Word counts are single words in logistic regression and in naive
+Bayes, as scikit-learn has them. Needs scikit-learn and the folder of the shared data in
+CHATAPP_TEST_DATA. Run with `pytest -m benchmark -s tests/benchmarks/test_head_accuracy.py`, or one
+cell of the table as
+
+    python tests/benchmarks/test_head_accuracy.py TASK (counts|MODEL) ROWS SEEDS [key=value …]
+"""
+
+import json
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+DATA = Path(os.environ.get("CHATAPP_TEST_DATA", "nowhere"))
+ITEMS = 500
+
+Rows = list[dict[str, str]]
+
+# Chosen on 300 rows that are neither learnt nor measured; reviews want 4 epochs at 3e-4, and 100
+# rows some 20 epochs.
+SETTINGS = {"train": {"epochs": 8, "batch_size": 16, "learning_rate": 1e-3}}
+
+
+def labelled(task: str) -> tuple[Rows, Rows]:
+    """The rows to learn from and those to measure, in an order that does not change."""
+    folder = DATA / "classify"
+    if task == "mr":
+        rows = [
+            {"text": line.strip(), "label": label}
+            for label in ("pos", "neg")
+            for line in (folder / f"mr_{label}.txt").read_text("latin-1").split("\n")
+            if line.strip()
+        ]
+        random.Random(0).shuffle(rows)
+        return rows[2 * ITEMS :], rows[:ITEMS]
+    sets = []
+    for name in ("train", "test"):
+        lines = (folder / f"trec_{name}.txt").read_text("latin-1").strip().split("\n")
+        pairs = (line.split(" ", 1) for line in lines)
+        sets.append([{"text": text, "label": label.split(":")[0]} for label, text in pairs])
+    return sets[0], sets[1]
+
+
+def drawn(rows: Rows, count: int, seed: int) -> Rows:
+    return random.Random(f"rows {seed}").sample(rows, count)
+
+
+def by_counts(train: Rows, test: Rows) -> dict[str, float]:
+    """The accuracy of word counts in logistic regression and in naive Bayes."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.naive_bayes import MultinomialNB
+
+    words = CountVectorizer(token_pattern=r"\w+|[^\w\s]")
+    learnt = words.fit_transform([row["text"] for row in train])
+    asked = words.transform([row["text"] for row in test])
+    found = {}
+    for name, method in (
+        ("logistic", LogisticRegression(max_iter=2000)),
+        ("bayes", MultinomialNB()),
+    ):
+        method.fit(learnt, [row["label"] for row in train])
+        found[name] = float(method.score(asked, [row["label"] for row in test]))
+    return found
+
+
+def by_head(model: str, train: Rows, test: Rows, seed: int, *overrides: str) -> dict[str, float]:
+    """The accuracy of a head on a model, taught by `finetune train`."""
+    import finetune
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {}
+        for name, rows in (("train", train), ("test", test)):
+            paths[name] = Path(folder) / f"{name}.jsonl"
+            paths[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
+        config = {
+            "model": model,
+            "output": f"{folder}/run",
+            "seed": seed,
+            "data": {"train": str(paths["train"]), "held_out": 0.0},
+            "head": {"task": "classification"},
+            **SETTINGS,
+        }
+        run = finetune.train(config, "train.save_every=1000000", *overrides)
+        (measured,) = finetune.evaluate(run, data=paths["test"])["sets"].values()
+        return {"head": measured["accuracy"]}
+
+
+def accuracies(
+    task: str, method: str, count: int, seeds: int, *overrides: str
+) -> dict[str, list[float]]:
+    """The accuracy of each seed's rows, by what learnt them."""
+    rows, test = labelled(task)
+    found: dict[str, list[float]] = {}
+    for seed in range(seeds):
+        train = drawn(rows, count, seed)
+        one = (
+            by_counts(train, test)
+            if method == "counts"
+            else by_head(method, train, test, seed, *overrides)
+        )
+        for name, accuracy in one.items():
+            found.setdefault(name, []).append(accuracy)
+    return found
+
+
+def tell(task: str, method: str, count: int, seeds: int, *overrides: str) -> dict[str, list[float]]:
+    """The accuracies, printed as a mean with its standard deviation."""
+    found = accuracies(task, method, count, seeds, *overrides)
+    for name, each in found.items():
+        spread = f" ± {stdev(each):.3f}" if len(each) > 1 else ""
+        print(f"{task} {count} {method} {name} {' '.join(overrides)}: {fmean(each):.3f}{spread}")
+    return found
+
+
+@pytest.mark.benchmark
+def test_a_head_on_the_bundled_model_knows_types_of_question_as_well_as_word_counts() -> None:
+    pytest.importorskip("sklearn")
+    if not DATA.is_dir():
+        pytest.skip("the shared data is not there; name its folder in CHATAPP_TEST_DATA")
+    (head,) = tell("trec", "bundled", 500, 3).values()
+    counts = tell("trec", "counts", 500, 3)
+    assert fmean(head) > fmean(counts["bayes"])
+    assert fmean(head) > fmean(counts["logistic"]) - 0.03  # about their standard deviation
+
+
+if __name__ == "__main__":
+    tell(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

@@ -1,0 +1,428 @@
+"""GRPO: its loss by hand, the rewards, what is drawn from, and whole runs of it."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_finetune as tiny
+import tiny_pairs
+import torch
+from peft import LoraConfig, get_peft_model
+from rich.console import Console
+from torch import Tensor
+
+from chatapp.prompting.messages import Message
+from finetune.check import examine, show
+from finetune.config import ConfigError, FinetuneConfig
+from finetune.data.packing import pack
+from finetune.data.prompts import Asked
+from finetune.keys import keys
+from finetune.material import gather
+from finetune.objective_settings import GrpoSettings
+from finetune.objectives.grpo import Grpo, PromptRows, ReplyRows, advantages
+from finetune.objectives.reward_function import RewardError
+from finetune.objectives.rewards import DrawnReply, Rewards
+from finetune.policy import current_tensors
+from finetune.rollouts import Rollouts
+from finetune.run import resume, train
+
+QUIET = Console(stderr=True, quiet=True)
+LENGTHS = [9, 14, 8, 20, 6, 10, 13, 7]
+REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
+
+
+def settings(**changes: Any) -> GrpoSettings:
+    plain = {"kind": "grpo", "rewards": [{"kind": "regex", "pattern": "e"}], "replies": 4}
+    return GrpoSettings.model_validate(plain | changes)
+
+
+def config(folder: Path, rewards: Any = None, data: Any = None, **objective: Any) -> FinetuneConfig:
+    """A run of a tiny model that is to write the letter e."""
+    rewards = rewards or [{"kind": "regex", "pattern": "e"}]
+    plain = {"kind": "grpo", "rewards": rewards, "replies": 4, "max_tokens": 6, **objective}
+    return tiny.config(
+        folder,
+        data={"held_out": 0.2, **(data or {})},
+        objective=plain,
+        train={"batch_size": 2, "accumulate": 2, "max_steps": 6, "save_every": 4},
+    )
+
+
+# --- the loss ----------------------------------------------------------------------------
+
+
+class Drawn(ReplyRows):
+    """Eight replies in two groups; by the old model and the reference other models' words."""
+
+    def __init__(self, packed: bool, old: Any, reference: Any, temperature: float) -> None:
+        examples = tiny.examples(LENGTHS, seed=1)
+        bins = pack(LENGTHS, 48, 0) if packed else None
+        said = torch.stack(
+            [advantages(REWARDS, True), REWARDS, (REWARDS.std(1, keepdim=True) == 0).expand(2, 4)]
+        )
+        super().__init__(examples, said.flatten(1), bins)
+        self._models = {"old": old, "reference": reference}
+        self._temperature = temperature
+
+    @torch.no_grad()
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = super().__getitem__(index)
+        for name, model in self._models.items():
+            each = [self.rows.examples[i] for i in self.rows.bins[index]]
+            parts = [self._of(model, example) for example in each]
+            row[name] = torch.cat(parts) * row["response_mask"]
+        return row
+
+    def _of(self, model: Any, example: Any) -> Tensor:
+        return torch.cat([torch.zeros(1), log_probs(model, example, self._temperature)])
+
+
+def log_probs(model: Any, example: Any, temperature: float) -> Tensor:
+    ids = torch.tensor(example.ids.astype("int64"))
+    logits = model(input_ids=ids[None]).logits[0, :-1] / temperature
+    return logits.log_softmax(1).gather(1, ids[1:, None])[:, 0]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize(("beta", "temperature"), [(0.0, 1.0), (0.3, 0.7)])
+def test_the_loss_is_that_of_the_formula(
+    tmp_path: Path, packed: bool, beta: float, temperature: float
+) -> None:
+    model, old, reference = tiny.gpt2(0), tiny.gpt2(0), tiny.gpt2(2)
+    with torch.no_grad():
+        for weight in old.parameters():
+            weight.add_(0.02 * torch.randn_like(weight))
+    rows = Drawn(packed, old, reference, temperature)
+    given = ((REWARDS[0] - 0.5) / (REWARDS[0].std() + 1e-4)).tolist() + [0.0] * 4
+    losses, kls, cut = [], [], []
+    for example, advantage in zip(tiny.examples(LENGTHS, seed=1), given, strict=True):
+        mask = torch.tensor(example.spans[1:] == 2)
+        now = log_probs(model, example, temperature)[mask]
+        with torch.no_grad():
+            before = log_probs(old, example, temperature)[mask]
+            referred = log_probs(reference, example, temperature)[mask]
+        for p, was, ref in zip(now, before, referred, strict=True):
+            ratio = (p - was).exp()
+            plain, clipped = ratio * advantage, ratio.clamp(0.8, 1.3) * advantage
+            kls.append(ratio * ((ref - p).exp() - (ref - p) - 1))
+            cut.append(float(clipped < plain))
+            losses.append(-min(plain, clipped) + beta * kls[-1])
+    loss = torch.stack(losses).mean()
+    assert 0 < sum(cut) < len(cut) / 2
+    wanted = settings(epsilon_high=0.3, beta=beta, temperature=temperature, iterations=2)
+    objective = Grpo(config=wanted, rewards=Rewards(wanted.rewards))
+    sizes = ((len(rows), 1), (1, len(rows)))
+    logs = tiny_pairs.assert_same_step(tmp_path, model, rows, objective, loss, sizes)
+    assert logs["clipped"] == pytest.approx(sum(cut) / len(cut), abs=1e-6)
+    assert logs["reward"] == pytest.approx(REWARDS.mean().item())
+    assert logs["no_signal"] == pytest.approx(0.5)
+    assert logs["length"] == pytest.approx(len(losses) / 8)
+    if beta:
+        assert logs["kl"] == pytest.approx(torch.stack(kls).mean().item(), rel=1e-4)
+
+
+def test_without_a_deviation_the_advantage_is_the_difference() -> None:
+    assert advantages(REWARDS, False)[0].tolist() == [0.5, -0.5, -0.5, 0.5]
+    assert advantages(REWARDS, True)[1].tolist() == [0.0] * 4
+
+
+# --- rewards -----------------------------------------------------------------------------
+
+ASKED = Asked([1], "What is 7 - 5?", (Message("user", "What is 7 - 5?"),), "It is 2", "", b"")
+
+
+@pytest.mark.parametrize(
+    ("check", "text", "reward"),
+    [
+        ({"kind": "exact_match"}, " It  is 2\n", 1),
+        ({"kind": "exact_match"}, "It is 2.", 0),
+        ({"kind": "exact_match", "weight": 2.5}, "It is 2", 2.5),
+        ({"kind": "numeric_match"}, "7 - 5 = 2.0, so 2.", 1),
+        ({"kind": "numeric_match"}, "2 or 3", 0),
+        ({"kind": "numeric_match"}, "two", 0),
+        ({"kind": "regex", "pattern": r"^It\b"}, "It", 1),
+        ({"kind": "regex", "pattern": r"^It\b"}, "So It", 0),
+        ({"kind": "length", "most": 4}, "abcd", 1),
+        ({"kind": "length", "most": 4}, "abcdef", 0.5),
+        ({"kind": "length", "most": 4}, "abcdefghij", 0),
+        ({"kind": "length", "least": 4, "most": 9}, "a", 0.25),
+        ({"kind": "format", "form": "number"}, "-1,200.5", 1),
+        ({"kind": "format", "form": "number"}, "12 apples", 0),
+        ({"kind": "format", "form": "json"}, '{"a": 1}', 1),
+        ({"kind": "format", "form": "json"}, "3", 0),
+        ({"kind": "format", "form": "json"}, "[" * 100000, 0),
+        ({"kind": "format", "form": "line"}, "one", 1),
+        ({"kind": "format", "form": "line"}, "one\ntwo", 0),
+        ({"kind": "format", "form": "line"}, "", 0),
+    ],
+)
+def test_checks(check: dict[str, Any], text: str, reward: float) -> None:
+    rewards = Rewards(settings(rewards=[check]).rewards)
+    assert rewards.of(ASKED, DrawnReply([1] * len(text), text.strip())) == reward
+
+
+def test_rewards_add_up_and_are_told_apart() -> None:
+    checks = [{"kind": "numeric_match", "weight": 2.0}, {"kind": "format", "form": "number"}]
+    rewards = Rewards(settings(rewards=checks).rewards)
+    reply = DrawnReply([1], "2")
+    assert rewards.each(ASKED, reply) == [1.0, 1.0]
+    assert rewards.of(ASKED, reply) == 3.0
+    assert rewards.names == ["numeric_match", "format"]
+
+
+FUNCTIONS = """
+import time
+def good(prompt, reply, reference):
+    print("not an answer")
+    return len(reply) + (reference == "It is 2") + prompt.startswith("What")
+def raises(prompt, reply, reference): raise KeyError("gone")
+def text(prompt, reply, reference): return "fine"
+def nan(prompt, reply, reference): return float("nan")
+def slow(prompt, reply, reference): time.sleep(60)
+def leaves(prompt, reply, reference): import os; os._exit(3)
+number = 3
+"""
+
+
+def of_function(folder: Path, name: str) -> Rewards:
+    (folder / "mine.py").write_text(FUNCTIONS)
+    check = {"kind": "function", "function": f"{folder / 'mine.py'}:{name}", "timeout": 1.0}
+    return Rewards(settings(rewards=[check]).rewards)
+
+
+def test_a_function_of_the_users_own(tmp_path: Path) -> None:
+    rewards = of_function(tmp_path, "good")
+    assert rewards.of(ASKED, DrawnReply([1], "abc")) == 5.0
+    assert rewards.functions[0].endswith("mine.py:good")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("raises", r"mine\.py:raises raised KeyError: 'gone', for the reply 'abc' to 'What is 7"),
+        ("text", r"gave 'fine', expected a number"),
+        ("nan", r"gave nan, expected a number"),
+        ("slow", r"took longer than 1 seconds"),
+        ("leaves", r"ended its process"),
+    ],
+)
+def test_a_function_that_misbehaves_is_one_sentence(tmp_path: Path, name: str, words: str) -> None:
+    rewards = of_function(tmp_path, name)
+    for _ in range(2):  # the next call begins anew
+        with pytest.raises(RewardError, match=words):
+            rewards.of(ASKED, DrawnReply([1], "abc"))
+
+
+def test_a_function_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    for name in ("gone", "number"):
+        with pytest.raises(ConfigError, match=rf"rewards: .*mine\.py:{name} cannot be loaded: "):
+            of_function(tmp_path, name)
+    for place in ("mine.py", "mine:f", "mine.py:no name"):
+        with pytest.raises(ValueError, match=r"expected file\.py:function"):
+            settings(rewards=[{"kind": "function", "function": place}])
+
+
+# --- what is drawn -----------------------------------------------------------------------
+
+
+def rollouts(folder: Path, **changes: Any) -> Rollouts:
+    return Rollouts(gather(config(folder, **changes), "cpu"))
+
+
+def drawn(made: Rollouts, sizes: list[int], step: int | None = 3) -> list[list[int]]:
+    """The real tokens of all rows that are drawn in micro-batches of these sizes."""
+    rows, collate = made.material.data.train, made.material.data.collate
+    starts = np.cumsum([0, *sizes])
+    batches = [
+        collate([rows[i] for i in range(start, start + size)])
+        for start, size in zip(starts, sizes, strict=False)
+    ]
+    return [
+        ids[real > 0].tolist()
+        for batch in made(batches, rows, step)
+        for ids, real in zip(batch["input_ids"], batch["example_ids"], strict=True)
+    ]
+
+
+def test_what_is_drawn_does_not_hang_on_how_a_step_is_cut(tmp_path: Path) -> None:
+    made = rollouts(tmp_path)
+    whole = drawn(made, [4])
+    assert drawn(made, [1, 1, 1, 1]) == whole
+    assert len(whole) == 16
+    assert len({tuple(ids) for ids in whole}) > 8  # they are drawn, not repeated
+    assert drawn(made, [4], step=4) != whole
+    assert len(drawn(made, [4], step=None)) == 4  # greedy ones, to measure
+
+
+def test_the_end_of_a_reply_is_learnt(tmp_path: Path) -> None:
+    made = rollouts(tmp_path, max_tokens=150)
+    end = made.material.tokenizer.end_id
+    asked = made.material.data.train.asked
+    replies = [ids[len(asked[n // 4].ids) :] for n, ids in enumerate(drawn(made, [4]))]
+    assert all(len(ids) == 150 or ids[-1] == end for ids in replies)
+    assert {ids[-1] == end for ids in replies} == {True, False}
+    assert all(end not in ids[:-1] for ids in replies)
+
+
+@pytest.mark.parametrize("changes", [{}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}])
+def test_an_adapter_is_drawn_from_merged_and_stays_as_it_is(changes: dict[str, Any]) -> None:
+    model = tiny.gpt2(0)
+    adapted: Any = get_peft_model(
+        model, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", **changes)
+    )
+    with torch.no_grad():
+        for weight in adapted.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1 * torch.randn_like(weight))
+    before = {name: value.clone() for name, value in adapted.state_dict().items()}
+    ids = torch.arange(1, 9)[None]
+    logits = adapted.eval()(input_ids=ids).logits
+    found = current_tensors(adapted)
+    for name, value in adapted.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    torch.testing.assert_close(adapted(input_ids=ids).logits, logits)
+    plain = tiny.gpt2(1)
+    if changes.get("modules_to_save"):
+        plain.lm_head.weight = torch.nn.Parameter(plain.lm_head.weight.clone())
+    assert plain.state_dict().keys() == found.keys()
+    plain.load_state_dict(found)
+    torch.testing.assert_close(plain.eval()(input_ids=ids).logits, logits)
+
+
+# --- runs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [("full", {}), ("lora", {"beta": 0.05}), ("full", {"iterations": 2, "beta": 0.05})],
+)
+def test_a_run_learns_what_is_rewarded(
+    tmp_path: Path, method: str, objective: dict[str, Any]
+) -> None:
+    made = config(tmp_path, **objective)
+    longer = {"max_steps": 30, "method": method, "eval_every": 15}
+    made = made.model_copy(update={"train": made.train.model_copy(update=longer)})
+    folder = train(made, QUIET, "cpu")
+    rewards = list(tiny.trace(folder, "reward").values())
+    assert sum(rewards[-5:]) > sum(rewards[:5])
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    measured = [row for row in rows if "eval_reward" in row]
+    assert [row["eval_loss"] for row in measured] == [-row["eval_reward"] for row in measured]
+    samples = next(row["samples"] for row in rows if "samples" in row)
+    assert all(each["reward"] in (0, 1) for each in samples)
+    assert ("kl" in rows[0]) == bool(objective)
+    report = (folder / "report.md").read_text()
+    assert "| step | GRPO | reward | no signal | tokens a reply |" in report
+    assert "| held-out loss | held-out reward | held-out tokens a reply |" in report
+
+
+@pytest.mark.parametrize("objective", [{}, {"iterations": 3, "beta": 0.05}])
+def test_a_run_that_was_broken_off_goes_on_with_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: dict[str, Any]
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill() -> None:
+        raise Killed
+
+    made = config(tmp_path, **objective)
+    whole = train(made.model_copy(update={"output": str(tmp_path / "whole")}), QUIET, "cpu")
+    with monkeypatch.context() as patch:
+        tiny.at_step(patch, 5, kill)
+        with pytest.raises(Killed):
+            train(made, QUIET, "cpu")
+    resume(tmp_path / "run", [], QUIET, "cpu")
+    for key in ("grpo", "reward", "length"):
+        expected = tiny.trace(whole, key)
+        assert tiny.trace(tmp_path / "run", key) == pytest.approx(expected, abs=1e-6)
+    assert len(expected) == 6
+
+
+def test_a_reward_that_fails_ends_the_run_in_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "calls = 0\n"
+        "def score(prompt, reply, reference):\n"
+        "    global calls; calls += 1\n"
+        "    return 'x' if calls == 70 else float('e' in reply)\n"
+    )
+    made = config(tmp_path, [{"kind": "function", "function": f"{mine}:score"}], {"held_out": 0.0})
+    words = r"mine\.py:score gave 'x', expected a number, .*; checkpoint-4 is whole: `finetune res"
+    with pytest.raises(RewardError, match=words):
+        train(made, QUIET, "cpu")
+    mine.write_text("def score(prompt, reply, reference): return float('e' in reply)\n")
+    folder = resume(tmp_path / "run", [], QUIET, "cpu")
+    assert len(tiny.trace(folder, "reward")) == 6
+
+
+def test_replies_are_packed_like_other_rows(tmp_path: Path) -> None:
+    packed = train(config(tmp_path, data={"packing": True}), QUIET, "cpu")
+    plain = config(tmp_path).model_copy(update={"output": str(tmp_path / "plain")})
+    first = [tiny.trace(each, "grpo")[1] for each in (packed, train(plain, QUIET, "cpu"))]
+    assert first[0] == pytest.approx(first[1], abs=1e-5)
+
+
+# --- rows and check ----------------------------------------------------------------------
+
+
+def write_rows(folder: Path, rows: list[Any]) -> dict[str, str]:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"train": str(path)}
+
+
+def test_rows_may_be_prompts_alone(tmp_path: Path) -> None:
+    rows = [{"prompt": "What comes?"}, {"prompt": [{"role": "user", "content": "After 3?"}]}]
+    made = gather(config(tmp_path, data={**write_rows(tmp_path, rows), "held_out": 0.0}), "cpu")
+    assert isinstance(made.data.train, PromptRows)
+    assert [each.text for each in made.data.train.asked] == ["What comes?", "After 3?"]
+    assert [each.reference for each in made.data.train.asked] == ["", ""]
+    whole = [{"prompt": "What comes?", "completion": "It."}]
+    other = gather(config(tmp_path, data={**write_rows(tmp_path, whole), "held_out": 0.0}), "cpu")
+    assert other.data.train.asked[0].ids == made.data.train.asked[0].ids
+    assert other.data.train.asked[0].reference == "It."
+
+
+@pytest.mark.parametrize(
+    ("row", "rewards", "words"),
+    [
+        ({"prompt": "x"}, [{"kind": "exact_match"}], "reply, which the prompt 'x' has not"),
+        ({"text": "plain"}, None, "line 1: a plain text asks nothing"),
+        ({"prompt": ""}, None, "line 1: 'prompt' is empty"),
+        ({"prompt": "x", "completion": " "}, None, "line 1: 'completion' is empty"),
+        ({"prompt": [{"role": "assistant", "content": "x"}]}, None, "expected 'user'"),
+    ],
+)
+def test_rows_that_cannot_be_asked_are_one_sentence(
+    tmp_path: Path, row: dict[str, Any], rewards: Any, words: str
+) -> None:
+    data = {**write_rows(tmp_path, [row]), "held_out": 0.0}
+    with pytest.raises(ConfigError, match=words):
+        gather(config(tmp_path, rewards, data), "cpu")
+
+
+def test_a_reply_must_fit_the_window(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"objective\.max_tokens is 192; the model's window"):
+        gather(config(tmp_path, max_tokens=192), "cpu")
+
+
+def test_check_shows_prompts_and_what_their_own_replies_earn(tmp_path: Path) -> None:
+    checks = [{"kind": "exact_match"}, {"kind": "regex", "pattern": "never", "weight": 3.0}]
+    console = Console(file=StringIO(), record=True, width=160)
+    found = examine(config(tmp_path, checks), "cpu")
+    show(found, console)
+    text = console.export_text()
+    assert "the rows' own replies earn 1 on average" in text
+    assert "What comes after" in text
+    assert found.document()["reference_reward"] == 1.0
+
+
+def test_keys_tell_the_checks_apart() -> None:
+    found = {(key.name, key.kind): key for key in keys("objective.rewards.N")}
+    assert found["objective.rewards.N.pattern", "regex"].values == "text"
+    assert '"exact_match"' in found["objective.rewards.N.kind", "grpo"].values
+    assert found["objective.rewards.N.kind", "grpo"].default == ""

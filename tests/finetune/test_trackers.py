@@ -1,0 +1,96 @@
+"""The log of a run in the trackers that it reports to, with fakes in place of their libraries."""
+
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import tiny_finetune as tiny
+from rich.console import Console
+
+from finetune.run import train
+
+QUIET = Console(stderr=True, quiet=True)
+Told = dict[int, dict[str, float]]
+"""What a tracker was told, by the step."""
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> MagicMock:
+    """A module that can be found and imported."""
+    module = MagicMock(name=name, **attributes)
+    module.__spec__ = ModuleSpec(name, None)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Told:
+    told: Told = {}
+
+    def log(row: dict[str, float]) -> None:
+        told.setdefault(int(row["train/global_step"]), {}).update(row)
+
+    installed(monkeypatch, "wandb", log=log, run=None)
+    for name in ("wandb.sdk", "wandb.sdk.lib"):
+        installed(monkeypatch, name)
+    installed(monkeypatch, "wandb.sdk.lib.config_util", ConfigError=type("E", (Exception,), {}))
+
+    def init(**_: Any) -> None:
+        sys.modules["wandb"].run = MagicMock()  # type: ignore[attr-defined]
+
+    sys.modules["wandb"].init = init  # type: ignore[attr-defined]
+    return told
+
+
+def trackio(monkeypatch: pytest.MonkeyPatch) -> Told:
+    told: Told = {}
+
+    def log(row: dict[str, float]) -> None:
+        told.setdefault(int(row["train/global_step"]), {}).update(row)
+
+    module = installed(monkeypatch, "trackio", log=log)
+    module.context_vars.current_space_id.get.return_value = None
+    return told
+
+
+def tensorboard(monkeypatch: pytest.MonkeyPatch) -> Told:
+    told: Told = {}
+
+    class SummaryWriter(MagicMock):
+        def __init__(self, log_dir: str = "", **_: Any) -> None:
+            super().__init__()
+            # `tensorboard --logdir RUN` looks into the folders of the run.
+            assert not log_dir or "run" in Path(log_dir).parts
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            told.setdefault(step, {})[name] = value
+
+    installed(monkeypatch, "tensorboard")
+    installed(monkeypatch, "torch.utils.tensorboard", SummaryWriter=SummaryWriter)
+    return told
+
+
+@pytest.mark.parametrize("tracker", [tensorboard, wandb, trackio])
+def test_a_tracker_is_told_what_the_log_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: Any
+) -> None:
+    told = tracker(monkeypatch)
+    settings = {"report_to": [tracker.__name__], "max_steps": 4, "eval_every": 2}
+    run = train(tiny.config(tmp_path, train=settings), QUIET)
+    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["l3"] for row in rows if "l3" in row}
+    assert list(losses) == [1, 2, 3, 4]
+    assert {step: row["train/l3"] for step, row in told.items() if "train/l3" in row} == losses
+    held_out = {row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
+    assert list(held_out) == [2, 4]
+    assert {s: row["eval/loss"] for s, row in told.items() if "eval/loss" in row} == held_out
+
+
+def test_a_run_is_told_to_nobody_who_is_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [tracker(monkeypatch) for tracker in (tensorboard, wandb, trackio)]
+    train(tiny.config(tmp_path, train={"max_steps": 2}), QUIET)
+    assert told == [{}, {}, {}]

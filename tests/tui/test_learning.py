@@ -1,0 +1,121 @@
+"""What was said of replies is learnt from in a process of its own, and its model can be used."""
+
+import asyncio
+import sys
+
+import pytest
+from conftest import Driver, OpenApp
+from fakes import ScriptedModel
+
+from chatapp.dialogue.store import Store
+from chatapp.engine import load
+from chatapp.tui import chat, learning
+from chatapp.tui.learning import LearnScreen
+
+LEARNS = """
+import os, sys
+print("8 corrections: [b] \\x1b[2J", sys.argv[1:], os.environ["COLUMNS"], file=sys.stderr)
+print("runs/feedback-1")
+"""
+REFUSES = "import sys; sys.exit('there is not enough feedback to learn from')"
+WAITS = """
+import signal, sys, time
+print("waiting", file=sys.stderr, flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit("stopped at step 3")
+"""
+
+
+def use(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    monkeypatch.setattr(chat, "command", lambda model: [sys.executable, "-c", script, model])
+
+
+async def learn(driver: Driver) -> LearnScreen:
+    await driver.until(lambda: driver.chat.conversation.session is not None)
+    driver.prompt.text = "/learn"
+    await driver.press("enter")
+    await driver.until(lambda: isinstance(driver.app.screen, LearnScreen))
+    screen = driver.app.screen
+    assert isinstance(screen, LearnScreen)
+    return screen
+
+
+def test_the_command_is_that_of_a_terminal() -> None:
+    made = learning.command("./my-run")
+    assert made[1:] == ["-m", "finetune", "feedback", "--model", "./my-run"]
+
+
+async def test_the_new_model_is_gone_on_with(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, LEARNS)
+    asked = []
+
+    def load_model(name: str, **_: object) -> ScriptedModel:
+        asked.append(name)
+        return ScriptedModel(["New."], name=name)
+
+    async with open_app(ScriptedModel(["Old."], name="old")) as driver:
+        monkeypatch.setattr(load, "load_model", load_model)
+        await learn(driver)
+        await driver.until(lambda: "The new model is runs/feedback-1" in driver.screen_text)
+        assert "8 corrections: [b]" in driver.screen_text
+        assert "['old'] 100" in driver.screen_text
+        await driver.press("enter")
+        await driver.until(lambda: driver.chat.widgets.status.model == "runs/feedback-1")
+        assert asked == ["runs/feedback-1"]
+
+
+async def test_what_is_missing_is_told_and_the_chat_goes_on(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, REFUSES)
+    async with open_app(ScriptedModel(["Old."], name="old")) as driver:
+        await learn(driver)
+        await driver.until(lambda: "Esc closes" in driver.screen_text)
+        assert "there is not enough feedback" in driver.screen_text
+        await driver.press("enter")  # there is nothing to go on with
+        assert isinstance(driver.app.screen, LearnScreen)
+        await driver.press("escape")
+        assert driver.app.screen is driver.chat
+        assert driver.chat.widgets.status.model == "old"
+
+
+async def test_escape_stops_it_as_ctrl_c_would(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, WAITS)
+    async with open_app() as driver:
+        await learn(driver)
+        await driver.until(lambda: "waiting" in driver.screen_text)
+        await driver.press("escape")
+        await driver.until(lambda: "Esc closes" in driver.screen_text)
+        assert "stopped at step 3" in driver.screen_text
+        await driver.press("escape")
+        assert driver.app.screen is driver.chat
+
+
+async def test_it_does_not_outlive_its_screen(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, WAITS)
+    async with open_app() as driver:
+        screen = await learn(driver)
+        await driver.until(lambda: "waiting" in driver.screen_text)
+        process = screen._process
+        assert process is not None
+        screen.dismiss(None)
+        assert await asyncio.wait_for(process.wait(), 20) != 0
+
+
+async def test_chats_that_are_not_kept_teach_nothing(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "is_kept", property(lambda store: False))
+    async with open_app() as driver:
+        driver.prompt.text = "/learn"
+        await driver.press("enter")
+        await driver.until(lambda: "chats are not kept" in driver.screen_text)
+        assert driver.app.screen is driver.chat
