@@ -11,9 +11,10 @@ from chatapp.engine.remote.chunks import Chunk, ServedToken
 
 
 class Calls:
-    """Makes text of the calls in a stream."""
+    """Makes text of the calls in a stream. have_come: whether there were any."""
 
     def __init__(self) -> None:
+        self.have_come = False
         self._open: int | None = None
         self._has_arguments = False
 
@@ -23,6 +24,7 @@ class Calls:
         for piece in chunk.calls:
             if piece.index != self._open:
                 text += self._closed()
+                self.have_come = True
                 self._open, self._has_arguments = piece.index, False
                 text += f'{CALLING[0]}{{"name": {json.dumps(piece.name)}, "arguments": '
             text += piece.arguments

@@ -60,9 +60,6 @@ _OPTIONAL = (
 _BAD_REQUEST = (400, 422, 500)
 """With these a server refuses a field: llama-cpp-python gives 500 for log-probabilities."""
 
-_ENDS = ("stop", "tool_calls")
-"""With these a server says that its model has come to an end."""
-
 _MOST_STOPS = 4
 """The protocol's limit of stop strings; the rest is looked for here."""
 
@@ -310,9 +307,10 @@ class _Reply:
 
     def _take_reason(self, word: str) -> None:
         """word: the server's, "" where it gives none."""
-        if word not in ("", *_ENDS, "length", DONE):
+        ends = ("stop", "tool_calls") if self._calls.have_come else ("stop",)
+        if word not in ("", *ends, "length", DONE):
             raise ModelError(f"the server ended the reply: {word[:100]}")
-        if word in _ENDS:
+        if word in ends:
             self.reason = "stop"
         elif word == "length" or self._tokens == self.most:
             self.reason = self.reason or self._at_most
