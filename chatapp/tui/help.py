@@ -26,6 +26,7 @@ from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.token_text import TokenText
 from chatapp.tui.keymap import bindings_of, words_of
+from chatapp.tui.learning import LearnScreen
 from chatapp.tui.library import LibraryScreen
 from chatapp.tui.models import ModelScreen
 from chatapp.tui.parameters import ParametersScreen
@@ -42,6 +43,7 @@ _SCREENS: tuple[type[DOMNode], ...] = (
     BranchScreen,
     CompareScreen,
     LibraryScreen,
+    LearnScreen,
     Inspector,
     TokenText,
     AttentionView,

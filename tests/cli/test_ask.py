@@ -281,7 +281,7 @@ def test_complete_refuses_an_empty_text(run, use_model: UseModel, text: str) -> 
     use_model(ScriptedModel([" Ok."]))
     status, out, err = run("complete", text)
     assert (status, out) == (2, "")
-    assert err.startswith("chatapp: there is no text to go on with")
+    assert err.startswith("chatapp: there is no text to continue")
 
 
 # As a process

@@ -38,7 +38,7 @@ def test_info_shows_parameters_counted_and_calculated(run, model: Path) -> None:
         "vocabulary (V)   108 tokens\n",
         "context (n)      64 tokens\n",
         "computed in      float32, unless another precision is chosen\n",
-        "in memory        250.1 MB, about\n",
+        "in memory        about 250.1 MB\n",
         "template         mine\n",
         "licence          mit\n",
     ):

@@ -1,7 +1,7 @@
 """Answers to prompts in turns of a chat: exact likelihoods, what is generated, what is sent."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,6 +137,13 @@ class Served(ScriptedModel):
     ) -> Iterator[Event]:
         self.sent = messages
         return self.generate([1], sampling)
+
+    def converse_many(
+        self, chats: Iterable[Sequence[Mapping[str, str]]], sampling: Sampling
+    ) -> Iterator[tuple[int, Event]]:
+        for number, messages in enumerate(chats):
+            for event in self.converse(messages, sampling):
+                yield number, event
 
 
 def test_a_server_is_sent_the_turns() -> None:

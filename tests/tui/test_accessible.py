@@ -26,6 +26,7 @@ from chatapp.tui.keymap import bindings_of, words_of
 
 BY_OTHER_KEYS = {
     "ask",  # Enter where nothing is written
+    "learn",  # /learn, because it is rarely done
 }
 
 

@@ -67,7 +67,7 @@ async def test_what_the_chat_is_held_with_is_in_the_status_line(
             assert words in driver.screen_text
         driver.chat.hold_with(choice_of("none"))
         await driver.idle()
-        assert "prompt file" not in driver.screen_text
+        assert "prompt file feel" not in driver.screen_text
         assert "persona" not in driver.screen_text
 
 

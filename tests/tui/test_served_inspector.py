@@ -56,9 +56,8 @@ async def test_tokens_of_a_chat_with_a_server(open_app: OpenApp, server: Complet
         assert "entropy" not in detail
         assert " 1   │Lyon│" in driver.screen_text
         await driver.press("right")
-        detail = words(driver, "tokens-detail")
-        assert "p 1.0%" in detail
-        assert "rank" not in detail
+        await driver.until(lambda: "p 1.0%" in words(driver, "tokens-detail"))
+        assert "rank" not in words(driver, "tokens-detail")
         assert "\x1b" not in driver.screen_text
         await driver.press("right")
         assert "does not show its inside" in words(driver, "tokens-detail")

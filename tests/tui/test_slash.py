@@ -217,7 +217,7 @@ async def test_set_alone_tells_every_value_and_whose_it_is(
         await order(driver, "/set")
         told = notices(driver)[-1].split("\n")
         assert told[:3] == ["temperature 0.6 (model)", "top_k 5 (this chat)", "top_p 0.9 (default)"]
-        assert "seed open (default)" in told
+        assert "seed random each time (default)" in told
 
 
 async def test_system_instructs_the_chat(open_app: OpenApp, store: Store) -> None:
