@@ -3,9 +3,10 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import ScriptedModel
@@ -19,7 +20,7 @@ from chatapp.dialogue.permission import Decision
 from chatapp.dialogue.session import Session, SessionEvent
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.template_choice import choose_template
-from chatapp.engine.events import Finished
+from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Sampling
 from chatapp.prompting.template import CHAT
 from chatapp.tools.registry import find_tools
@@ -92,6 +93,21 @@ def opened(
 def finished(events: list[SessionEvent]) -> Finished:
     (end,) = (event for event in events if isinstance(event, Finished))
     return end
+
+
+def test_what_draws_a_reply_draws_what_follows_a_call_too(tmp_path: Path, store: Store) -> None:
+    """As where one pass of a model serves two replies."""
+    first, model = opened(tmp_path, store, [f"Let me see.\n{SUM}", "It is 3648."])
+    drawn: list[str] = []
+
+    def generate(ids: Sequence[int], sampling: Sampling, **options: Any) -> Iterator[Event]:
+        drawn.append(model.tokenizer.decode(ids))
+        return model.generate(ids, sampling, **options)
+
+    session = Session(model, template=first.template, store=store, generate=generate)
+    session.set_tools(("calculator",))
+    list(session.say("How many?"))
+    assert drawn == [ASKED, RESUMED]
 
 
 @pytest.mark.parametrize("by_character", [False, True])

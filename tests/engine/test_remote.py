@@ -368,7 +368,12 @@ REFUSALS = [
     (401, "no", {}, "the server wants a key"),
     (403, "no", {}, "the server wants a key"),
     (404, "<html>", {}, "nothing of this name on it"),
-    (307, "", {"Location": "http://elsewhere.example/v1"}, "redirects to http://elsewhere.example/v1"),
+    (
+        307,
+        "",
+        {"Location": "http://elsewhere.example/v1"},
+        "redirects to http://elsewhere.example/v1",
+    ),
     (500, '{"error": {"message": "out of\\nmemory"}}', {}, "(status 500): out of memory"),
     (503, '{"detail": [{"x": 1}]}', {}, "(status 503): [{'x': 1}]"),
     (429, '{"message": "too many"}', {}, "(status 429): too many"),
