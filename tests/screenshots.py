@@ -66,8 +66,9 @@ async def chat(driver: Driver) -> AsyncIterator[float]:
     await rest(driver)
     yield 2
     await driver.press("tab")
-    yield 1
     alternatives = driver.chat.query_one("#tokens-alternatives", OptionList)
+    await driver.until(lambda: alternatives.has_focus and alternatives.highlighted is not None)
+    yield 1
     if "●" in str(alternatives.get_option_at_index(0).prompt):  # which came
         await driver.press("down")
         yield 1.5

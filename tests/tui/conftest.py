@@ -1,6 +1,7 @@
 """What the tests of the screens share: an app with a scripted model and a store of its own."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -85,6 +86,11 @@ class Driver:
         """What a terminal would show, row by row."""
         strips = self.app.screen._compositor.render_strips()
         return "\n".join(strip.text for strip in strips)
+
+    @property
+    def sentences(self) -> str:
+        """What is on the screen in one line: a sentence with a path may be wrapped anywhere."""
+        return re.sub(r"[\s│]+", " ", self.screen_text)
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait for something to become true, and for the screen to show it."""

@@ -77,7 +77,7 @@ async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -
         await driver.say("Hello")
         store.close()
         await driver.press("ctrl+b")
-        await driver.until(lambda: "cannot be used" in driver.screen_text)
+        await driver.until(lambda: "cannot be used" in driver.sentences)
         await driver.press("escape")
         assert driver.app.screen is driver.chat
 

@@ -687,4 +687,4 @@ async def test_a_store_that_goes_away_under_the_list_is_told(
         await listed(driver)
         store.close()
         await driver.press(key)
-        assert "cannot be used" in driver.screen_text
+        assert "cannot be used" in driver.sentences

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from completions_server import CompletionsServer, delta, replied, said
 from conftest import Driver, OpenApp
-from textual.widgets import Static
+from textual.widgets import OptionList, Static
 
 from chatapp.dialogue.store import Store
 from chatapp.engine.load import load_model
@@ -36,6 +36,8 @@ def server() -> Iterator[CompletionsServer]:
 async def look(driver: Driver) -> None:
     await driver.press("f3")
     await driver.until(lambda: "of reply" in words(driver, "inspector-about"))
+    await driver.until(lambda: words(driver, "tokens-detail"))
+    await driver.idle()
 
 
 def words(driver: Driver, id: str) -> str:
@@ -74,7 +76,10 @@ async def test_another_token_of_the_reply(
         await driver.say("Where?")
         await look(driver)
         server.stream = said(", in France.")
-        await driver.press("tab", "enter")
+        await driver.press("tab")
+        alternatives = driver.chat.query_one("#tokens-alternatives", OptionList)
+        await driver.until(lambda: alternatives.has_focus and alternatives.highlighted is not None)
+        await driver.press("enter")
         await driver.until(lambda: len(server.requests) == 2)
         await driver.idle()
         assert server.requests[-1]["prompt"] == "User:\nWhere?\n\nAssistant:\nLyon"

@@ -127,4 +127,4 @@ async def test_a_store_that_goes_away_is_told(open_app: OpenApp, store: Store) -
         await driver.until(lambda: "No chats yet." in driver.screen_text)
         store.close()
         await driver.press("ctrl+l", "ctrl+l", *"x")
-        await driver.until(lambda: "cannot be used" in driver.screen_text)
+        await driver.until(lambda: "cannot be used" in driver.sentences)

@@ -280,4 +280,4 @@ async def test_a_store_that_goes_away_is_told_in_words(open_app: OpenApp, store:
         assert "cannot be used" in driver.problem
         assert driver.prompt.text == "More"
         await driver.press("ctrl+o")
-        await driver.until(lambda: "cannot be used" in driver.screen_text)
+        await driver.until(lambda: "cannot be used" in driver.sentences)
