@@ -40,6 +40,11 @@ def prompts_dir() -> Path:
     return config_dir() / "prompts"
 
 
+def tools_dir() -> Path:
+    """The folder of the user's own tools."""
+    return config_dir() / "tools"
+
+
 def data_dir() -> Path:
     """The folder of the chats and of models the user keeps."""
     return _folder("data", platformdirs.user_data_path("chatapp", appauthor=False))
@@ -83,3 +88,8 @@ def settings_path() -> Path:
 def presets_path() -> Path:
     """The parameters the user has given a name. The file need not exist."""
     return data_dir() / "presets.json"
+
+
+def allowed_tools_path() -> Path:
+    """The tools that the user has allowed for good. The file need not exist."""
+    return data_dir() / "allowed_tools.json"

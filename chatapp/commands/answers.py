@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +19,19 @@ from chatapp.commands.console import complain, status, write, write_json
 from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.call_events import ReplyEvent
     from chatapp.engine.events import Event, Finished
     from chatapp.engine.model import Sampling
     from chatapp.parameters import Choices
     from chatapp.passages.sources import Source
+    from chatapp.prompting.calls import Call
     from chatapp.prompting.messages import Message
 
 _INTERRUPTED = 130
 
 
 def print_answer(
-    answer: "Callable[[Sampling, threading.Event], Iterator[Event]]",
+    answer: "Callable[[Sampling, threading.Event], Iterator[ReplyEvent]]",
     model: str,
     choices: "Choices",
     template: str | None,
@@ -38,6 +40,7 @@ def print_answer(
     sources: "Sequence[Source]" = (),
 ) -> None:
     """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
+    from chatapp.dialogue.call_events import Called
     from chatapp.dialogue.prompt import seeded
     from chatapp.engine.events import Finished
 
@@ -45,10 +48,14 @@ def print_answer(
     cancel = threading.Event()
     reply = thoughts = ""
     thought_tokens = 0
+    calls: list[Call] = []
     finished = Finished("error")
     is_thinking = False
     with _interruptible(cancel):
         for event in answer(sampling, cancel):
+            if isinstance(event, Called):
+                calls.append(replace(event.call, at=len(reply)))
+                complain(_call_in_words(event.call))
             if (event.thought is not None and not event.text) != is_thinking:
                 is_thinking = not is_thinking
                 status("Thinking …" if is_thinking else "")
@@ -66,6 +73,8 @@ def print_answer(
         document = _document(reply, finished, model, template, sampling.seed)
         thought = {"thoughts": thoughts.strip(), "thought_tokens": thought_tokens}
         found = {"sources": [asdict(source) for source in sources]} if sources else {}
+        if calls:
+            found["calls"] = list(map(asdict, calls))
         write_json(document | thought | found | {"sampling": choices.document(sampling)})
     elif not reply.endswith("\n"):
         write("\n")
@@ -75,6 +84,14 @@ def print_answer(
     if thought_tokens:
         complain(f"thought for {thought_tokens} tokens")
     _end(finished)
+
+
+def _call_in_words(call: "Call") -> str:
+    """A call and the first line of its result."""
+    from chatapp.tools.tool import in_words
+
+    first, *more = call.result.splitlines() or [""]
+    return f"{call.name}({in_words(call.arguments)}): {first}{' …' if more else ''}"
 
 
 def print_best(

@@ -4,7 +4,7 @@ Keep: nothing is stored but what continues a chat, and wrong input is told befor
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,10 +30,13 @@ from chatapp.commands.question import (
     open_store,
     standard_input,
 )
+from chatapp.commands.tools import allowed_names, names_in, toolbox_of
 from chatapp.parameters import known_values
 from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.call_events import ReplyEvent
+    from chatapp.dialogue.calling import Toolbox
     from chatapp.dialogue.store import Chat
     from chatapp.engine.events import Event
     from chatapp.engine.model import LanguageModel, Sampling
@@ -86,6 +89,12 @@ DocsOption = Annotated[
     list[str] | None,
     typer.Option(help="A file, folder or pattern whose passages are read; may be repeated."),
 ]
+ToolsOption = Annotated[
+    str, typer.Option(help="Tools that the model may call, with commas: calculator,clock.")
+]
+YesToolsOption = Annotated[
+    str, typer.Option(help="Those of them that would ask before they run, and may.")
+]
 
 
 @sampling_options()
@@ -105,6 +114,8 @@ def ask(
     reward: RewardOption = "",
     docs: DocsOption = None,
     docs_method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
+    tools: ToolsOption = "",
+    yes_tools: YesToolsOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Answer one question on standard output.
@@ -112,7 +123,9 @@ def ask(
     Nothing is stored, unless a chat is continued.
     """
     chat = chat_to_go_on_with(last, chat_id)
-    _check_together(chat, system, persona, docs, best_of, reward)
+    _check_together(chat, system, persona, docs, best_of, reward, tools)
+    wanted = names_in(tools)
+    allowed = allowed_names(names_in(yes_tools), wanted)
     settings = settings_of(context, model=None if chat is None else chat.model)
     text = message_of(question, files or ())
     own_system, asked_template = instructions(system, persona)
@@ -127,15 +140,20 @@ def ask(
         sources = _sources(
             language_model, chosen, text, docs, docs_method, own_system, choices.sampling
         )
-    if chat is not None:
-        answer = partial(_answer_in, chat, language_model, chosen, text)
-    else:
-        answer = partial(_answer_alone, language_model, chosen, text, own_system, sources)
+    alone = partial(_answer_alone, language_model, chosen, text, own_system, sources)
     named = settings.model, choices, chosen.name
     if reward:
-        print_best(answer, *named, reward, _said(own_system, text), best_of, as_json=as_json)
-    else:
-        print_answer(answer, *named, as_json=as_json, sources=sources)
+        print_best(alone, *named, reward, _said(own_system, text), best_of, as_json=as_json)
+        return
+    answer: Callable[[Sampling, threading.Event], Iterator[ReplyEvent]] = alone
+    if chat is not None:
+        answer = partial(_answer_in, chat, language_model, chosen, text, allowed)
+    elif wanted:
+        toolbox = toolbox_of(language_model, chosen, wanted, allowed)
+        answer = partial(
+            _answer_with_tools, language_model, chosen, text, toolbox, own_system, sources
+        )
+    print_answer(answer, *named, as_json=as_json, sources=sources)
 
 
 def _check_together(
@@ -145,10 +163,13 @@ def _check_together(
     docs: "Sequence[str] | None",
     best_of: int,
     reward: str,
+    tools: str,
 ) -> None:
     """Refuse options that do not go together. Raises UserError."""
     if best_of > 1 and not reward:
         raise UserError("--best-of needs a reward model that says which is best: --reward RUN")
+    if reward and tools:
+        raise UserError("--reward scores many answers; --tools is for one")
     if chat is None:
         return
     if system is not None or persona is not None:
@@ -157,6 +178,8 @@ def _check_together(
         raise UserError("--reward is for a question of its own; leave out -c and --chat")
     if docs:
         raise UserError(f"chat {chat.id} has its documents; --docs is for a question by itself")
+    if tools:
+        raise UserError(f"chat {chat.id} has its tools; --tools is for a question by itself")
 
 
 def _template(model: "LanguageModel", requested: str, asked: str, think: bool | None) -> "Template":
@@ -226,19 +249,49 @@ def _answer_alone(
     )
 
 
+def _answer_with_tools(
+    model: "LanguageModel",
+    template: "Template",
+    text: str,
+    toolbox: "Toolbox",
+    system: str | None,
+    sources: "tuple[Source, ...]",
+    sampling: "Sampling",
+    cancel: threading.Event,
+) -> "Iterator[ReplyEvent]":
+    """As `_answer_alone`, by a model that may call tools."""
+    from chatapp.dialogue import oneshot
+
+    return oneshot.ask_with_tools(
+        model,
+        template,
+        text,
+        toolbox,
+        system=system,
+        sources=sources,
+        sampling=sampling,
+        cancel=cancel,
+    )
+
+
 def _answer_in(
     chat: "Chat",
     model: "LanguageModel",
     template: "Template",
     text: str,
+    allowed: "Collection[str]",
     sampling: "Sampling",
     cancel: threading.Event,
-) -> "Iterator[Event]":
-    """The reply to a message that continues a stored chat, where it ends; both are stored."""
+) -> "Iterator[ReplyEvent]":
+    """The reply to a message that continues a stored chat, where it ends; both are stored.
+
+    allowed: the names of tools that may run though they ask.
+    """
     from chatapp.dialogue.session import Session, Started
 
     with open_store() as store:
         session = Session(model, template=template, store=store, chat_id=chat.id, sampling=sampling)
+        session.ask_by(lambda tool, given, cancel: "once" if tool.name in allowed else "no")
         for event in session.say(text, cancel):
             if not isinstance(event, Started):
                 yield event

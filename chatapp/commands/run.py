@@ -45,6 +45,7 @@ _STYLES = {
     "user": "bold green",
     "assistant": "bold yellow",
     "thinking": "dim italic",
+    "tool": "red",
     "marker": "dim",
     "special": "reverse",
     "end": "reverse",

@@ -8,12 +8,15 @@ Keep: a prompt is what the template makes of whole exchanges, the newest among t
 room for a reply.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from chatapp.dialogue.prompt import Exchange, Prompt, Writer
 from chatapp.engine.model import LanguageModel
 from chatapp.fewshot.encoding import without_start
 from chatapp.prompting.budget import fit
+from chatapp.prompting.calls import as_text
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.documents import set_apart
 from chatapp.prompting.messages import Message
@@ -29,11 +32,17 @@ class ChatWriter(Writer):
         self._template = template
         self.name = template.name
         self.stop = template.stop
+        self.calls = template.calls
         # What the template writes around an exchange, about, for choosing turns. The prompt that
         # comes of it is counted as it is.
         newest = [Exchange("a")]
         together = self._count(self._segments(None, [Exchange("a", "b"), *newest]))
         self._around = together - self._count(self._segments(None, newest))
+
+    def use_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        if tuple(tools) != self.tools:
+            super().use_tools(tools)
+            self._template = replace(self._template, tools=self.tools)
 
     def write(
         self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
@@ -55,7 +64,7 @@ class ChatWriter(Writer):
                 origin = self._template.origin
                 raise ChatTemplateError(f"{origin}: the chat template writes nothing of this chat")
             if len(ids) < window:
-                marks = None if newest.reply else self._template.marks
+                marks = None if newest.rest else self._template.marks
                 is_thinking = marks is not None and ends_in_thought(segments, marks)
                 return Prompt(tuple(segments), ids, dropped, marks=marks, is_thinking=is_thinking)
         self._check_room(segments, window - bare, begun=bool(newest.reply or newest.thoughts))
@@ -83,10 +92,9 @@ class ChatWriter(Writer):
         messages = [] if system is None else [Message("system", system.strip())]
         for exchange in exchanges:
             messages.append(Message("user", exchange.asked.strip()))
-            if exchange.reply:
-                messages.append(Message("assistant", exchange.reply, exchange.thoughts))
+            messages += exchange.replied()
         newest = exchanges[-1]
-        if not newest.thoughts:
+        if not newest.thoughts or newest.calls:
             rendered = self._template.render(messages, open_reply=True)
             return without_start(set_apart(rendered, newest.passages), self._model)
         # A reply that was thought about goes on as it was written: templates put thoughts back
@@ -103,4 +111,5 @@ class ChatWriter(Writer):
 
     def _length(self, exchange: Exchange) -> int:
         texts = [Segment("user", exchange.user), Segment("assistant", exchange.reply or "")]
-        return self._count(texts)
+        called = (text for call in exchange.calls for text in as_text(call))
+        return self._count([*texts, *(Segment("tool", text) for text in called)])

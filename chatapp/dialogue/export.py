@@ -14,14 +14,17 @@ A chat's JSON document, which `importing` reads back:
         {"role": "user", "content": "Does …", "status": "complete", "created": 1700000000.0},
         {"role": "assistant", "content": "Yes, mo", "status": "stopped", "created": …,
          "thoughts": "They ask …",  only where something was thought before a reply
-         "sources": [{"file": …, "place": …, "text": …, "score": …, "number": …}]}
+         "sources": [{"file": …, "place": …, "text": …, "score": …, "number": …}],
+         "calls": [{"name": …, "arguments": {…}, "result": …, "status": …, "at": 12, "inside": 0}]}
       ]
     }
 
 Sources are the passages of documents that were found for a reply; the number is that in its
-prompt, 0 where it was left out for length. A status is complete, stopped (by the user), error,
-or partial (it is being generated, or was when the program died). Several chats are a list of
-such documents.
+prompt, 0 where it was left out for length. Calls are those of tools; each stands before the
+character `at` of the content, of which `inside` are its result, and its status is done, failed,
+refused, stopped or running (when the program died). A status is complete, stopped (by the user),
+error, or partial (it is being generated, or was when the program died). Several chats are a list
+of such documents.
 
 A row for supervised fine-tuning (SFT) is a line of JSON, one for a chat:
 
@@ -46,6 +49,8 @@ from typing import Any
 
 from chatapp.dialogue.store import Chat, StoredMessage
 from chatapp.engine.events import THINKING
+from chatapp.prompting.calls import Call
+from chatapp.tools.tool import in_words
 
 _NAMES = {"user": "User", "assistant": "Assistant"}
 
@@ -76,6 +81,7 @@ def to_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:
     for message in messages:
         note = "" if message.status == "complete" else f" ({message.status})"
         parts += [f"## {_NAMES[message.role]}{note}", message.text]
+        parts += [_call_in_words(call) for call in message.calls]
         shown = [source for source in message.sources if source.number]
         parts.append("\n".join(f"{each.number}. {each.file}, {each.place}" for each in shown))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -99,6 +105,7 @@ def to_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
                 "created": message.created,
                 **({"thoughts": message.thoughts} if message.thoughts else {}),
                 **({"sources": list(map(asdict, message.sources))} if message.sources else {}),
+                **({"calls": list(map(asdict, message.calls))} if message.calls else {}),
             }
             for message in messages
         ],
@@ -111,12 +118,14 @@ def to_training_rows(
     """A chat as rows for fine-tuning: {"messages": [{"role", "content"}, …]}.
 
     At most one row. Exchanges without a complete reply are left out, because they would
-    teach the model to break off; a chat of nothing else gives no row. thinking: with what was
+    teach the model to break off, and so are those in which a tool told what the text alone does
+    not hold; a chat of nothing else gives no row. thinking: with what was
     thought before each reply.
     """
     exchanges = []
     for message, reply in pairwise(messages):
         is_complete = reply.role == "assistant" and reply.status == "complete"
+        is_complete = is_complete and all(call.inside for call in reply.calls)
         if is_complete and reply.text.strip():
             exchanges += [
                 {"role": "user", "content": message.text},
@@ -126,6 +135,12 @@ def to_training_rows(
         return []
     system = [{"role": "system", "content": chat.system}] if chat.system else []
     return [{"messages": system + exchanges}]
+
+
+def _call_in_words(call: Call) -> str:
+    """A call and its result as a code block, which nothing in them can end."""
+    lines = f"{call.name}({in_words(call.arguments)})\n{call.result}".splitlines()
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def _content(reply: StoredMessage, *, thinking: bool) -> str:

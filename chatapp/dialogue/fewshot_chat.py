@@ -101,7 +101,7 @@ class FewShotWriter(Writer):
         if system is not None:
             prompt = replace(prompt, instruction=system.strip())
         layout = self._layout(prompt)
-        begun = self.render_reply(newest.reply or "")
+        begun = self._replied(newest, self.render_reply(newest.reply or ""))
         asked = newest.asked
         bare = layout.render([], asked)
         alone = self._count(bare)

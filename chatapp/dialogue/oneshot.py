@@ -6,9 +6,13 @@ both are written and trimmed by `dialogue.prompt`.
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 
+from chatapp.dialogue.call_events import Called, ReplyEvent
+from chatapp.dialogue.calling import Toolbox, events_with_calls
 from chatapp.dialogue.grounding import Grounding
-from chatapp.dialogue.prompt import Exchange, trimmed
+from chatapp.dialogue.prompt import Exchange, Prompt, trimmed
 from chatapp.dialogue.reply import reply_events
 from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Event
@@ -40,6 +44,47 @@ def ask(
     exchange = Exchange(text, passages=texts_in_prompt(sources))
     prompt = writer.write(system, [exchange], max_tokens=sampling.max_tokens)
     yield from trimmed(reply_events(model, prompt, sampling, stop=writer.stop, cancel=cancel))
+
+
+def ask_with_tools(
+    model: LanguageModel,
+    template: Template,
+    text: str,
+    toolbox: Toolbox,
+    *,
+    system: str | None = None,
+    sources: Sequence[Source] = (),
+    sampling: Sampling,
+    cancel: threading.Event | None = None,
+) -> Iterator[ReplyEvent]:
+    """As `ask`. toolbox: the tools that the model may call."""
+    if not text.strip():
+        raise ValueError("the question is empty")
+    writer = writer_for(model, template)
+    writer.use_tools([tool.to_dict() for tool in toolbox.tools.values()])
+    exchange = Exchange(text, passages=texts_in_prompt(sources))
+
+    def write() -> Prompt:
+        """The prompt for the reply, or for going on with it."""
+        return writer.write(system, [exchange], max_tokens=sampling.max_tokens)
+
+    events = events_with_calls(
+        model,
+        write(),
+        sampling,
+        toolbox=toolbox,
+        pattern=writer.calls,
+        go_on=write,
+        stop=writer.stop,
+        cancel=cancel,
+    )
+    with closing(events):
+        for event in trimmed(events):
+            reply, calls = exchange.reply or "", exchange.calls
+            if isinstance(event, Called):
+                calls = (*calls, replace(event.call, at=len(reply)))
+            exchange = replace(exchange, reply=reply + event.text, calls=calls)
+            yield event
 
 
 def find_sources(

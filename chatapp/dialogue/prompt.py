@@ -8,16 +8,17 @@ model drew, which are still in its cache.
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from chatapp.engine.events import Event
+from chatapp.dialogue.call_events import PARAGRAPH, Called, ReplyEvent
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.fewshot.encoding import in_order, segment_ids
 from chatapp.foreign import without_surrogates
 from chatapp.passages.sources import Source, fitting
 from chatapp.prompting.budget import fit
+from chatapp.prompting.calls import CALCULATOR, Call, CallPattern, with_calls
 from chatapp.prompting.documents import DocumentSet, set_apart
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import END_OF_TEXT, Segment, text_of
@@ -49,18 +50,40 @@ class Exchange:
     """A user's message and its reply; None when it has none, or none yet.
 
     thoughts: what was thought before the reply, or so far. passages: of documents, as they stand
-    before the message in the prompt for its reply; later prompts are without them.
+    before the message in the prompt for its reply; later prompts are without them. calls: of
+    tools, within the reply.
     """
 
     user: str
     reply: str | None = None
     thoughts: str = ""
     passages: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
 
     @property
     def asked(self) -> str:
         """The message with its passages."""
         return "".join(self.passages) + self.user
+
+    @property
+    def rest(self) -> str:
+        """The reply from its last call on; all of it where no template writes a call."""
+        written = [call.at for call in self.calls if not call.inside]
+        return (self.reply or "")[written[-1] :].strip() if written else self.reply or ""
+
+    def replied(self) -> list[Message]:
+        """The reply as messages: what was said before each call, its result, and the rest."""
+        messages: list[Message] = []
+        start = 0
+        for call in self.calls:
+            if not call.inside:
+                said = (self.reply or "")[start : call.at].strip()
+                messages.append(Message("assistant", said, call=call))
+                messages.append(Message("tool", call.result, call=call))
+                start = call.at
+        if self.rest:
+            messages.append(Message("assistant", self.rest, "" if messages else self.thoughts))
+        return messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +115,8 @@ class Prompt:
     in it, the nearest first; dropped_shots: those that did not fit. choose: has the model
     choose the reply where it has to be a label; None, also of `choose`, where it is generated.
     messages: what a `ChatModel` is given in place of the tokens; empty where it is given those.
-    sources: the passages of documents in it, and those that did not fit.
+    tools: those that such a model may call. sources: the passages of documents in it, and those
+    that did not fit.
     marks: what stands around a thought that the reply may begin with; None where it cannot.
     is_thinking: whether the prompt ends within a thought.
     """
@@ -107,6 +131,7 @@ class Prompt:
     marks: Marks | None = None
     is_thinking: bool = False
     sources: tuple[Source, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def text(self) -> str:
@@ -116,26 +141,46 @@ class Prompt:
         return text_of(self.segments)
 
     @property
-    def messages_sent(self) -> list[dict[str, str]]:
+    def messages_sent(self) -> list[dict[str, Any]]:
         """The messages as `ChatModel.converse` takes them."""
-        return [{"role": each.role, "content": each.text} for each in self.messages]
+        return [
+            {"role": each.role, "content": each.text, **_call_sent(each, place)}
+            for place, each in enumerate(self.messages)
+        ]
+
+
+def _call_sent(message: Message, place: int) -> dict[str, Any]:
+    """What OpenAI's protocol adds to a message that has to do with a call."""
+    call = message.call
+    if call is None:
+        return {}
+    if message.role == "tool":
+        return {"tool_call_id": f"call{place - 1:05}"}
+    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
+    return {"tool_calls": [{"id": f"call{place:05}", "type": "function", "function": function}]}
 
 
 class Writer(ABC):
     """Writes prompts for one model in one layout, and remembers what it encoded.
 
     name: of the layout. stop: the strings at which a reply is cut off. documents: those that the
-    layout itself draws on.
+    layout itself draws on. calls: how the model calls tools. tools: those it is told of.
     """
 
     name: str
     stop: tuple[str, ...]
     documents: DocumentSet | None = None
+    calls: CallPattern = CALCULATOR
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._encoded: dict[tuple[str, bool], list[int]] = {}
         self._generated: dict[str, list[int]] = {}
+
+    def use_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Tell the model of other tools from the next prompt on, as `Tool.to_dict` gives them."""
+        self.tools = tuple(tools)
 
     @abstractmethod
     def write(
@@ -209,9 +254,19 @@ class Writer(ABC):
         opened = parts[prompt.is_thinking :]
         return [id for part in opened for id in self._ids(part)] + self.reply_ids(reply)
 
+    def rest_ids(self, exchange: Exchange) -> list[int]:
+        """The tokens of a reply from the result of its last call on."""
+        start = exchange.calls[-1].at + exchange.calls[-1].inside
+        text = (exchange.reply or "")[start:] if exchange.calls[-1].inside else exchange.rest
+        return self._encode(Segment("assistant", text)) if text else []
+
     def instruction_ids(self, system: str | None) -> list[int]:
         """The tokens of a prompt's opening."""
         return in_order(self.render_instruction(system), self._encode)
+
+    def _replied(self, exchange: Exchange, reply: Sequence[Segment]) -> list[Segment]:
+        """A reply, rendered without its calls, with them."""
+        return with_calls(reply, exchange.reply or "", exchange.calls)
 
     def _tokens(self, segments: Sequence[Segment]) -> tuple[int, ...]:
         ids = tuple(in_order(segments, self._ids))
@@ -269,7 +324,7 @@ class PromptWriter(Writer):
         last = set_apart(last, newest.passages)
         # Whichever turn comes to stand first follows the instructions, not a reply.
         first = self._template.render_user("", after=next(iter(instructions), None))[0]
-        last += self.render_reply(newest.reply or "")
+        last += self._replied(newest, self.render_reply(newest.reply or ""))
         window = self._model.context
         budget = fit(
             window=window,
@@ -293,8 +348,9 @@ class PromptWriter(Writer):
         """A past exchange. A message nobody answered is followed by no reply at all, because
         an empty one would teach the model to say nothing."""
         segments = self._template.render_user(exchange.user, after=END_OF_TEXT)
-        if exchange.reply:
-            return segments + self._template.render_reply(exchange.reply)
+        if exchange.reply or exchange.calls:
+            reply = self._template.render_reply(exchange.reply or "")
+            return segments + self._replied(exchange, reply)
         return segments[:-1]
 
 
@@ -303,14 +359,18 @@ def seeded(sampling: Sampling) -> Sampling:
     return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(31))
 
 
-def trimmed(events: Iterable[Event], *, begun: bool = False) -> Iterator[Event]:
+_Event = TypeVar("_Event", bound=ReplyEvent)
+
+
+def trimmed(events: Iterable[_Event], *, begun: bool = False, held: str = "") -> Iterator[_Event]:
     """The events with the white space around the reply left out.
 
     begun: the reply has a beginning already, so that the space before the next word counts.
-    White space is held back until a word follows it.
+    held: white space after that. White space is held back until a word follows it.
     """
-    held = ""
     for event in events:
+        if isinstance(event, Called) and event.text == PARAGRAPH:
+            held = ""
         text = held + without_surrogates(event.text)
         if not begun:
             text = text.lstrip()

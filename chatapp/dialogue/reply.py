@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 
+from chatapp.dialogue.call_events import Called, Calling, ReplyEvent
 from chatapp.dialogue.prompt import Prompt
 from chatapp.dialogue.store import Status, Store, StoredMessage, StoreError
 from chatapp.engine.events import Event, Finished, FinishReason, Token
@@ -59,9 +60,20 @@ class ReplyRecorder:
             seed=sampling.seed or 0,
         )
 
-    def add(self, event: Event) -> None:
-        """Add an event's text, and store it when that was last done long enough ago."""
+    def add(self, event: ReplyEvent) -> None:
+        """Add an event's text, and store it when that was last done long enough ago, or when a
+        tool is called."""
+        if isinstance(event, Called):
+            *before, running = self.reply.calls
+            calls = (*before, replace(event.call, at=running.at))
+            self.reply = replace(self.reply, text=self.reply.text + event.text, calls=calls)
+            return
         self.reply = replace(self.reply, text=self.reply.text + event.text)
+        if isinstance(event, Calling):
+            call = replace(event.call, at=len(self.reply.text))
+            self.reply = replace(self.reply, calls=(*self.reply.calls, call))
+            self._store_reply("partial")
+            return
         if event.thought is not None:
             self.reply = replace(
                 self.reply,
@@ -105,6 +117,8 @@ class ReplyRecorder:
         with self._store.transaction():
             self._store.update_message(reply.id, reply.text, status)
             self._store.update_thoughts(reply.id, reply.thoughts, reply.thought_tokens)
+            if reply.calls:
+                self._store.update_calls(reply.id, reply.calls)
 
 
 def reply_events(
@@ -202,7 +216,9 @@ def _drawn_events(
         )
         return
     if prompt.messages and not begin and isinstance(model, ChatModel):
-        yield from model.converse(prompt.messages_sent, sampling, cancel=cancel, top=top)
+        yield from model.converse(
+            prompt.messages_sent, sampling, tools=prompt.tools, cancel=cancel, top=top
+        )
         return
     ids = (*prompt.ids, *begin)
     for event in generate(ids, sampling, stop=stop, cancel=cancel, top=top):

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from chatapp.dialogue.prompt import Exchange, Prompt, PromptWriter
-from chatapp.engine.events import THINKING
+from chatapp.engine.events import CALLING, THINKING
+from chatapp.prompting.calls import JSONCalls
 from chatapp.prompting.messages import Message
 from chatapp.prompting.template import DialogueTemplate
 from chatapp.prompting.thinking import Marks
@@ -35,17 +36,18 @@ class MessagesWriter(PromptWriter):
     What was thought before earlier replies is left out, as makers of such models want it.
     """
 
+    calls = JSONCalls(CALLING[0])
     _MARKS = Marks(*THINKING)
 
     def write(
         self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
     ) -> Prompt:
         prompt = super().write(system, exchanges, max_tokens=max_tokens)
-        if exchanges[-1].reply:
+        if exchanges[-1].rest:
             return prompt
         opening = [Message("system", part.text) for part in self.render_instruction(system)]
         turns = _messages(exchanges[prompt.dropped :])
-        return replace(prompt, messages=(*opening, *turns), marks=self._MARKS)
+        return replace(prompt, messages=(*opening, *turns), marks=self._MARKS, tools=self.tools)
 
 
 def _messages(exchanges: Sequence[Exchange]) -> list[Message]:
@@ -55,9 +57,9 @@ def _messages(exchanges: Sequence[Exchange]) -> list[Message]:
     unanswered: list[str] = []
     for exchange in exchanges:
         unanswered.append(exchange.asked.strip())
-        if exchange.reply:
+        if replied := exchange.replied():
             messages.append(Message("user", "\n\n".join(unanswered)))
-            messages.append(Message("assistant", exchange.reply.strip()))
+            messages += [replace(message, text=message.text.strip()) for message in replied]
             unanswered = []
     if unanswered:
         messages.append(Message("user", "\n\n".join(unanswered)))

@@ -5,11 +5,16 @@ sees it, and a reply at least once a second while it grows.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from chatapp.dialogue.call_events import PARAGRAPH, Calling, ReplyEvent
+from chatapp.dialogue.calling import events_with_calls
+from chatapp.dialogue.chat_tools import ChatTools
+from chatapp.dialogue.exchanges import exchange_of, exchanges_of, up_to_call
 from chatapp.dialogue.grounding import Grounding, until
+from chatapp.dialogue.permission import Ask
 from chatapp.dialogue.prompt import (
     Exchange,
     MessageTooLong,
@@ -71,14 +76,15 @@ class Reading:
     drawn: tuple[Token, ...] = ()
 
 
-SessionEvent = Started | Token | Finished
+SessionEvent = Started | ReplyEvent
 
 
 class Session:
     """A chat between a user and a model, kept in a store.
 
-    Each of `say`, `regenerate`, `branch`, `continue_reply` and `edit` yields one Started, Tokens
-    and one Finished; their texts together are the reply. Setting `cancel` ends the reply within
+    Each of `say`, `regenerate`, `branch`, `continue_reply` and `edit` yields one Started, Tokens,
+    a Calling and a Called for each call of a tool, and one Finished; their texts together are the
+    reply. Setting `cancel` ends the reply within
     one token, closing the iterator ends it at once, and both keep what there was. One turn
     runs at a time.
     """
@@ -119,6 +125,7 @@ class Session:
         self.prompt = prompt if chat is None else chat.prompt
         self.asked_template = asked_template if chat is None else chat.asked_template
         self._documents = documents if chat is None else chat.documents
+        self._tools = ChatTools(store, () if chat is None else chat.tools)
         self._grounding = Grounding(model)
         self._path = [] if chat_id is None else store.path(chat_id)
         self._writer: Writer | None = None
@@ -169,6 +176,24 @@ class Session:
             self._store.set_documents(self.chat_id, documents)
         self._documents = documents
 
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The names of the tools that the model may call."""
+        return self._tools.names
+
+    def ask_by(self, ask: Ask) -> None:
+        """Have the user asked in this way whether a tool may run. Before, none does that asks."""
+        self._tools.ask = ask
+
+    def set_tools(self, names: Sequence[str]) -> None:
+        """Let the model call these tools from the next message on, in the store too.
+
+        Raises ToolError for one that there is not, or that the model has no way to call.
+        """
+        self._tools.choose(names, self._asked_documents(), self._open_writer().calls)
+        if self.chat_id is not None:
+            self._store.set_tools(self.chat_id, self.tools)
+
     def say(self, text: str, cancel: threading.Event | None = None) -> Iterator[SessionEvent]:
         """Add a user's message and generate its reply.
 
@@ -208,7 +233,9 @@ class Session:
         ids = list(begin)
         if self.model.tokenizer.decode(ids).endswith("\ufffd"):
             raise ValueError("this token is only part of a character; branch before or after it")
-        yield from self._answer(self._path_to(message.parent_id), None, cancel, ids)
+        yield from self._answer(
+            self._path_to(message.parent_id), None, cancel, ids, up_to_call(message)
+        )
 
     def read(self, message_id: int) -> Reading:
         """What the model reads up to a message: a reply with its prompt, or, given a user's
@@ -221,17 +248,21 @@ class Session:
         reply = path.pop() if message.role == "assistant" else None
         sources = self._sources(path[-1].text) if reply is None else reply.sources
         prompt = self._write(path, sources=sources)
+        sent = self._store.sent_prompt(message_id)
+        outdated = sent not in (None, without_surrogates(prompt.text))
         ids: list[int] = []
-        if reply is not None:
+        if reply is not None and reply.calls:  # all but what follows the last is its prompt
+            prompt = self._write([*path, up_to_call(reply)], sources=sources)
+            ids = self._open_writer().rest_ids(exchange_of(reply))
+        elif reply is not None:
             ids = self._open_writer().written_ids(prompt, reply.text, reply.thoughts)
         room = self.model.context - len(prompt.ids)
-        sent = self._store.sent_prompt(message_id)
         return Reading(
             prompt,
             reply,
             tuple(ids[:room]),
             self._left_out(prompt, path),
-            outdated=sent not in (None, without_surrogates(prompt.text)),
+            outdated=outdated,
             drawn=tuple(self._drawn.get(message_id, ())),
         )
 
@@ -263,6 +294,7 @@ class Session:
         reply = self._message(message_id, "assistant")
         if self._store.latest_leaf(message_id) != message_id:
             raise ValueError("only the last reply of a chat can be continued")
+        self._tools.check(self._asked_documents())
         path = self._path_to(message_id)
         prompt = self._write(path, sources=reply.sources)
         self._path = path
@@ -284,12 +316,18 @@ class Session:
         text: str | None,
         cancel: threading.Event | None,
         begin: Sequence[int] = (),
+        beside: StoredMessage | None = None,
     ) -> Iterator[SessionEvent]:
-        """Generate a reply to `text`, or to the last message of `path` when it is None."""
+        """Generate a reply to `text`, or to the last message of `path` when it is None.
+
+        beside: a reply whose calls, and what was said up to them, this one has as well.
+        """
         if text is not None:
             text = _message_text(text)
+        self._tools.check(self._asked_documents())
         sources = self._sources(path[-1].text if text is None else text, cancel)
-        prompt = self._write(path, text, sources)
+        kept = beside if beside is not None and beside.calls else None
+        prompt = self._write([*path, kept] if kept else path, text, sources)
         if len(prompt.ids) + len(begin) >= self.model.context:
             raise ContextOverflow(
                 f"the reply would begin with {len(begin)} tokens and fill the model's window of "
@@ -298,6 +336,8 @@ class Session:
         if begin:
             prompt = replace(prompt, messages=())  # only a text can go on
         user, reply = self._store_messages(path[-1].id if path else None, text, sources)
+        if kept is not None:
+            reply = replace(reply, text=kept.text, calls=kept.calls)
         self._path = [*path, *([user] if user else []), reply]
         yield from self._generate(prompt, reply, user, cancel, begin)
 
@@ -318,6 +358,7 @@ class Session:
                     asked_template=self.asked_template,
                     documents=self._documents,
                 )
+                self._store.set_tools(chat_id, self.tools)
             if text is not None:
                 user = self._store.add_message(chat_id, parent_id, "user", text)
                 parent_id = user.id
@@ -352,7 +393,56 @@ class Session:
             yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
             # Of a model on a server, what it tells now is all there will ever be.
             top = _ALTERNATIVES if isinstance(self.model, RemoteModel) else 0
-            events = reply_events(
+            events = self._reply_events(prompt, sampling, recorder, begin, cancel, top)
+            held = PARAGRAPH if reply.text and reply.calls and not exchange_of(reply).rest else ""
+            # Whatever happens here, a model on a server learns at once that it is over.
+            with closing(events):
+                for event in trimmed(events, begun=bool(reply.text), held=held):
+                    recorder.add(event)
+                    if isinstance(event, Finished):
+                        continue
+                    used = self._used_after(event, used, recorder.reply)
+                    self._usage = (used, dropped)
+                    if isinstance(event, Token):
+                        if event.thought is None and event.id != self.model.tokenizer.end_id:
+                            drawn.append(event.id)
+                        if top:
+                            self._drawn.setdefault(reply.id, []).append(event)
+                    yield event
+        except Exception:
+            recorder.fail()
+            raise
+        finally:
+            self._path = [*self._path[:-1], recorder.reply]
+            self._usage = None  # the kept reply may be shorter than what was drawn
+            recorder.end()
+            if not recorder.reply.calls:
+                writer.remember(recorder.reply.text, drawn)
+        if recorder.finished is not None:
+            yield recorder.finished
+
+    def _used_after(self, event: ReplyEvent, used: int, reply: StoredMessage) -> int:
+        """The tokens in use once an event of a reply has come, given those before it."""
+        if isinstance(event, Token):
+            return used + 1
+        if isinstance(event, Calling):  # what follows the call is told of anew
+            self._drawn.pop(reply.id, None)
+            return used
+        return self._measure_path([*self._path[:-1], reply])[0]
+
+    def _reply_events(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        recorder: ReplyRecorder,
+        begin: Sequence[int],
+        cancel: threading.Event | None,
+        top: int,
+    ) -> Generator[ReplyEvent]:
+        """What the model says, and the tools that it calls where the chat has some."""
+        writer, path, sources = self._open_writer(), self._path[:-1], prompt.sources
+        if not self.tools:
+            return reply_events(
                 self.model,
                 prompt,
                 sampling,
@@ -362,33 +452,33 @@ class Session:
                 top=top,
                 generate=self._generator,
             )
-            # Whatever happens here, a model on a server learns at once that it is over.
-            with closing(events):
-                for event in trimmed(events, begun=bool(reply.text)):
-                    recorder.add(event)
-                    if isinstance(event, Token):
-                        if event.thought is None and event.id != self.model.tokenizer.end_id:
-                            drawn.append(event.id)
-                        if top:
-                            self._drawn.setdefault(reply.id, []).append(event)
-                        used += 1
-                        self._usage = (used, dropped)
-                        yield event
-        except Exception:
-            recorder.fail()
-            raise
-        finally:
-            self._path = [*self._path[:-1], recorder.reply]
-            self._usage = None  # the kept reply may be shorter than what was drawn
-            recorder.end()
-            writer.remember(recorder.reply.text, drawn)
-        if recorder.finished is not None:
-            yield recorder.finished
+
+        def go_on() -> Prompt:
+            again = self._write([*path, recorder.reply], sources=sources)
+            recorder.begin(self.model.name, writer.name, again.text, sampling)
+            return again
+
+        return events_with_calls(
+            self.model,
+            prompt,
+            sampling,
+            toolbox=self._tools.toolbox(self._asked_documents(), recorder.reply.chat_id),
+            pattern=writer.calls,
+            go_on=go_on,
+            begin=begin,
+            stop=writer.stop,
+            cancel=cancel,
+            top=top,
+            generate=self._generator,
+        )
+
+    def _asked_documents(self) -> DocumentSet | None:
+        return self._documents or self._open_writer().documents
 
     def _sources(self, message: str, cancel: threading.Event | None = None) -> tuple[Source, ...]:
         """The passages of the chat's documents for a message; see `Grounding.sources`."""
         writer = self._open_writer()
-        asked = self._documents or writer.documents
+        asked = self._asked_documents()
         if asked is None:
             return ()
         return self._grounding.sources(
@@ -404,11 +494,12 @@ class Session:
         self, path: list[StoredMessage], text: str | None = None, sources: Sequence[Source] = ()
     ) -> Prompt:
         """The prompt for a reply to `text`, or else for what comes after `path`."""
-        exchanges = _exchanges(path)
+        exchanges = exchanges_of(path)
         if text is not None:
             exchanges.append(Exchange(text))
         exchanges[-1] = replace(exchanges[-1], passages=texts_in_prompt(sources))
         writer = self._open_writer()  # which may change the sampling
+        writer.use_tools(self._tools.told(self._asked_documents()))
         prompt = writer.write(self._system, exchanges, max_tokens=self.sampling.max_tokens)
         return replace(prompt, sources=tuple(sources))
 
@@ -434,21 +525,27 @@ class Session:
         """Tokens in use and messages out of context, kept up to date while a reply grows."""
         usage = self._usage  # read once: another thread may generate meanwhile
         if usage is None:
-            usage = self._usage = self._measure_path()
+            usage = self._usage = self._measure_path(self._path)
         return usage
 
-    def _measure_path(self) -> tuple[int, int]:
-        if not self._path:
+    def _measure_path(self, path: Sequence[StoredMessage]) -> tuple[int, int]:
+        if not path:
             return len(self._open_writer().instruction_ids(self._system)), 0
-        last = self._path[-1]
-        without_reply = self._path[:-1] if last.role == "assistant" else self._path
+        last, reply = path[-1], path[-1] if path[-1].role == "assistant" else None
+        before = list(path if reply is None else path[:-1])
+        if reply is not None and reply.calls:
+            before.append(up_to_call(reply))
         try:
-            prompt = self._write(without_reply, sources=last.sources)
-        except MessageTooLong:  # written with a model that had a longer window
-            return self.model.context, len(self._path)
-        reply = self._path[-1].text if without_reply != self._path else ""
-        used = len(prompt.ids) + len(self._open_writer().reply_ids(reply))
-        return min(used, self.model.context), self._messages_in(prompt.dropped, self._path)
+            prompt = self._write(before, sources=last.sources)
+        except (MessageTooLong, ContextOverflow):  # written with a model that had a longer window
+            return self.model.context, len(path)
+        writer = self._open_writer()
+        used = len(prompt.ids)
+        if reply is not None and reply.calls:
+            used += len(writer.rest_ids(exchange_of(reply)))
+        elif reply is not None:
+            used += len(writer.reply_ids(reply.text))
+        return min(used, self.model.context), self._messages_in(prompt.dropped, path)
 
     def _left_out(self, prompt: Prompt, path: Sequence[StoredMessage]) -> tuple[StoredMessage, ...]:
         return tuple(path[: self._messages_in(prompt.dropped, path)])
@@ -478,13 +575,3 @@ def _message_text(text: str) -> str:
     if not text.strip():
         raise ValueError("the message is empty")
     return without_surrogates(text)
-
-
-def _exchanges(path: list[StoredMessage]) -> list[Exchange]:
-    exchanges: list[Exchange] = []
-    for message in path:
-        if message.role == "user":
-            exchanges.append(Exchange(message.text))
-        else:
-            exchanges[-1] = Exchange(exchanges[-1].user, message.text, message.thoughts)
-    return exchanges

@@ -10,6 +10,9 @@ from typing import Literal
 THINKING = ("<think>", "</think>")
 """Between these stands, in a server's reply, what its server tells apart as thought before it."""
 
+CALLING = ("<tool_call>", "</tool_call>")
+"""Between these stands, in a server's reply, each call of a tool that its server tells apart."""
+
 FinishReason = Literal["stop", "length", "context", "repetition", "cancelled", "error"]
 
 REPEATED = "it began to repeat itself"

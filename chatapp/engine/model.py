@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from chatapp.engine.events import Event, Finished
 from chatapp.parameters import Sampling as Sampling  # the protocol's own: `generate` takes it
@@ -163,15 +163,19 @@ class ChatModel(LanguageModel, Protocol):
 
     def converse(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         sampling: Sampling,
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         cancel: threading.Event | None = None,
         top: int = 0,
     ) -> Iterator[Event]:
         """Reply to `messages`; yields `Token`s and one `Finished`, as `generate` does.
 
-        messages: {"role", "content"} each, at least one; roles are what the server knows.
+        messages: {"role", "content"} each, at least one; roles are what the server knows. After
+            a call of a tool, with "tool_calls" and "tool_call_id" as in OpenAI's protocol.
+        tools: those that may be called, as in that protocol; a call stands between `CALLING`'s
+            marks in the reply.
         Raises ContextOverflow when they leave no room for a single token.
         """
         ...

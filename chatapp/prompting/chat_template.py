@@ -19,9 +19,11 @@ from datetime import date
 from functools import cached_property
 from itertools import pairwise, product
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chatapp.paths import CHAT_TEMPLATE, TOKENIZER_CONFIG
+from chatapp.prompting.calls import HERMES, CallPattern, as_text, explained, pattern_in
 from chatapp.prompting.messages import Message
 from chatapp.prompting.segments import Kind, Segment
 from chatapp.prompting.template import OWN, DialogueTemplate
@@ -39,6 +41,7 @@ _KINDS: Mapping[str, Kind] = {
     "system": "instruction",
     "user": "user",
     "assistant": "assistant",
+    "tool": "tool",
 }
 
 # What templates call the switch for thinking, the commonest first.
@@ -54,6 +57,8 @@ class Turn(NamedTuple):
     role: str
     content: Traced
     thoughts: Traced = Traced("")
+    call: Mapping[str, Any] = MappingProxyType({})
+    """What else is known of a call, or of the result of one."""
 
 
 Turns = list[Turn]
@@ -73,6 +78,7 @@ class ChatTemplate:
         other named tokens of the tokenizer, and its own switches.
     thinking: what its switch for thinking is set to; None leaves that to the template.
     today: the date that it writes where it asks for one; None for the day it is rendered on.
+    tools: those that the model may call, as JSON schemas of functions.
     Raises ChatTemplateError when the source is no template.
     """
 
@@ -82,6 +88,7 @@ class ChatTemplate:
     variables: Mapping[str, Any] = field(default_factory=dict)
     thinking: bool | None = None
     today: date | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ChatTemplateError when the source is too long or no template."""
@@ -111,6 +118,8 @@ class ChatTemplate:
         is left open to be continued.
         Raises ChatTemplateError when the template fails or refuses these messages.
         """
+        if pattern_in(self.source, self.special) is None:
+            messages = self._with_calls_as_text(messages)
         answered = bool(messages) and messages[-1].role == "assistant"
         text = self._text(messages, announce=not answered)
         if answered and open_reply:
@@ -118,7 +127,8 @@ class ChatTemplate:
         if not any(message.role == "system" for message in messages):
             text = self._with_default(text)
         kinds: list[Kind] = [_KINDS[message.role] for message in messages]
-        return list(self._segments(text, kinds + ["thinking"] * len(messages)))
+        kinds += ["thinking"] * len(messages)
+        return list(self._segments(text, [*kinds, "instruction"]))
 
     @property
     def name(self) -> str:
@@ -134,6 +144,11 @@ class ChatTemplate:
     def marks(self) -> Marks | None:
         """What stands around a thought of the model; None where it has no such marks."""
         return marks_in(self.source, self.special)
+
+    @property
+    def calls(self) -> CallPattern:
+        """How the model calls tools: as its template has it, or as it is told in words."""
+        return pattern_in(self.source, self.special) or HERMES
 
     @cached_property
     def instruction(self) -> str:
@@ -160,9 +175,10 @@ class ChatTemplate:
         """
         turns = [
             Turn(
-                message.role,
+                "user" if message.role == "tool" and message.call is None else message.role,
                 Traced(message.text, index),
                 Traced(message.thoughts, len(messages) + index),
+                _call(message, index),
             )
             for index, message in enumerate(messages)
         ]
@@ -170,7 +186,10 @@ class ChatTemplate:
         forms.append(_alternating(forms[1]))
         refusal: ChatTemplateError | None = None
         # A template that is made for tools alone may need a list of them, be it empty.
-        for tools, form in product((None, ()), forms):
+        lists: tuple[Any, ...] = (None, ())
+        if self.tools and pattern_in(self.source, self.special) is not None:
+            lists = (_traced(self.tools, 2 * len(messages)),)
+        for tools, form in product(lists, forms):
             try:
                 text = self._run(form, announce, tools)
             except ChatTemplateError as error:
@@ -189,10 +208,30 @@ class ChatTemplate:
         told = first.role == "system" and bool(first.text.strip())
         return told and "system" not in self.source and 0 not in origins_of(text)
 
-    def _run(self, turns: Turns, announce: bool, tools: tuple[()] | None = None) -> Traced:
+    def _with_calls_as_text(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages for a template that knows of no tools."""
+        told = list(messages)
+        if self.tools:
+            system = told.pop(0).text if told and told[0].role == "system" else self.instruction
+            words = "\n\n".join(filter(None, (system, explained(self.tools))))
+            told.insert(0, Message("system", words))
+        for place, message in enumerate(told):
+            if message.call is None:
+                continue
+            asked, answer = as_text(message.call)
+            if message.role == "tool":
+                told[place] = Message("tool", answer)
+            else:
+                told[place] = Message("assistant", f"{message.text}\n{asked}".lstrip())
+        return told
+
+    def _run(self, turns: Turns, announce: bool, tools: Any = None) -> Traced:
         import jinja2
 
-        chat = [{"role": turn.role, "content": turn.content, **_thoughts(turn)} for turn in turns]
+        chat = [
+            {"role": turn.role, "content": turn.content, **_thoughts(turn), **turn.call}
+            for turn in turns
+        ]
         switch = {} if self.thinking is None else {self.switch: self.thinking}
         day = {} if self.today is None else {"strftime_now": self.today.strftime}
         variables = {**self.variables, **switch, **day}
@@ -318,6 +357,32 @@ def _alternating(turns: Turns) -> Turns:
             turn = turn._replace(content=joined((before.content, "\n\n", turn.content)))
         merged.append(turn)
     return merged
+
+
+def _call(message: Message, index: int) -> dict[str, Any]:
+    """The fields of a call, or of its result, by the names that templates know.
+
+    An id is nine letters and digits, as Mistral's demand.
+    """
+    if message.call is None:
+        return {}
+    if message.role == "tool":
+        name = Traced(message.call.name, index)
+        return {"name": name, "tool_call_id": f"call{index - 1:05}"}
+    function = {"name": message.call.name, "arguments": dict(message.call.arguments)}
+    call = {"type": "function", "id": f"call{index:05}", "function": _traced(function, index)}
+    return {"tool_calls": [call]}
+
+
+def _traced(value: Any, origin: int) -> Any:
+    """A value of JSON with its texts as those of a message."""
+    if isinstance(value, str):
+        return Traced(value, origin)
+    if isinstance(value, Mapping):
+        return {Traced(name, origin): _traced(part, origin) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_traced(part, origin) for part in value]
+    return value
 
 
 def _thoughts(turn: Turn) -> dict[str, Traced]:

@@ -7,16 +7,20 @@ thought before it.
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["system", "user", "assistant"]
+from chatapp.prompting.calls import Call
+
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a chat. A `system` message, if any, comes first.
 
-    thoughts: what was thought before a reply.
+    thoughts: what was thought before a reply. call: of a tool, that an `assistant` message ends
+    in; the `tool` message after it has the result.
     """
 
     role: Role
     text: str
     thoughts: str = ""
+    call: Call | None = None

@@ -16,6 +16,7 @@ Kind = Literal[
     "user",
     "assistant",
     "thinking",
+    "tool",
     "marker",
     "special",
     "end",
@@ -26,10 +27,10 @@ Kind = Literal[
 class Segment:
     """A piece of a prompt.
 
-    `document` is a passage that stands before a question. `marker` is text of the template
-    ("User:"). `special` is the name of a special token, and `end` stands for the model's
-    end-of-text token: their texts are what is shown, and each becomes its one token, never its
-    letters.
+    `document` is a passage that stands before a question, `tool` what a tool has told. `marker`
+    is text of the template ("User:"). `special` is the name of a special token, and `end` stands
+    for the model's end-of-text token: their texts are what is shown, and each becomes its one
+    token, never its letters.
     """
 
     kind: Kind

@@ -79,7 +79,7 @@ class ThoughtFilter:
         if self._phase == "thinking":
             thought, mark, rest = self._held.partition(self._marks.end)
             if not mark:
-                self._held = _possible_mark(thought, self._marks.end)
+                self._held = possible_start(thought, self._marks.end)
                 return thought.removesuffix(self._held), ""
             self._phase, self._held = "saying", rest
         said, self._held = self._held, ""
@@ -91,7 +91,7 @@ class ThoughtFilter:
         return (held, "") if self._phase == "thinking" else (None, held)
 
 
-def _possible_mark(text: str, mark: str) -> str:
+def possible_start(text: str, mark: str) -> str:
     """The longest end of a text that may be the beginning of a mark."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((mark[:size] for size in sizes if text.endswith(mark[:size])), "")

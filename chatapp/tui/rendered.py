@@ -23,6 +23,7 @@ _KINDS = {
     "user": "$text-success",
     "assistant": "$text-accent",
     "thinking": "dim italic",
+    "tool": "$text-error",
     "marker": "dim",
     "special": "reverse dim",
     "end": "reverse dim",

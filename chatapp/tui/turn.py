@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 from textual.message_pump import MessagePump
 
+from chatapp.dialogue.call_events import Called, Calling
 from chatapp.engine.events import Finished, Token
 from chatapp.tui.events import Submitted
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.call_events import ReplyEvent
     from chatapp.dialogue.session import SessionEvent, Started
     from chatapp.dialogue.store import StoredMessage
 
@@ -43,8 +45,8 @@ class GrowingReply:
         self.tokens = 0
         self.thought_tokens = 0
 
-    def add(self, event: Token | Finished) -> None:
-        """Add what has been generated."""
+    def add(self, event: "ReplyEvent") -> None:
+        """Add what has been generated, or what a call of a tool brings into the text."""
         self._pieces.append(event.text)
         self._thoughts.append(event.thought or "")
         if isinstance(event, Token):
@@ -133,6 +135,9 @@ class RunningTurn:
         elif isinstance(event, Exception):
             reply.has_ended = True
             self._listener.post_message(TurnFailed(self, reply, event))
+        elif isinstance(event, Calling | Called):
+            reply.add(event)
+            self._listener.post_message(ToolTold(self, reply, event))
         else:
             reply.message = event.message
             self._listener.post_message(TurnStarted(self, reply, event))
@@ -151,6 +156,13 @@ class TurnStarted(TurnEvent):
     """It is about to be generated; its row is in the store."""
 
     started: "Started"
+
+
+@dataclass
+class ToolTold(TurnEvent):
+    """A tool is about to be called, or its call is over."""
+
+    event: Calling | Called
 
 
 @dataclass

@@ -221,3 +221,75 @@ def test_one_question(server: CompletionsServer, model: LanguageModel) -> None:
     assert "".join(event.text for event in events) == "Yes."
     sent = [message("system", "Be brief."), message("user", "Is it so?")]
     assert server.requests[-1]["messages"] == sent
+
+
+def calls_of(*arguments: str, name: str = "calculator") -> list[str]:
+    """The events of a reply that calls a tool, its arguments in these pieces."""
+    opening = {"index": 0, "id": "x", "type": "function", "function": {"name": name}}
+    parts = [{"index": 0, "function": {"arguments": part}} for part in arguments]
+    deltas = [delta(tool_calls=[each]) for each in (opening, *parts)]
+    return [delta(role="assistant"), *deltas, delta("tool_calls"), "[DONE]"]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 100])
+def test_a_server_calls_tools(
+    server: CompletionsServer, session: Session, store: Store, cut: int
+) -> None:
+    text = '{"expression": "48*76"}'
+    pieces = [text[start : start + cut] for start in range(0, len(text), cut)]
+
+    def answer(request: dict[str, object]) -> list[object]:
+        messages = request["messages"]
+        assert isinstance(messages, list)
+        return replied("3648.") if messages[-1]["role"] == "tool" else [*calls_of(*pieces)]
+
+    server.stream = answer  # type: ignore[assignment]
+    session.set_tools(["calculator"])
+    list(session.say("How many?"))
+    reply = session.messages[-1]
+    assert (reply.text, reply.status) == ("3648.", "complete")
+    assert [(made.name, made.arguments, made.result) for made in reply.calls] == [
+        ("calculator", {"expression": "48*76"}, "3648")
+    ]
+    first, second = server.requests
+    assert first["tools"] == second["tools"]
+    assert first["tools"][0]["function"]["name"] == "calculator"
+    asked, told = second["messages"][1:]
+    (made,) = asked["tool_calls"]
+    assert json.loads(made["function"]["arguments"]) == {"expression": "48*76"}
+    assert told == {"role": "tool", "tool_call_id": made["id"], "content": "3648"}
+    shown = [part.text for part in session.read(reply.id).prompt.segments if part.kind == "tool"]
+    assert shown == ["<tool_response>\n3648\n</tool_response>\n"]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [['{"expression": '], ["no JSON"], ["[" * 5_000]],
+)
+def test_a_call_of_a_server_that_is_no_json_is_text(
+    server: CompletionsServer, session: Session, pieces: list[str]
+) -> None:
+    server.stream = calls_of(*pieces)  # type: ignore[assignment]
+    session.set_tools(["calculator"])
+    list(session.say("How many?"))
+    reply = session.messages[-1]
+    assert (reply.status, reply.calls) == ("complete", ())
+    assert pieces[0].strip() in reply.text
+
+
+def test_a_call_without_arguments_and_odd_calls(
+    server: CompletionsServer, session: Session
+) -> None:
+    def answer(request: dict[str, object]) -> list[object]:
+        messages = request["messages"]
+        assert isinstance(messages, list)
+        if messages[-1]["role"] == "tool":
+            odd: list[object] = [5, {"index": "x"}, {"function": 7}, {}]
+            return [delta(tool_calls=odd), *replied("Noon.")]
+        return [*calls_of(name="clock")]
+
+    server.stream = answer  # type: ignore[assignment]
+    session.set_tools(["clock"])
+    list(session.say("What time is it?"))
+    assert session.messages[-1].text == "Noon."
+    assert session.messages[-1].calls[0].status == "done"

@@ -24,6 +24,7 @@ from chatapp.dialogue.store import (
     Store,
     StoreError,
 )
+from chatapp.prompting.calls import Call
 
 TESTS = Path(__file__).parent.parent
 FORMAT_5 = Path(__file__).parent / "chats_format_5.db"
@@ -456,9 +457,27 @@ def test_a_file_of_format_5_is_read_with_all_it_holds(path: Path) -> None:
     ]
     assert [chat.id for chat in store.chats()] == [2, 1]
     assert store.chat(3).deleted is not None
+    assert (chat.tools, chat.allowed_tools) == ((), ())
+    assert not any(message.calls for message in store.tree(1))
     store.add_message(1, 3, "user", "Why?")
     store.close()
     check_sound(path)
+
+
+def test_tools_of_a_chat_and_calls_of_a_reply_are_kept(store: Store) -> None:
+    chat_id, (_, reply) = dialogue(store, "Q", "A")
+    made = Call("clock", {"zone": "Asia/Tōkyō\x1b"}, "noon\n", "done", 1)
+    store.set_tools(chat_id, ["clock"])
+    for key in ("b 2", "a 1", "b 2"):
+        store.allow_tool(chat_id, key)
+    store.update_calls(reply, [made])
+    assert store.chat(chat_id).tools == ("clock",)
+    assert store.chat(chat_id).allowed_tools == ("a 1", "b 2")
+    assert store.message(reply).calls == (made,)
+    with pytest.raises(StoreError, match="there is no message 99"):
+        store.update_calls(99, [])
+    with pytest.raises(StoreError, match="there is no chat 99"):
+        store.allow_tool(99, "x")
 
 
 def test_an_sqlite_too_old_is_refused_before_anything_is_written(

@@ -178,6 +178,17 @@ async def test_a_failing_model_is_told_and_can_be_tried_again(
         assert driver.status.state == "ready"
 
 
+async def test_a_call_of_a_tool_stands_in_the_reply(open_app: OpenApp, store: Store) -> None:
+    chat_id = fill(store, ["Hi", "Hello."])
+    store.set_tools(chat_id, ("calculator",))
+    model = ScriptedModel([" She has <<48*76=9", "3648 eggs."])
+    async with open_app(model, chat_id=chat_id) as driver:
+        await driver.press(*"eggs", "enter")
+        await driver.until(lambda: driver.texts[3:] == ["She has <<48*76=3648>>3648 eggs."])
+        await driver.idle()
+        assert [call.result for call in store.path(chat_id)[-1].calls] == ["3648"]
+
+
 class BrokenModel(ScriptedModel):
     """Breaks a promise: it raises in the middle of a reply."""
 

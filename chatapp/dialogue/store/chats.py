@@ -21,6 +21,7 @@ from chatapp.dialogue.store.rows import (
     StoredMessage,
 )
 from chatapp.passages.sources import Source
+from chatapp.prompting.calls import Call
 from chatapp.prompting.documents import DocumentSet
 from chatapp.prompting.messages import Role
 
@@ -42,7 +43,7 @@ _SELECT_MESSAGE = """
         (SELECT count(*) FROM messages AS other
             WHERE other.parent_id IS message.parent_id AND other.chat_id = message.chat_id)
             AS siblings,
-        thoughts, thought_tokens, sources
+        thoughts, thought_tokens, sources, calls
     FROM messages AS message
 """
 
@@ -79,7 +80,8 @@ class ChatStore(Database):
         """A chat by its id."""
         row = self._row(
             "SELECT id, title, system, template, model, created, updated, leaf_id, archived,"
-            " deleted, prompt, asked_template, markdown, chosen, documents FROM chats WHERE id = ?",
+            " deleted, prompt, asked_template, markdown, chosen, documents, tools,"
+            " allowed_tools FROM chats WHERE id = ?",
             (chat_id,),
             f"there is no chat {chat_id}",
         )
@@ -149,6 +151,16 @@ class ChatStore(Database):
     def set_documents(self, chat_id: int, documents: DocumentSet | None) -> None:
         """Let a chat draw on documents, or on none."""
         self._change_chat(chat_id, "documents", _documents_json(documents))
+
+    def set_tools(self, chat_id: int, names: Sequence[str]) -> None:
+        """Let a chat's model call these tools."""
+        self._change_chat(chat_id, "tools", json.dumps(list(names)))
+
+    def allow_tool(self, chat_id: int, key: str) -> None:
+        """Let a tool run without asking in all of a chat. key: see `Tool.key`."""
+        with self.transaction():
+            allowed = {*self.chat(chat_id).allowed_tools, key}
+            self._change_chat(chat_id, "allowed_tools", json.dumps(sorted(allowed)))
 
     def bin_chat(self, chat_id: int) -> None:
         """Delete a chat in such a way that `restore_chat` brings it back within a day."""
@@ -228,6 +240,14 @@ class ChatStore(Database):
         self._row(
             "UPDATE messages SET thoughts = ?, thought_tokens = ? WHERE id = ? RETURNING id",
             (thoughts, tokens, message_id),
+            f"there is no message {message_id}",
+        )
+
+    def update_calls(self, message_id: int, calls: Sequence[Call]) -> None:
+        """Replace the calls of tools within a reply."""
+        self._row(
+            "UPDATE messages SET calls = ? WHERE id = ? RETURNING id",
+            (json.dumps([asdict(call) for call in calls]), message_id),
             f"there is no message {message_id}",
         )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from chatapp.passages.sources import Source
+from chatapp.prompting.calls import Call
 from chatapp.prompting.documents import DocumentSet
 from chatapp.prompting.messages import Role
 
@@ -38,7 +39,8 @@ class Chat:
     deleted: when it was put into the bin; None while it was not. For system, prompt and
     asked_template see `Basis`. markdown: its replies are shown as Markdown. model: what its last
     reply came from. chosen: the sampling parameters set for it, by name. documents: those it
-    draws on; None without.
+    draws on; None without. tools: the names of those its model may call; allowed_tools: the keys
+    of those that the user has allowed for all of it (see `Tool.key`).
     """
 
     id: int
@@ -56,15 +58,18 @@ class Chat:
     markdown: bool = False
     chosen: dict[str, Any] = field(default_factory=dict)
     documents: DocumentSet | None = None
+    tools: tuple[str, ...] = ()
+    allowed_tools: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> "Chat":
-        """A row of `chats`, whose chosen parameters and documents are JSON."""
+        """A row of `chats`, whose chosen parameters, documents and tools are JSON."""
         flags = {name: bool(row[name]) for name in ("archived", "markdown")}
         asked = json.loads(row["documents"] or "null")
         documents = None if asked is None else DocumentSet.from_dict(asked)
         chosen = json.loads(row["chosen"])
-        return cls(**{**row, **flags, "chosen": chosen, "documents": documents})
+        lists = {name: tuple(json.loads(row[name])) for name in ("tools", "allowed_tools")}
+        return cls(**{**row, **flags, **lists, "chosen": chosen, "documents": documents})
 
     @property
     def basis(self) -> Basis:
@@ -95,7 +100,7 @@ class StoredMessage:
 
     A reply that is still `partial` when nobody writes it belongs to a process that died.
     thoughts: what was thought before a reply, which is no part of its text, of so many tokens.
-    sources: the passages of documents that were found for a reply.
+    sources: the passages of documents that were found for a reply. calls: of tools, within it.
     """
 
     id: int
@@ -110,12 +115,14 @@ class StoredMessage:
     thoughts: str = ""
     thought_tokens: int = 0
     sources: tuple[Source, ...] = ()
+    calls: tuple[Call, ...] = ()
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> "StoredMessage":
-        """A row of `messages`, whose sources are JSON."""
+        """A row of `messages`, whose sources and calls are JSON."""
         sources = tuple(Source(**source) for source in json.loads(row["sources"]))
-        return cls(**{**row, "sources": sources})
+        calls = tuple(Call(**call) for call in json.loads(row["calls"]))
+        return cls(**{**row, "sources": sources, "calls": calls})
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,5 +121,10 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         "ALTER TABLE chats ADD COLUMN documents TEXT",
         "ALTER TABLE messages ADD COLUMN sources TEXT NOT NULL DEFAULT '[]'",
     ),
+    "tools": (
+        "ALTER TABLE chats ADD COLUMN tools TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE chats ADD COLUMN allowed_tools TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE messages ADD COLUMN calls TEXT NOT NULL DEFAULT '[]'",
+    ),
 }
 """By name, in the order in which they are run: the statements of each."""

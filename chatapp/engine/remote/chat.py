@@ -6,9 +6,11 @@ llama.cpp's server, llama-cpp-python's and hosted services do that.
 Keep: a text that is to go on as it stands goes through the protocol of completions or nowhere.
 """
 
+import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished
@@ -30,23 +32,25 @@ class RemoteChatModel(RemoteModel):
 
     def converse(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         sampling: Sampling,
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         cancel: threading.Event | None = None,
         top: int = 0,
     ) -> Iterator[Event]:
         """See `ChatModel.converse`. Without `top`, log-probabilities are not asked for."""
-        sent = [
-            {name: without_surrogates(text) for name, text in message.items()}
-            for message in messages
-        ]
+        sent = [_writable(message) for message in messages]
         if not sent:
             raise ValueError("there are no messages to reply to; expected at least one")
         count = sum(_AROUND + len(self._text.encode(message["content"])) for message in sent)
+        calls = [message["tool_calls"] for message in sent if "tool_calls" in message]
+        count += sum(len(self._text.encode(json.dumps(part))) for part in (*tools, *calls))
         prompt = "\n".join(message["content"] for message in sent)
         reply = self._open_reply(prompt, count, sampling, StopFilter(()))
         body = self._options(sampling, reply.most) | {"messages": sent}
+        if tools:
+            body["tools"] = _writable(tools)
         if top:
             body |= {"logprobs": True, "top_logprobs": top}
         return self._run("chat/completions", body, reply, sampling, cancel)
@@ -88,3 +92,14 @@ class RemoteChatModel(RemoteModel):
             f"{self.server.url}: this server is used for chats alone; to go on with a text as it "
             "stands takes one that has OpenAI's protocol of completions too"
         )
+
+
+def _writable(value: Any) -> Any:
+    """A value of JSON that can be written as UTF-8."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, Mapping):
+        return {_writable(name): _writable(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(part) for part in value]
+    return value

@@ -2,7 +2,7 @@
 
 Each is a JSON object {"choices": [{"text", "finish_reason", "logprobs"}], "usage", "error"},
 of which all may be missing or null; the last is the word [DONE]. In a chat, "text" is
-"delta": {"content", "reasoning_content"}, where some servers say "reasoning".
+"delta": {"content", "reasoning_content", "tool_calls"}, where some servers say "reasoning".
 
 Keep: what a server sends is either understood or refused in words, whatever it is.
 """
@@ -41,12 +41,24 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A part of a call of a tool, the `index`th of the reply. name: only in its first part.
+    arguments: a part of the JSON text of the object that they are."""
+
+    index: int
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
-    """thoughts: what was thought before the reply, where a server tells that apart. reason: the
+    """thoughts: what was thought before the reply, where a server tells that apart. calls: parts
+    of calls of tools. reason: the
     server's own word for the reply's end, `DONE` after its last event."""
 
     tokens: tuple[ServedToken, ...] = ()
     thoughts: tuple[ServedToken, ...] = ()
+    calls: tuple[CallPiece, ...] = ()
     reason: str = ""
     usage: Usage | None = None
 
@@ -75,6 +87,7 @@ def read_chunk(server: Server, data: str) -> Chunk:
     return Chunk(
         _tokens(text, logprobs) if text else (),
         _tokens(thought, logprobs) if thought else (),
+        _calls(choice),
         reason if isinstance(reason, str) else "",
         _usage(document.get("usage")),
     )
@@ -88,6 +101,27 @@ def _texts(choice: dict[str, Any]) -> tuple[str, str]:
     if not isinstance(said, str) or not isinstance(thought, str):
         raise TypeError
     return said, thought
+
+
+def _calls(choice: dict[str, Any]) -> tuple[CallPiece, ...]:
+    rows = (choice.get("delta") or {}).get("tool_calls")
+    pieces = []
+    for place, row in enumerate(rows if isinstance(rows, list) else ()):
+        function = row.get("function") if isinstance(row, dict) else None
+        if not isinstance(function, dict):
+            continue
+        index = row.get("index")
+        name, arguments = function.get("name"), function.get("arguments")
+        if isinstance(arguments, dict):  # as Ollama has it
+            arguments = json.dumps(arguments)
+        pieces.append(
+            CallPiece(
+                index if isinstance(index, int) else place,
+                name if isinstance(name, str) else "",
+                arguments if isinstance(arguments, str) else "",
+            )
+        )
+    return tuple(pieces)
 
 
 def token_count(value: object) -> int:

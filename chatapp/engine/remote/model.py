@@ -24,6 +24,7 @@ from chatapp.engine.model import (
     Tokenizer,
 )
 from chatapp.engine.remote.at_once import at_once
+from chatapp.engine.remote.calls import Calls
 from chatapp.engine.remote.chunks import DONE, Chunk, ServedToken, Usage, read_chunk
 from chatapp.engine.remote.http import BlockingStream, Body, Cancelled, post
 from chatapp.engine.remote.pieces import TextPieces
@@ -258,6 +259,7 @@ class _Reply:
         self._stops = stops
         self._repeats = repeats
         self._at_most = at_most
+        self._calls = Calls()
         self._thoughts = Thoughts()
         self._usage = Usage(prompt_tokens)
         self._tokens = 0
@@ -267,6 +269,7 @@ class _Reply:
     def take(self, chunk: Chunk) -> Iterator[Token]:
         """The tokens of a chunk, as many as are wanted. Raises ModelError for an odd end."""
         self._usage = chunk.usage or self._usage
+        chunk = replace(chunk, tokens=chunk.tokens + self._calls.into_text(chunk))
         tokens = self._thoughts.into_text(chunk)
         if tokens and self._tokens == self.most:  # more than the server was asked for
             self.over = True
@@ -304,9 +307,10 @@ class _Reply:
 
     def _take_reason(self, word: str) -> None:
         """word: the server's, "" where it gives none."""
-        if word not in ("", "stop", "length", DONE):
+        ends = ("stop", "tool_calls") if self._calls.have_come else ("stop",)
+        if word not in ("", *ends, "length", DONE):
             raise ModelError(f"the server ended the reply: {word[:100]}")
-        if word == "stop":
+        if word in ends:
             self.reason = "stop"
         elif word == "length" or self._tokens == self.most:
             self.reason = self.reason or self._at_most

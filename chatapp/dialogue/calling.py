@@ -1,0 +1,204 @@
+"""A reply in which the model calls tools: it pauses, the call runs, and generation goes on.
+
+Keep: nothing runs that is not on, does not fit its schema or was not allowed. Whatever becomes of
+a call, the model is told, and the reply goes on or ends as any other.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from chatapp.dialogue.call_events import PARAGRAPH, Called, Calling, ReplyEvent
+from chatapp.dialogue.prompt import MessageTooLong, Prompt
+from chatapp.dialogue.reply import reply_events
+from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
+from chatapp.prompting.calls import Call, CallFilter, CallPattern, InlineCalls, Requested
+from chatapp.tools.tool import (
+    STOPPED,
+    Arguments,
+    Outcome,
+    Tool,
+    failed,
+    misfit_of,
+    run,
+)
+
+MOST_CALLS = 10
+"""In one reply."""
+
+_TOO_MANY = f"it asked for more than {MOST_CALLS} calls of tools in one reply"
+_REFUSED = Outcome("refused", "error: the user did not allow this call")
+
+Permit = Callable[[Tool, Arguments, threading.Event], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """tools: those that a model may call, by name. permit: whether one that asks may run."""
+
+    tools: Mapping[str, Tool]
+    permit: Permit
+
+    def outcome(self, requested: Requested, cancel: threading.Event) -> Outcome:
+        """What becomes of a call."""
+        if problem := misfit_of(self.tools, requested.name, requested.arguments):
+            return failed(problem)
+        tool = self.tools[requested.name]
+        if tool.asks and not self.permit(tool, requested.arguments, cancel):
+            return STOPPED if cancel.is_set() else _REFUSED
+        return run(tool, requested.arguments, cancel)
+
+
+def out_of_reach(pattern: CallPattern, names: Sequence[str]) -> str:
+    """In a sentence, which tools a model cannot call; "" when it can call all of them."""
+    if not isinstance(pattern, InlineCalls) or set(names) <= {pattern.tool}:
+        return ""
+    others = ", ".join(name for name in names if name != pattern.tool)
+    return (
+        f"this model calls {pattern.tool} alone, as {pattern.begin}…{pattern.end}; "
+        f"{others} would never be called"
+    )
+
+
+def events_with_calls(
+    model: LanguageModel,
+    prompt: Prompt,
+    sampling: Sampling,
+    *,
+    toolbox: Toolbox,
+    pattern: CallPattern,
+    go_on: Callable[[], Prompt],
+    begin: Sequence[int] = (),
+    stop: Sequence[str] = (),
+    cancel: threading.Event | None = None,
+    top: int = 0,
+    generate: Generate | None = None,
+) -> Generator[ReplyEvent]:
+    """A reply to a prompt with the tools that it calls; see `reply_events`.
+
+    pattern: how the model calls them. go_on: gives the prompt that goes on with the reply, once
+    all events so far have been taken up into it.
+    """
+    cancel = cancel or threading.Event()
+    total = _Total()
+    for number in range(MOST_CALLS + 1):
+        left = replace(sampling, max_tokens=sampling.max_tokens - total.tokens)
+        if left.max_tokens < 1:
+            yield total.finished(Finished("length"))
+            return
+        events = reply_events(
+            model,
+            prompt,
+            left,
+            begin=begin,
+            stop=stop,
+            cancel=cancel,
+            top=top,
+            generate=generate,
+        )
+        calls = CallFilter(pattern, toolbox.tools)
+        requested = yield from _until_call(events, calls, _names(model, pattern), total)
+        if requested is None:
+            return
+        is_last = number == MOST_CALLS
+        outcome = failed(_TOO_MANY) if is_last else toolbox.outcome(requested, cancel)
+        yield _called(requested, outcome, pattern, model)
+        if is_last or cancel.is_set():
+            end = Finished("stop", message=_TOO_MANY) if is_last else Finished("cancelled")
+            yield total.finished(end)
+            return
+        try:
+            prompt, begin = go_on(), ()
+        except (MessageTooLong, ContextOverflow):
+            yield total.finished(Finished("context"))
+            return
+
+
+def _names(model: LanguageModel, pattern: CallPattern) -> dict[int, str]:
+    """The mark of a call where that is a special token, which has no text."""
+    special = model.tokenizer.special
+    return {special[pattern.begin]: pattern.begin} if pattern.begin in special else {}
+
+
+def _until_call(
+    events: Generator[Event], calls: CallFilter, names: Mapping[int, str], total: "_Total"
+) -> Generator[ReplyEvent, None, Requested | None]:
+    """The events up to the first call, which is returned, or to the end."""
+    started = first = time.perf_counter()
+    tokens = 0
+    with closing(events):
+        for event in events:
+            text = event.text
+            if isinstance(event, Token):
+                first = first if tokens else time.perf_counter()
+                tokens += 1
+                name = names.get(event.id, "") if event.thought is None else ""
+                text = text.removesuffix(name) + name
+            visible, requested = calls.push(text)
+            if requested is not None:
+                total.add(tokens, started, first)
+                if isinstance(event, Token):
+                    yield replace(event, text=visible)
+                    visible = ""
+                yield Calling(_call(requested), visible)
+                return requested
+            if isinstance(event, Finished):
+                yield total.finished(replace(event, text=visible + calls.flush()))
+            else:
+                yield replace(event, text=visible)
+    return None
+
+
+def _call(requested: Requested) -> Call:
+    """A call that has not ended; whoever keeps the reply knows its place."""
+    return Call(requested.name, requested.arguments, STOPPED.text, "running", 0)
+
+
+def _called(
+    requested: Requested, outcome: Outcome, pattern: CallPattern, model: LanguageModel
+) -> Called:
+    result = _fitting(outcome.text, model)
+    call = replace(_call(requested), result=result, status=outcome.ending)
+    if not isinstance(pattern, InlineCalls):
+        return Called(call, PARAGRAPH)  # white space, which waits for what is said next
+    value = result.partition(" ")[0] if outcome.ending == "done" else "?"
+    text = f"{value}{pattern.close}"
+    return Called(replace(call, inside=len(text)), text)
+
+
+def _fitting(text: str, model: LanguageModel) -> str:
+    """As much of a result as may take a quarter of the window."""
+    room = model.context // 4
+    cut = text[: 8 * room]
+    while len(model.tokenizer.encode(cut, begins=False)) > room:
+        cut = cut[: len(cut) * 3 // 4]
+    return text if len(cut) == len(text) else f"{cut}\n[cut to fit the model's window]"
+
+
+class _Total:
+    """Adds up the generations of one reply. tokens: of those that ended in a call."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._seconds = 0.0
+        self._first = 0.0
+
+    def add(self, tokens: int, started: float, first: float) -> None:
+        """Count a generation. started, first: when it and its first token came."""
+        self._first = self._first or first - started
+        self._seconds += time.perf_counter() - started
+        self.tokens += tokens
+
+    def finished(self, last: Finished) -> Finished:
+        """The end of the reply, given that of its last generation."""
+        if not self.tokens:
+            return last
+        return replace(
+            last,
+            reply_tokens=self.tokens + last.reply_tokens,
+            time_to_first_token=self._first or last.time_to_first_token,
+            seconds=self._seconds + last.seconds,
+        )

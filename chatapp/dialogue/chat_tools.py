@@ -1,0 +1,56 @@
+"""The tools of one chat: which are on, and who is asked before one runs.
+
+Keep: they are looked up anew for every reply, so that a file that was changed or taken away counts
+from then on.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from chatapp.dialogue.calling import Toolbox, out_of_reach
+from chatapp.dialogue.permission import Ask, Permission, never
+from chatapp.dialogue.store import Store
+from chatapp.prompting.calls import CallPattern
+from chatapp.prompting.documents import DocumentSet
+from chatapp.tools.registry import find_tools
+from chatapp.tools.tool import ToolError
+
+
+class ChatTools:
+    """names: of those that the model may call. ask: asks the user whether one may run that is not
+    allowed yet. documents, wherever they are asked for: those of the chat, which a tool searches.
+    """
+
+    def __init__(self, store: Store, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.ask: Ask = never
+        self._store = store
+
+    def choose(
+        self, names: Sequence[str], documents: DocumentSet | None, pattern: CallPattern
+    ) -> None:
+        """Let the model call these. pattern: how it calls tools.
+
+        Raises ToolError for one that there is not, or that the model has no way to call.
+        """
+        chosen = tuple(find_tools(documents).chosen(names))
+        if problem := out_of_reach(pattern, chosen):
+            raise ToolError(problem)
+        self.names = chosen
+
+    def check(self, documents: DocumentSet | None) -> None:
+        """Raises ToolError for one that is gone, or whose file is no good any more."""
+        if self.names:
+            find_tools(documents).chosen(self.names)
+
+    def told(self, documents: DocumentSet | None) -> list[dict[str, Any]]:
+        """What the model is told of those that there are."""
+        if not self.names:
+            return []
+        tools = find_tools(documents).tools
+        return [tools[name].to_dict() for name in self.names if name in tools]
+
+    def toolbox(self, documents: DocumentSet | None, chat_id: int) -> Toolbox:
+        """The tools as they are now. Raises ToolError for one that is gone."""
+        tools = find_tools(documents).chosen(self.names)
+        return Toolbox(tools, Permission(self._store, chat_id, self.ask))

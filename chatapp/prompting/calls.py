@@ -1,0 +1,340 @@
+"""How a model calls a tool in its text: the patterns that models know, and a reply without them.
+
+Keep: for any way to cut a reply into pieces, what comes out is the reply up to the end of its
+first call. Text that turns out to be no call comes out as it was written, and no character that
+could still belong to a call comes out early.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chatapp.foreign import without_surrogates
+from chatapp.prompting.segments import Segment
+from chatapp.prompting.thinking import possible_start
+
+CallStatus = Literal["running", "done", "failed", "refused", "stopped"]
+
+_LONGEST = 100_000
+"""Characters of a call; a longer one is text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """A call as the model wrote it."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool within a reply.
+
+    result: what the model is told. at: how many characters of the reply's text come before it.
+    inside: how many characters of that text, from `at` on, are the result, where the call is
+    itself part of the text; 0 where the template writes it.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    result: str
+    status: CallStatus
+    at: int
+    inside: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JSONCalls:
+    """Calls as JSON objects of a name and its arguments.
+
+    begin: the mark before one. bare: whether a reply that is such an object from its first
+    character on is one, too.
+    """
+
+    begin: str
+    bare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InlineCalls:
+    """Calls in the text itself, with their result: `<<48*76=3648>>`.
+
+    tool, argument: what is called with the text between `begin` and `end`; the result is followed
+    by `close`.
+    """
+
+    tool: str
+    argument: str
+    begin: str
+    end: str
+    close: str
+
+
+CallPattern = JSONCalls | InlineCalls
+
+HERMES = JSONCalls("<tool_call>")
+MISTRAL = JSONCalls("[TOOL_CALLS]")
+LLAMA = JSONCalls("<|python_tag|>", bare=True)
+CALCULATOR = InlineCalls("calculator", "expression", "<<", "=", ">>")
+"""The calls of grade-school-math, which the bundled model was taught."""
+
+
+def pattern_in(template: str, special: Collection[str]) -> CallPattern | None:
+    """The pattern of a chat template that can be given tools; None where that is not known."""
+    if "tools" not in template:
+        return None
+    if MISTRAL.begin in template:
+        return MISTRAL
+    if HERMES.begin in template:
+        return HERMES
+    if LLAMA.begin in template or LLAMA.begin in special:
+        return LLAMA
+    return None
+
+
+def explained(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Instructions on tools for a model whose template knows of none; see `as_text`."""
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    return (
+        "You can use these tools:\n"
+        f"{listed}\n\n"
+        "To use one, write a JSON object with its name and its arguments, such as\n"
+        '<tool_call>{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}</tool_call>\n'
+        "You are then given its result between <tool_response> and </tool_response>, and answer "
+        "with the help of that."
+    )
+
+
+def as_text(call: Call) -> tuple[str, str]:
+    """A call and its result as texts, where no template writes them."""
+    document = {"name": call.name, "arguments": call.arguments}
+    asked = f"<tool_call>{json.dumps(document, ensure_ascii=False)}</tool_call>"
+    return asked, f"<tool_response>\n{call.result}\n</tool_response>"
+
+
+def with_calls(segments: Sequence[Segment], reply: str, calls: Sequence[Call]) -> list[Segment]:
+    """The segments of a reply with its calls in their places.
+
+    segments: of the reply as a template of this program renders it, in one segment.
+    """
+    if not calls:
+        return list(segments)
+    own = list(segments)
+    place = next((i for i, each in enumerate(own) if each.kind == "assistant"), None)
+    text = "" if place is None else own.pop(place).text
+    place = place or 0
+    lead = len(text) - len(reply.strip())
+    parts: list[Segment] = []
+    start = 0
+    for call in calls:
+        parts.append(Segment("assistant", text[start : lead + call.at]))
+        start = lead + call.at + call.inside
+        if call.inside:
+            parts.append(Segment("tool", text[lead + call.at : start]))
+        else:
+            asked, told = as_text(call)
+            parts += [Segment("assistant", f"\n{asked}\n"), Segment("tool", f"{told}\n")]
+    parts.append(Segment("assistant", text[start:]))
+    return [*own[:place], *(part for part in parts if part.text), *own[place:]]
+
+
+class CallFilter:
+    """A reply's text in, its text without calls and its first call out.
+
+    tools: the names of those that there are. Only a call between marks may have another name.
+    """
+
+    def __init__(self, pattern: CallPattern, tools: Collection[str]) -> None:
+        self._filter = (
+            _InlineFilter(pattern, tools)
+            if isinstance(pattern, InlineCalls)
+            else _JSONFilter(pattern, tools)
+        )
+
+    def push(self, text: str) -> tuple[str, Requested | None]:
+        """The text that is certain to be visible once `text` is added, and the call that it
+        ends with. After a call nothing may be pushed."""
+        return self._filter.push(text)
+
+    def flush(self) -> str:
+        """What was held back, at the end of the reply."""
+        return self._filter.flush()
+
+
+class _InlineFilter:
+    """All is visible at once, and the text ends where the result is to follow."""
+
+    _LONGEST_ARGUMENT = 200
+
+    def __init__(self, pattern: InlineCalls, tools: Collection[str]) -> None:
+        begin, end, close = map(re.escape, (pattern.begin, pattern.end, pattern.close))
+        within = rf"(?:(?!{begin}|{end}|{close})[^\n])"
+        self._call = re.compile(rf"{begin}(?=\S)({within}{{1,{self._LONGEST_ARGUMENT}}}){end}")
+        self._pattern = pattern
+        self._is_on = pattern.tool in tools
+        self._before = ""
+
+    def push(self, text: str) -> tuple[str, Requested | None]:
+        if not self._is_on:
+            return text, None
+        around = self._before + text
+        for match in self._call.finditer(around):
+            if match.end() > len(self._before):
+                arguments = {self._pattern.argument: match[1].strip()}
+                return around[len(self._before) : match.end()], Requested(
+                    self._pattern.tool, arguments
+                )
+        longest = self._LONGEST_ARGUMENT + len(self._pattern.begin) + len(self._pattern.end)
+        self._before = around[-longest:]
+        return text, None
+
+    def flush(self) -> str:
+        return ""
+
+
+class _JSONFilter:
+    """Text before a call is visible; from its mark on it is held back until it is whole."""
+
+    _BARE = re.compile(r'\{\s*"(name|type|function|parameters)"')
+    _MAYBE_BARE = re.compile(r'\{\s*("[a-z]{0,10})?')
+    _NAMED = re.compile(r"\s*([A-Za-z0-9_.-]{1,64})\[ARGS\]\s*")
+    _MAYBE_NAMED = re.compile(r"\s*[A-Za-z0-9_.-]{0,64}(\[(A(R(G(S)?)?)?)?)?")
+
+    def __init__(self, pattern: JSONCalls, tools: Collection[str]) -> None:
+        self._pattern = pattern
+        self._tools = tools
+        self._phase: Literal["begin", "text", "marked", "bare"] = (
+            "begin" if pattern.bare else "text"
+        )
+        self._held = ""
+        self._end = _JSONEnd()
+
+    def push(self, text: str) -> tuple[str, Requested | None]:
+        self._held += text
+        if self._phase == "begin":
+            self._begin()
+        visible = ""
+        while True:
+            if self._phase == "begin":
+                return visible, None
+            if self._phase == "text":
+                before, mark, self._held = self._held.partition(self._pattern.begin)
+                if not mark:
+                    self._held = possible_start(before, self._pattern.begin)
+                    return visible + before.removesuffix(self._held), None
+                visible += before
+                self._phase, self._end = "marked", _JSONEnd()
+            is_over, call = self._body()
+            if call is not None:
+                return visible, call
+            if not is_over:
+                return visible, None
+            visible += self._release()
+
+    def flush(self) -> str:
+        """An unfinished call is text."""
+        mark = self._pattern.begin if self._phase == "marked" else ""
+        held, self._held = self._held, ""
+        return mark + held
+
+    def _begin(self) -> None:
+        start = self._held.lstrip()
+        if self._BARE.match(start):
+            self._phase, self._end = "bare", _JSONEnd()
+        elif start and not self._MAYBE_BARE.fullmatch(start):
+            self._phase = "text"
+
+    def _release(self) -> str:
+        """What turned out to be no call, as text, up to where the next one may begin."""
+        mark = self._pattern.begin if self._phase == "marked" else ""
+        self._phase = "text"
+        if mark:
+            return mark
+        text, self._held = self._held, ""
+        return text
+
+    def _body(self) -> tuple[bool, Requested | None]:
+        """Whether a call is over, for good or ill, and the call."""
+        body, name = self._held, ""
+        if self._phase == "marked" and (match := self._NAMED.match(body)):
+            name, body = match[1], body[match.end() :]
+        opening = body.lstrip()[:1]
+        if opening not in ("", "{", "["):
+            undecided = self._phase == "marked" and self._MAYBE_NAMED.fullmatch(body)
+            return not undecided, None
+        end = self._end.find(body) if opening else -1
+        if end < 0:
+            return len(body) > _LONGEST, None
+        call = _requested(body[:end], name)
+        if call is not None and self._phase == "bare" and call.name not in self._tools:
+            call = None
+        return True, call
+
+
+class _JSONEnd:
+    """Finds where a JSON object or list ends in a text that grows."""
+
+    def __init__(self) -> None:
+        self._seen = self._depth = 0
+        self._in_string = self._is_escaped = False
+
+    def find(self, text: str) -> int:
+        """The place after its end; -1 as long as it has none."""
+        for place in range(self._seen, len(text)):
+            character = text[place]
+            if self._in_string:
+                if self._is_escaped:
+                    self._is_escaped = False
+                elif character == "\\":
+                    self._is_escaped = True
+                elif character == '"':
+                    self._in_string = False
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return place + 1
+        self._seen = len(text)
+        return -1
+
+
+def _requested(text: str, name: str) -> Requested | None:
+    """The call that a text of JSON is, the first where it is a list; None where it is none.
+
+    name: of the tool, where the text holds the arguments alone.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refused)
+        # An escape may stand for half a character, which no tokenizer takes.
+        value = json.loads(without_surrogates(json.dumps(value, ensure_ascii=False)))
+    except (ValueError, RecursionError):
+        return None
+    if name:
+        return Requested(name, value) if isinstance(value, dict) else None
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # some write the object as a text of JSON
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return None
+    called = value.get("name")
+    if not isinstance(called, str) or not isinstance(arguments, dict):
+        return None
+    return Requested(called, arguments)
+
+
+def _refused(constant: str) -> None:
+    """For NaN and its like, which no other program takes for JSON."""
+    raise ValueError(constant)

@@ -1,0 +1,128 @@
+"""The tools there are: those built in, and the user's own.
+
+Keep: a name stands for one tool; what is built in is never replaced. A tool that only computes, or
+reads what the user has given the chat, does not ask.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from chatapp.prompting.documents import DocumentSet
+from chatapp.tools import dates, own
+from chatapp.tools.calculator import calculate
+from chatapp.tools.numbers import in_digits
+from chatapp.tools.tool import Arguments, Tool, ToolError
+from chatapp.tools.units import convert
+from chatapp.userfiles import suggestion
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """tools: by their names. problems: a sentence for each file that is no good, by its name
+    without the suffix."""
+
+    tools: Mapping[str, Tool]
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    def chosen(self, names: Iterable[str]) -> dict[str, Tool]:
+        """Some of the tools. Raises ToolError for one that there is not."""
+        wanted = list(dict.fromkeys(names))
+        for name in wanted:
+            if name not in self.tools:
+                hint = suggestion(name, self.tools)
+                raise ToolError(self.problems.get(name) or f"there is no tool {name!r}{hint}")
+        return {name: self.tools[name] for name in wanted}
+
+
+def find_tools(documents: DocumentSet | None = None) -> Registry:
+    """All tools. documents: those of the chat, which one of the tools searches."""
+    tools = {tool.name: tool for tool in _built_in(documents)}
+    problems: dict[str, str] = {}
+    try:
+        paths = own.files()
+    except ToolError as error:
+        return Registry(tools, {"": str(error)})
+    for path in paths:
+        try:
+            tool = own.read_tool(path)
+            if tool.name in tools:
+                raise ToolError(f"{path}: 'name' is {tool.name!r}, which another tool has")
+            tools[tool.name] = tool
+        except ToolError as error:
+            problems[path.stem] = str(error)
+    return Registry(tools, problems)
+
+
+def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
+    yield Tool(
+        "calculator",
+        "Works out an arithmetic expression exactly, such as 48*(76+2)/5 or 15% of 80.",
+        _schema(expression="string"),
+        lambda given, cancel: in_digits(calculate(given["expression"])),
+    )
+    yield Tool(
+        "clock",
+        "Tells the date and the time, in a time zone such as Europe/Paris if one is given.",
+        _schema((), zone="string"),
+        lambda given, cancel: dates.clock(given.get("zone")),
+    )
+    yield Tool(
+        "calendar",
+        "Tells the day of the week of a date, or of one so many days later, and how many days "
+        'there are until another. A date is "today" or as 2026-11-23.',
+        _schema(("date",), date="string", days="integer", until="string"),
+        lambda given, cancel: dates.calendar(
+            given["date"], given.get("days", 0), given.get("until")
+        ),
+    )
+    yield Tool(
+        "units",
+        "Converts a quantity from one unit to another, such as 5 miles into km.",
+        _schema(value="string", unit="string", into="string"),
+        lambda given, cancel: convert(given["value"], given["unit"], given["into"]),
+    )
+    yield Tool(
+        "manual",
+        "Searches the documentation of chatapp, the program that this chat is held in.",
+        _schema(query="string"),
+        _search_manual,
+    )
+    if documents is not None:
+        yield Tool(
+            "documents",
+            "Searches the documents of this chat for passages near to a query.",
+            _schema(query="string"),
+            _DocumentSearch(documents),
+        )
+
+
+class _DocumentSearch:
+    """Searches documents, which stay open from one call to the next."""
+
+    def __init__(self, asked: DocumentSet) -> None:
+        from chatapp.passages.search import Documents
+
+        self._documents = Documents(asked)
+
+    def __call__(self, given: Arguments, cancel: threading.Event) -> str:
+        from chatapp.tools.lookup import search
+
+        return search(self._documents, given["query"], cancel)
+
+
+def _search_manual(given: Arguments, cancel: threading.Event) -> str:
+    from chatapp.tools.lookup import search_manual
+
+    return search_manual(given["query"], cancel)
+
+
+def _schema(required: Iterable[str] | None = None, /, **types: str) -> dict[str, Any]:
+    """The schema of an object of these properties, all of them required unless it is said."""
+    return {
+        "type": "object",
+        "properties": {name: {"type": kind} for name, kind in types.items()},
+        "required": list(types if required is None else required),
+        "additionalProperties": False,
+    }

@@ -1,0 +1,125 @@
+"""What a tool is, and a call of one from its arguments to the text that the model is told.
+
+Keep: whatever a tool does, a call ends in a bounded text without control characters; nothing that
+a tool raises as ToolError ends the chat.
+"""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chatapp.foreign import printable
+from chatapp.tools.schema import misfit
+from chatapp.userfiles import UserError, quoted, suggestion
+
+Arguments = Mapping[str, Any]
+Ending = Literal["done", "failed", "refused", "stopped"]
+
+LONGEST_RESULT = 20_000
+"""Characters of a result: more than a small model's window, and little enough for any chat."""
+
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -~])?")
+"""What a terminal would obey: colours, titles, links."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class ToolError(UserError):
+    """A tool that cannot be used, or a call that failed; the model is told so."""
+
+
+class Stopped(Exception):
+    """The user has stopped a call while it ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A program that a model may call.
+
+    description: a sentence for the model. parameters: the JSON schema of the arguments, an
+    object. run: gives the result of a call; raises ToolError, and Stopped soon after its event
+    is set. asks: whether the user is asked before it runs. definition: all that decides what
+    would run, so that a permission ends where that changes.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    run: Callable[[Arguments, threading.Event], str]
+    asks: bool = False
+    definition: str = ""
+
+    @property
+    def key(self) -> str:
+        """By which a permission knows it: its name, and a digest of what it runs."""
+        digest = hashlib.sha256(self.definition.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"{self.name} {digest[:16]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As chat templates and servers are told of it."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a call. text: what the model is told."""
+
+    ending: Ending
+    text: str
+
+
+STOPPED = Outcome("stopped", "error: it was stopped before it ended")
+
+
+def misfit_of(tools: Mapping[str, Tool], name: str, arguments: Arguments) -> str:
+    """Why a call cannot be run, in words; "" where it can."""
+    if name not in tools:
+        return f"there is no tool {quoted(name)}{suggestion(name, tools)}"
+    return misfit(arguments, tools[name].parameters)
+
+
+def run(tool: Tool, arguments: Arguments, cancel: threading.Event) -> Outcome:
+    """Run a tool with arguments that fit its schema."""
+    try:
+        text = tool.run(arguments, cancel)
+    except ToolError as error:
+        return failed(str(error))
+    except Stopped:
+        return STOPPED
+    return Outcome("done", bounded(text))
+
+
+def failed(reason: str) -> Outcome:
+    """A call that came to nothing, and why."""
+    return Outcome("failed", f"error: {bounded(reason)}")
+
+
+def bounded(text: str, limit: int = LONGEST_RESULT) -> str:
+    """A text of a tool as the chat keeps it: without what a terminal obeys, and not too long."""
+    if len(text) <= limit:
+        return clean(text)
+    return f"{clean(text[:limit])}\n[cut after {limit:,} characters]"
+
+
+def clean(text: str) -> str:
+    """A text without control characters and sequences, but for newline and tab."""
+    lines = _SEQUENCE.sub("", text.replace("\r\n", "\n"))
+    return printable(_CONTROL.sub("", lines)).strip()
+
+
+def in_words(arguments: Arguments) -> str:
+    """The arguments of a call on one line, to be read by people."""
+    parts = (
+        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in arguments.items()
+    )
+    return " ".join(printable(", ".join(parts)).split())

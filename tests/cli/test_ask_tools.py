@@ -1,0 +1,102 @@
+"""`chatapp ask --tools`: which tools run, and what is printed of them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakes import ScriptedModel
+from thinking_model import thinking_model
+
+from chatapp.paths import tools_dir
+
+UseModel = Callable[[ScriptedModel], ScriptedModel]
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+@pytest.fixture
+def touch(tmp_path: Path) -> Path:
+    """A tool of the user's own, and what it makes."""
+    tools_dir().mkdir(parents=True)
+    command = json.dumps(["touch", str(tmp_path / "touched")])
+    (tools_dir() / "touch.toml").write_text(
+        f'name = "touch"\ndescription = "Does it."\ncommand = {command}\n'
+    )
+    return tmp_path / "touched"
+
+
+def test_a_call_is_told_on_standard_error(run, use_model: UseModel, tmp_path: Path) -> None:
+    replies = [call("calculator", expression="1/3"), "A third."]
+    use_model(thinking_model(tmp_path / "model", replies))
+    result = run("ask", "How many?", "--tools", "calculator, clock")
+    assert result == (
+        *(0, "A third.\n"),
+        "chatapp: calculator(expression=1/3): 0.333333333333333… (1/3)\n",
+    )
+
+
+def test_the_bundled_models_pattern(run, use_model: UseModel) -> None:
+    use_model(ScriptedModel([" She has <<48*76=9", "3648 eggs."]))
+    assert run("ask", "How many?", "--tools", "calculator") == (
+        *(0, "She has <<48*76=3648>>3648 eggs.\n"),
+        "chatapp: calculator(expression=48*76): 3648\n",
+    )
+    result = run("ask", "How many?", "--tools", "calculator,clock")
+    assert result.status == 2
+    assert "clock would never be called" in result.err
+
+
+def test_calls_in_json(run, use_model: UseModel, tmp_path: Path) -> None:
+    replies = [call("calculator", expression="6*7"), "42."]
+    use_model(thinking_model(tmp_path / "model", replies))
+    document = json.loads(run("ask", "How many?", "--tools", "calculator", "--json").out)
+    assert document["reply"] == "42."
+    assert document["calls"] == [
+        {
+            "name": "calculator",
+            "arguments": {"expression": "6*7"},
+            "result": "42",
+            "status": "done",
+            "at": 0,
+            "inside": 0,
+        }
+    ]
+
+
+def test_a_tool_that_asks_runs_only_when_it_was_named(
+    run, use_model: UseModel, tmp_path: Path, touch: Path
+) -> None:
+    use_model(thinking_model(tmp_path / "model", [call("touch"), "Done."] * 2))
+    result = run("ask", "Do it", "--tools", "touch")
+    assert result.status == 0
+    assert "error: the user did not allow this call" in result.err
+    assert not touch.exists()
+    use_model(thinking_model(tmp_path / "model", [call("touch"), "Done."]))
+    assert run("ask", "Do it", "--tools", "touch", "--yes-tools", "touch").status == 0
+    assert touch.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--tools", "calculater"], "there is no tool 'calculater'; did you mean 'calculator'?"),
+        (
+            ["--tools", "clock", "--yes-tools", "touch"],
+            "--yes-tools names 'touch', which is not among --tools",
+        ),
+        (["--tools", "clock", "--reward", "x"], "--reward scores many answers; --tools is for one"),
+        (["--tools", "bad"], "bad.toml: 'description' is missing"),
+    ],
+)
+def test_wrong_options_are_told(
+    run, use_model: UseModel, tmp_path: Path, options: list[str], problem: str
+) -> None:
+    tools_dir().mkdir(parents=True)
+    (tools_dir() / "bad.toml").write_text('name = "bad"\ncommand = ["true"]\n')
+    use_model(thinking_model(tmp_path / "model", ["Hi"]))
+    result = run("ask", "Hi", *options)
+    assert (result.status, result.out) == (2, "")
+    assert problem in result.err
