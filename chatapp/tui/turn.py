@@ -137,7 +137,6 @@ class RunningTurn:
             self._listener.post_message(TurnFailed(self, reply, event))
         elif isinstance(event, Calling | Called):
             reply.add(event)
-            self._listener.post_message(ToolTold(self, reply, event))
         else:
             reply.message = event.message
             self._listener.post_message(TurnStarted(self, reply, event))
@@ -156,13 +155,6 @@ class TurnStarted(TurnEvent):
     """It is about to be generated; its row is in the store."""
 
     started: "Started"
-
-
-@dataclass
-class ToolTold(TurnEvent):
-    """A tool is about to be called, or its call is over."""
-
-    event: Calling | Called
 
 
 @dataclass
