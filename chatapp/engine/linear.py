@@ -37,12 +37,6 @@ INT4_GROUP = 32
 _PEAK = 8.0
 _FINER = 254.0
 
-# How much of what makes inputs unlike goes into an int8 matrix, SmoothQuant's α: of 0.5 to 0.85,
-# SmolLM2 is nearest to float32 with this. And what share of the mean an input, or a column, has
-# at least.
-_SMOOTHING = 0.65
-_LEAST_SHARE = 0.25
-
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 Layer = Callable[[Tensor], Tensor]
@@ -90,11 +84,10 @@ class BFloat16Linear:
 class Int8Linear:
     """y = x Wᵀ + b with int8 weights, one scale a row, and activations rounded row by row.
 
-    weight: (out, in), int8. scale: (out,). divisor: (in,), see `smoothed`; so that
-    W ≈ scale · weight / divisor.
+    weight: (out, in), int8. scale: (out,), so that W ≈ scale · weight.
 
-    oneDNN's fast kernels take unsigned activations. So a row x / divisor with the largest
-    magnitude m becomes u = round(127 x / (divisor m)) + 128, and with exact integer products
+    oneDNN's fast kernels take unsigned activations. So a row x with the largest
+    magnitude m becomes u = round(127 x / m) + 128, and with exact integer products
 
         x Wᵀ ≈ m · (scale / 127) · (u weightᵀ − 128 · Σ weight)
 
@@ -102,30 +95,13 @@ class Int8Linear:
 
     Of a row with a few large activations, as in Llama and its heirs (Dettmers et al. 2022), this
     leaves little of all others. What rounding takes from such a row is rounded in turn, to 1/254
-    of the step, and multiplied as well; divisors make such rows rarer. Measured on SmolLM2-135M
-    and WikiText-2, perplexity rises by 4 % with neither (2,048 tokens), by 0.2 % with the second
-    rounding and by 0.4 % with both (5,742 tokens), when half as many rows are rounded twice.
+    of the step, and multiplied as well. Measured on SmolLM2-135M and WikiText-2, perplexity
+    rises by 4 % without (2,048 tokens) and by 0.2 % with it (5,742 tokens).
     """
 
-    __slots__ = (
-        "_bias",
-        "_columns",
-        "_factor",
-        "_most",
-        "_offset",
-        "_packed",
-        "_peak",
-        "_scale",
-        "_zeros",
-    )
+    __slots__ = ("_bias", "_columns", "_most", "_offset", "_packed", "_peak", "_scale", "_zeros")
 
-    def __init__(
-        self,
-        weight: Tensor,
-        scale: Tensor,
-        bias: Tensor | None = None,
-        divisor: Tensor | None = None,
-    ) -> None:
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
         self._packed = prepack_int8(weight)
         self._columns = weight.t() if weight.numel() < _DOT_BELOW else None
         self._scale = scale / 127
@@ -134,13 +110,10 @@ class Int8Linear:
         self._offset = sums * self._scale * -128
         self._zeros = torch.zeros(len(weight), dtype=torch.int32)
         self._bias = bias
-        self._factor = None if divisor is None else 1 / divisor
         self._peak = _PEAK / weight.shape[1] ** 0.5  # of the length of a row
         self._most = torch.tensor(127.0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._factor is not None:
-            x = x * self._factor
         if self._columns is not None and len(x) == 1:
             y = self._row(x, self._columns)
         else:
@@ -204,18 +177,6 @@ class Int4Linear:
         return y if self._bias is None else y.add_(self._bias)
 
 
-class Watched:
-    """A layer that remembers the largest magnitude of each input: (in,)."""
-
-    def __init__(self, layer: Layer) -> None:
-        self._layer = layer
-        self.largest = torch.zeros(())
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.largest = torch.maximum(self.largest, x.abs().amax(0))
-        return self._layer(x)
-
-
 def can_be_int4(weight: Tensor) -> bool:
     """Whether a matrix (out, in) has the shape for four bits."""
     return len(weight) % 16 == 0 and weight.shape[1] % INT4_GROUP == 0
@@ -245,33 +206,14 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     return rounded.to(torch.int8), scale
 
 
-def smoothed(weight: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (out, in) to be quantised, and what to divide its inputs by for it: SmoothQuant
-    (Xiao et al. 2023).
-
-    The columns of the matrix take over some of what makes its inputs unlike.
-    largest: (in,), the magnitudes that the inputs come to.
-    """
-    columns = weight.abs().amax(0)
-    # What is next to nothing in a few tokens may be more in others.
-    inputs = largest.clamp_min(float(largest.mean()) * _LEAST_SHARE)
-    columns = columns.clamp_min(float(columns.mean()) * _LEAST_SHARE)
-    divisor = inputs**_SMOOTHING / columns ** (1 - _SMOOTHING)
-    if not divisor.isfinite().all() or not divisor.all():  # of weights that are no numbers, or 0
-        return weight, torch.ones_like(largest)
-    return weight * divisor, divisor
-
-
 def linear_layer(weights: Mapping[str, Tensor], name: str) -> Layer:
     """The layer of the matrix `name`.weight, with `name`.bias if there is one.
 
-    If it is int8, or four bits in uint8, `name`.weight.scale holds its scales, and
-    `name`.weight.divisor what inputs of int8 are divided by.
+    If it is int8, or four bits in uint8, `name`.weight.scale holds its scales.
     """
     weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     if weight.dtype == torch.int8:
-        divisor = weights.get(f"{name}.weight.divisor")
-        return Int8Linear(weight, weights[f"{name}.weight.scale"], bias, divisor)
+        return Int8Linear(weight, weights[f"{name}.weight.scale"], bias)
     if weight.dtype == torch.uint8:
         return Int4Linear(weight, weights[f"{name}.weight.scale"], bias)
     if weight.dtype == torch.bfloat16:
