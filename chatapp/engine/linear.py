@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from chatapp.engine.four_bits import GROUP, parts_of
 from chatapp.engine.torch_internals import (
     has_onednn,
     int4_linear,
@@ -28,9 +29,6 @@ _ONEDNN_FROM = 2**19
 # A single row is multiplied by torch's own integer product up to this many weights: it has next
 # to no cost a call, where oneDNN has 20 µs. On larger matrices oneDNN reads faster.
 _DOT_BELOW = 2**24
-
-# Weights of a row that share a scale in int4, as in most files of four bits.
-INT4_GROUP = 32
 
 # How many times its root mean square the largest activation of a row may be before the row is
 # rounded twice, and how much finer the second time.
@@ -164,7 +162,7 @@ class Int4Linear:
     """y = x Wᵀ + b with weights of four bits; x, scales, zeros and products are bfloat16.
 
     weight: (out, in / 2), as `prepack_int4` gives it. scale: (groups, out, 2), of each
-        `INT4_GROUP` inputs the scale s and the zero z, so that W ≈ s · (weight - 8) + z.
+        `GROUP` inputs the scale s and the zero z, so that W ≈ s · (weight - 8) + z.
     """
 
     __slots__ = ("_bias", "_packed", "_scale")
@@ -173,29 +171,36 @@ class Int4Linear:
         self._packed, self._scale, self._bias = weight, scale, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = int4_linear(x.to(torch.bfloat16), self._packed, INT4_GROUP, self._scale).float()
+        y = int4_linear(x.to(torch.bfloat16), self._packed, GROUP, self._scale).float()
         return y if self._bias is None else y.add_(self._bias)
 
 
-def can_be_int4(weight: Tensor) -> bool:
-    """Whether a matrix (out, in) has the shape for four bits."""
-    return len(weight) % 16 == 0 and weight.shape[1] % INT4_GROUP == 0
+def fits_int4(weight: Tensor) -> bool:
+    """Whether a matrix (out, in), or one of four bits already, has the shape for int4."""
+    in_groups = weight.dtype == torch.uint8 or weight.shape[1] % GROUP == 0
+    return len(weight) % 16 == 0 and in_groups
 
 
 def quantise_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (out, in) as an `Int4Linear` takes it; a group's least becomes 0, its largest 15.
-
-    So weights that come from four bits already, from GGUF's Q4_1, are what they were there.
-    """
-    groups = weight.reshape(len(weight), -1, INT4_GROUP)
+    """A matrix (out, in) as an `Int4Linear` takes it; a group's least becomes 0, its largest 15."""
+    groups = weight.reshape(len(weight), -1, GROUP)
     least, largest = groups.aminmax(dim=2, keepdim=True)
     scale = ((largest - least) / 15).clamp_min_(_SMALLEST)
     # What scales and zeros lose in bfloat16 is lost before the weights are rounded.
     scale = scale.bfloat16().float().clamp_min_(_SMALLEST)
     zero = (least + 8 * scale).bfloat16().float()
     rounded = ((groups - zero) / scale + 8).round_().clamp_(0, 15).nan_to_num_(0.0)
+    return _packed_int4(rounded, scale, zero)
+
+
+def pack_int4(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix of four bits as an `Int4Linear` takes it; see chatapp/engine/four_bits.py."""
+    return _packed_int4(*parts_of(groups))
+
+
+def _packed_int4(numbers: Tensor, scale: Tensor, zero: Tensor) -> tuple[Tensor, Tensor]:
     both = torch.cat((scale, zero), 2).transpose(0, 1).bfloat16().contiguous()
-    return prepack_int4(rounded.flatten(1)), both
+    return prepack_int4(numbers.flatten(1)), both
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.linear import can_be_int4, quantise, quantise_int4
+from chatapp.engine.four_bits import to_float
+from chatapp.engine.linear import fits_int4, pack_int4, quantise, quantise_int4
 from chatapp.engine.machine import machine_memory
 from chatapp.engine.torch_internals import has_onednn_int8
 
@@ -77,13 +78,20 @@ def quantised(weights: NamedTensors, precision: str) -> Weights:
     The output matrix is int8 in both: rounded to four bits, it does the most harm.
 
     The token embedding, of which a token needs but one row, is in float16 if that can hold it.
-    One after the other, so that few are in memory as they were.
+    One after the other, so that few are in memory as they were. What comes in four bits already,
+    as uint8, is int4 as it is.
     """
     rounded: Weights = {}
     for name, tensor in weights:
+        is_product = is_matrix(name, tensor) and name != "head.weight"
+        to_int4 = precision == "int4" and is_product and fits_int4(tensor)
+        if tensor.dtype == torch.uint8 and not to_int4:
+            tensor = to_float(tensor)
         if not is_matrix(name, tensor):
             rounded[name] = tensor
-        elif precision == "int4" and name != "head.weight" and can_be_int4(tensor):
+        elif tensor.dtype == torch.uint8:
+            rounded[name], rounded[f"{name}.scale"] = pack_int4(tensor)
+        elif to_int4:
             rounded[name], rounded[f"{name}.scale"] = quantise_int4(tensor)
         else:
             rounded[name], rounded[f"{name}.scale"] = quantise(tensor)

@@ -15,8 +15,8 @@ from chatapp.engine.decoder import decoder as decoder_module
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import BUNDLED, ModelFiles, model_folder
+from chatapp.engine.four_bits import GROUP
 from chatapp.engine.linear import (
-    INT4_GROUP,
     BFloat16Linear,
     Int4Linear,
     Int8Linear,
@@ -102,7 +102,7 @@ def test_an_int4_layer(rows: int) -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(48, 96, generator=generator)
     bias, x = torch.randn(48, generator=generator), torch.randn(rows, 96, generator=generator)
-    weight[2, :INT4_GROUP] = 3.0  # a group without differences has no scale
+    weight[2, :GROUP] = 3.0  # a group without differences has no scale
     packed, scale = quantise_int4(weight)
     found = linear_layer({"m.weight": packed, "m.weight.scale": scale, "m.bias": bias}, "m")(x)
     wanted = F.linear(x, weight, bias)
@@ -113,7 +113,7 @@ def test_an_int4_layer(rows: int) -> None:
 
 def test_weights_that_were_four_bits_before_are_rounded_no_further() -> None:
     generator = torch.Generator().manual_seed(1)
-    groups = torch.randint(0, 16, (32, 4, INT4_GROUP), generator=generator).float()
+    groups = torch.randint(0, 16, (32, 4, GROUP), generator=generator).float()
     groups[..., 0], groups[..., -1] = 0, 15  # Q4_1: the least and the largest of each group
     step = 0.0173
     weight = ((groups - 6 - 3 * torch.rand(32, 4, 1, generator=generator)) * step).flatten(1)

@@ -191,7 +191,12 @@ class Decoder:
         elif chosen in QUANTISED:
             order = int4_order() if chosen == "int4" else ""
             weights = kept_weights(
-                files, chosen, order, lambda: quantised(read_weights(files, architecture), chosen)
+                files,
+                chosen,
+                order,
+                lambda: quantised(
+                    read_weights(files, architecture, four_bits=chosen == "int4"), chosen
+                ),
             )
         elif chosen == "bfloat16":
             weights = to_bfloat16(read_weights(files, architecture))
