@@ -121,7 +121,8 @@ class Side(Vertical):
         """Show what the store has kept of the reply."""
         self.reply = message
         self.body.replace(message.text)
-        self.show_note(status_words(message, reason).split(" · ")[0])
+        words = status_words(message, reason).split(" · ")[0]
+        self.show_note(" · ".join(filter(None, (message.remark, words))))
 
     @property
     def body(self) -> TextBody:

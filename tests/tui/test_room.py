@@ -98,6 +98,17 @@ async def test_label_probabilities_stand_under_the_reply(open_app: OpenApp, own:
         assert "%" in driver.notes[1], "it stays there"
 
 
+async def test_label_probabilities_are_stored_with_the_reply(open_app: OpenApp, own: Path) -> None:
+    async with open_app(GlassModel(["x"])) as driver:
+        driver.chat.hold_with(choice_of("feel"))
+        await driver.say("ice")
+        remark, chat_id = driver.notes[-1], driver.chat.conversation.chat_id
+        await driver.press("ctrl+n")
+    async with open_app(GlassModel(["x"]), chat_id=chat_id) as driver:
+        assert driver.notes == ["", remark]
+        assert remark.count("%") == 2
+
+
 async def test_what_differs_between_two_replies_is_marked(open_app: OpenApp) -> None:
     async with open_app(ScriptedModel(["It is wide.", "It is very wide."])) as driver:
         await driver.press(*"Sea?", "f4")
