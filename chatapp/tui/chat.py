@@ -38,6 +38,7 @@ from chatapp.tui.model_switch import ModelSwitch
 from chatapp.tui.models import ModelScreen
 from chatapp.tui.navigation import Navigation
 from chatapp.tui.parameters import ParametersScreen
+from chatapp.tui.permission import Approval, ToolAsks
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.sidebar import FROM as SIDEBAR_FROM
 from chatapp.tui.sidebar import Sidebar
@@ -233,6 +234,14 @@ class ChatScreen(Screen[None]):
         await self.turns.handle(event)
         if isinstance(event, TurnEnded | TurnFailed):
             await self.navigation.go_on_anew()
+
+    @on(ToolAsks)
+    def _tool_asks(self, event: ToolAsks) -> None:
+        self.turns.ask(event.question)
+
+    @on(Approval.Answered)
+    def _answered(self) -> None:
+        self.widgets.prompt.focus()
 
     @on(events.Regenerate)
     def _regenerate(self, event: events.Regenerate) -> None:

@@ -13,7 +13,8 @@ from chatapp.dialogue.store import StoreError
 from chatapp.tui import timings
 from chatapp.tui.conversation import TurnRequest
 from chatapp.tui.message import MessageView
-from chatapp.tui.turn import RunningTurn, TurnEvent, TurnFailed
+from chatapp.tui.permission import Question
+from chatapp.tui.turn import RunningTurn, ToolTold, TurnEnded, TurnEvent, TurnFailed
 from chatapp.tui.turn_controller import TurnController
 from chatapp.tui.words import in_words
 
@@ -141,6 +142,7 @@ class ChatTurns:
     def leave(self) -> None:
         """Show no more of the turn that runs: another chat has been opened."""
         self._controller.leave()
+        self.withdraw_question()
         self._reply = self._widgets.transcript.live = None
 
     # What the turn's thread has told
@@ -149,6 +151,10 @@ class ChatTurns:
         """Show what a turn's thread has told."""
         if isinstance(event, TurnFailed) and event.turn is not self._conversation.turn:
             self._give_back(event)
+        if isinstance(event, ToolTold) and event.turn is self._conversation.turn:
+            self._show_call(event)
+        if isinstance(event, TurnEnded | TurnFailed):
+            self.withdraw_question()
         await self._controller.handle(event)
 
     def _give_back(self, event: TurnFailed) -> None:
@@ -157,6 +163,32 @@ class ChatTurns:
         if event.turn.reply is None and submitted is not None:
             self._widgets.prompt.give_back(submitted.text)
             self._widgets.show_problem(in_words(event.error))
+
+    def _show_call(self, told: ToolTold) -> None:
+        """Show that a tool is called, or what it told, after all that was said before."""
+        self.flush()
+        view, status = self._reply, self._widgets.status
+        if view is None:
+            return
+        if told.has_ended:
+            view.end_call(told.call)
+            status.state = "thinking"
+        else:
+            view.begin_call(told.call)
+            status.state = "running a tool"
+
+    def ask(self, question: Question) -> None:
+        """Ask whether a tool may run, unless the turn that needs it is over."""
+        if self._conversation.turn is None:
+            question.answer("no")
+        else:
+            self._widgets.approval.ask(question)
+
+    def withdraw_question(self) -> None:
+        """Ask no more, and give the keys back."""
+        if self._widgets.approval.display:
+            self._widgets.approval.withdraw()
+            self._widgets.prompt.focus()
 
     def flush(self) -> None:
         """Bring what has been generated to the screen."""

@@ -16,6 +16,7 @@ from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
 from chatapp.tui.completions import Completions
 from chatapp.tui.keybar import KeyBar
+from chatapp.tui.permission import Approval
 from chatapp.tui.prompt import Complete, Prompt
 from chatapp.tui.sidebar import Sidebar
 from chatapp.tui.status import StatusLine
@@ -41,6 +42,7 @@ class ChatWidgets:
         self._welcome = Welcome()
         self._problem = Static(id="problem", markup=False)
         self.transcript = Transcript()
+        self.approval = Approval()
         self.completions = Completions()
         self.prompt = Prompt(self.earlier_inputs, complete)
         self.status = StatusLine()
@@ -54,6 +56,7 @@ class ChatWidgets:
         yield self.transcript
         with Vertical(id="desk"):
             yield self._problem
+            yield self.approval
             yield self.completions
             yield self.prompt
             yield self.status

@@ -66,7 +66,9 @@ class StatusLine(Widget, can_focus=False):
     def _state(self) -> Content:
         colors = {"ready": "$text-success", "error": "$text-error", "no model": "$text-error"}
         color = colors.get(self.state, "$text-accent")
-        way_out = " · Esc stops" if self.state in ("thinking", "streaming") else ""
+        way_out = (
+            " · Esc stops" if self.state in ("thinking", "streaming", "running a tool") else ""
+        )
         return Content.assemble(("● ", color), self.state, way_out)
 
     def _bar(self) -> Content:

@@ -20,9 +20,9 @@ from chatapp.engine.events import Finished, Token
 from chatapp.tui.events import Submitted
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.call_events import Called, Calling
     from chatapp.dialogue.session import SessionEvent, Started
     from chatapp.dialogue.store import StoredMessage
+    from chatapp.prompting.calls import Call
 
 Generate = Callable[[threading.Event], "Iterator[SessionEvent]"]
 
@@ -106,7 +106,8 @@ class RunningTurn:
                     finished = event
                 elif isinstance(event, Calling | Called):
                     self._pieces.append(event.text)
-                    self._listener.post_message(ToolTold(self, event))
+                    ended = isinstance(event, Called)
+                    self._listener.post_message(ToolTold(self, event.call, ended))
                 else:
                     self.reply = event.message
                     self._listener.post_message(TurnStarted(self, event))
@@ -136,9 +137,10 @@ class TurnStarted(TurnEvent):
 
 @dataclass
 class ToolTold(TurnEvent):
-    """A tool is about to be called, or its call is over."""
+    """A tool is about to be called, or its call has ended."""
 
-    event: "Calling | Called"
+    call: "Call"
+    has_ended: bool
 
 
 @dataclass
