@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TEMPLATES_OWN = "default"
 NO_DOCUMENTS = "none"
+NO_TOOLS = "none"
 
 _METHOD = "method="
 
@@ -254,6 +255,32 @@ def _documents(argument: str) -> "DocumentSet":
         raise ValueError("expected a file, a folder or a pattern")
     documents = DocumentSet(paths)
     return replace(documents, method=methods[-1].removeprefix(_METHOD)) if methods else documents
+
+
+async def use_tools(chat: ChatControls, argument: str) -> None:
+    from chatapp.tools.registry import find_tools
+
+    _refuse_while_busy(chat)
+    names = argument.replace(",", " ").split()
+    if not names:
+        registry = find_tools(chat.conversation.documents())
+        on = chat.conversation.tools()
+        others = [name for name in registry.tools if name not in on]
+        words = f"On: {', '.join(on) or 'none'}. Off: {', '.join(others) or 'none'}."
+        chat.widgets.inform(words)
+        chat.widgets.show_problem(" ".join(f"{each}." for each in registry.problems.values()))
+        return
+    try:
+        chat.conversation.set_tools([] if names == [NO_TOOLS] else names)
+    except (UserError, ValueError) as error:
+        raise SlashError(f"/tools: {error}") from None
+    chat.widgets.inform(f"Tools of this chat: {', '.join(chat.conversation.tools()) or 'none'}")
+
+
+def tool_names(chat: ChatControls) -> list[str]:
+    from chatapp.tools.registry import find_tools
+
+    return [*find_tools(chat.conversation.documents()).tools, NO_TOOLS]
 
 
 async def set_markdown(chat: ChatControls, argument: str) -> None:
