@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from chatapp.parameters import Origin
     from chatapp.prompting.documents import DocumentSet
     from chatapp.settings import Settings
+    from chatapp.tools.registry import Registry
 
 _RECENT_CHATS = 30
 
@@ -253,6 +254,12 @@ class Conversation:
     def tools(self) -> tuple[str, ...]:
         """The names of the tools that the model may call."""
         return self._tools if self.session is None else self.session.tools
+
+    def find_tools(self) -> "Registry":
+        """The tools that there are for the chat."""
+        from chatapp.tools.registry import find_tools
+
+        return find_tools(self.documents()) if self.session is None else self.session.find_tools()
 
     def set_tools(self, names: Sequence[str]) -> None:
         """Let the model call these tools. Raises ValueError or UserError, and changes nothing,

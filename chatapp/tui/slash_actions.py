@@ -258,29 +258,28 @@ def _documents(argument: str) -> "DocumentSet":
 
 
 async def use_tools(chat: ChatControls, argument: str) -> None:
-    from chatapp.tools.registry import find_tools
-
     _refuse_while_busy(chat)
     names = argument.replace(",", " ").split()
     if not names:
-        registry = find_tools(chat.conversation.documents())
+        # On a thread, because servers may take their time.
+        there_are, problems = await asyncio.to_thread(chat.conversation.find_tools().listed)
         on = chat.conversation.tools()
-        others = [name for name in registry.tools if name not in on]
+        others = [name for name in there_are if name not in on]
         words = f"On: {', '.join(on) or 'none'}. Off: {', '.join(others) or 'none'}."
         chat.widgets.inform(words)
-        chat.widgets.show_problem(" ".join(f"{each}." for each in registry.problems.values()))
+        chat.widgets.show_problem(" ".join(f"{problem}." for problem in problems))
         return
+    chosen = [] if names == [NO_TOOLS] else names
     try:
-        chat.conversation.set_tools([] if names == [NO_TOOLS] else names)
+        await asyncio.to_thread(chat.conversation.set_tools, chosen)
     except (UserError, ValueError) as error:
         raise SlashError(f"/tools: {error}") from None
     chat.widgets.inform(f"Tools of this chat: {', '.join(chat.conversation.tools()) or 'none'}")
 
 
 def tool_names(chat: ChatControls) -> list[str]:
-    from chatapp.tools.registry import find_tools
-
-    return [*find_tools(chat.conversation.documents()).tools, NO_TOOLS]
+    registry = chat.conversation.find_tools()
+    return [*registry.tools, *registry.servers, NO_TOOLS]
 
 
 async def set_markdown(chat: ChatControls, argument: str) -> None:

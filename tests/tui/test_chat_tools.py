@@ -8,6 +8,7 @@ from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.widgets import OptionList
 from thinking_model import thinking_model
+from tool_server import add_server
 
 from chatapp.dialogue.store import Store
 from chatapp.paths import tools_dir
@@ -156,3 +157,25 @@ async def test_tools_are_listed_switched_and_refused(
         assert driver.chat.conversation.tools() == ("calculator",)
         await order(driver, "/tools none")
         assert driver.chat.conversation.tools() == ()
+
+
+async def test_the_tools_of_a_server(open_app: OpenApp, tmp_path: Path) -> None:
+    add_server(tools_dir())
+    replies = [call("demo_count"), call("demo_count"), call("demo_hang"), "never"]
+    async with open_app(model(tmp_path, *replies)) as driver:
+        await driver.ready()
+        driver.prompt.text = "/tools"
+        await driver.press("enter")
+        await driver.until(lambda: "demo_add, demo_count" in " ".join(driver.notices))
+        await order(driver, "/tools demo")
+        await driver.until(lambda: len(driver.chat.conversation.tools()) == 6)
+        await asked(driver, "Count")
+        await driver.press("down", "down", "enter")  # always in this chat
+        await driver.until(lambda: "demo_count(): call 2" in driver.screen_text)
+        approval = driver.chat.query_one(Approval)
+        await driver.until(lambda: approval.display)  # for another tool of the server
+        await driver.press("down", "enter")
+        await driver.until((tools_dir() / "pid").exists)
+        await driver.press("escape")
+        await driver.idle()
+        assert "demo_hang() · stopped" in driver.screen_text
