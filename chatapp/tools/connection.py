@@ -199,7 +199,7 @@ class Connection:
         if isinstance(error, ToolError):
             return str(error)
         if isinstance(error, ImportError):
-            return "it needs the package mcp: pip install 'chatapp[mcp]'"
+            return "it needs the package mcp: pip install mcp"
         if isinstance(error, OSError):
             return f"{self._line.command[0]} cannot be started: {reason(error)}"
         if self.is_over:
