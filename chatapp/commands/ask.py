@@ -30,7 +30,7 @@ from chatapp.commands.question import (
     open_store,
     standard_input,
 )
-from chatapp.commands.tools import allowed_names, names_in, toolbox_of
+from chatapp.commands.tools import allowed_names, is_allowed, names_in, toolbox_of
 from chatapp.parameters import known_values
 from chatapp.userfiles import UserError
 
@@ -291,7 +291,7 @@ def _answer_in(
 
     with open_store() as store:
         session = Session(model, template=template, store=store, chat_id=chat.id, sampling=sampling)
-        session.ask_by(lambda tool, given, cancel: "once" if tool.name in allowed else "no")
+        session.ask_by(lambda tool, given, cancel: "once" if is_allowed(tool, allowed) else "no")
         for event in session.say(text, cancel):
             if not isinstance(event, Started):
                 yield event

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.calling import Toolbox
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
+    from chatapp.tools.tool import Tool
 
 
 def names_in(option: str) -> list[str]:
@@ -22,9 +23,15 @@ def names_in(option: str) -> list[str]:
 def allowed_names(names: Collection[str], tools: Collection[str]) -> Collection[str]:
     """The tools that need not ask. Raises UserError for one that is not on, where some are."""
     for name in names:
-        if tools and name not in tools:
+        # A tool of a server may be named by itself where all of the server's are on.
+        if tools and not any(f"{name}_".startswith(f"{each}_") for each in tools):
             raise UserError(f"--yes-tools names {name!r}, which is not among --tools")
     return names
+
+
+def is_allowed(tool: "Tool", names: Collection[str]) -> bool:
+    """Whether a tool, or the server that it is one of, is among these."""
+    return tool.name in names or tool.server in names
 
 
 def toolbox_of(
@@ -39,4 +46,4 @@ def toolbox_of(
     tools = find_tools().chosen(names)
     if problem := out_of_reach(writer_for(model, template).calls, list(tools)):
         raise UserError(problem)
-    return Toolbox(tools, lambda tool, arguments, cancel: tool.name in allowed)
+    return Toolbox(tools, lambda tool, arguments, cancel: is_allowed(tool, allowed))

@@ -164,7 +164,7 @@ def _called(
     call = replace(_call(requested), result=result, status=outcome.ending)
     if not isinstance(pattern, InlineCalls):
         return Called(call, PARAGRAPH)  # white space, which waits for what is said next
-    value = result.partition(" ")[0] if outcome.ending == "done" else "?"
+    value = result.partition("\n")[0] if outcome.ending == "done" else "?"
     text = f"{value}{pattern.close}"
     return Called(replace(call, inside=len(text)), text)
 

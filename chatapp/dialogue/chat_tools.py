@@ -12,7 +12,8 @@ from chatapp.dialogue.permission import Ask, Permission, never
 from chatapp.dialogue.store import Store
 from chatapp.prompting.calls import CallPattern
 from chatapp.prompting.documents import DocumentSet
-from chatapp.tools.registry import find_tools
+from chatapp.tools.registry import Registry, find_tools
+from chatapp.tools.servers import Servers
 from chatapp.tools.tool import ToolError
 
 
@@ -25,6 +26,11 @@ class ChatTools:
         self.names = tuple(names)
         self.ask: Ask = never
         self._store = store
+        self._servers = Servers()
+
+    def find(self, documents: DocumentSet | None) -> Registry:
+        """All tools that there are."""
+        return find_tools(documents, self._servers)
 
     def choose(
         self, names: Sequence[str], documents: DocumentSet | None, pattern: CallPattern
@@ -33,7 +39,7 @@ class ChatTools:
 
         Raises ToolError for one that there is not, or that the model has no way to call.
         """
-        chosen = tuple(find_tools(documents).chosen(names))
+        chosen = tuple(self.find(documents).chosen(names))
         if problem := out_of_reach(pattern, chosen):
             raise ToolError(problem)
         self.names = chosen
@@ -41,16 +47,16 @@ class ChatTools:
     def check(self, documents: DocumentSet | None) -> None:
         """Raises ToolError for one that is gone, or whose file is no good any more."""
         if self.names:
-            find_tools(documents).chosen(self.names)
+            self.find(documents).chosen(self.names)
 
     def told(self, documents: DocumentSet | None) -> list[dict[str, Any]]:
         """What the model is told of those that there are."""
         if not self.names:
             return []
-        tools = find_tools(documents).tools
+        tools = self.find(documents).tools
         return [tools[name].to_dict() for name in self.names if name in tools]
 
     def toolbox(self, documents: DocumentSet | None, chat_id: int) -> Toolbox:
         """The tools as they are now. Raises ToolError for one that is gone."""
-        tools = find_tools(documents).chosen(self.names)
+        tools = self.find(documents).chosen(self.names)
         return Toolbox(tools, Permission(self._store, chat_id, self.ask))

@@ -58,6 +58,7 @@ class FewShotWriter(Writer):
         self._template = template
         self.stop = self._layout(self._prompt).stop
         self.documents = prompt.documents
+        self.calls = prompt.calls
         self._selector = selector
         sampling_of(prompt)
 

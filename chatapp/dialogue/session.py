@@ -35,6 +35,7 @@ from chatapp.prompting.chat_template import Template
 from chatapp.prompting.documents import DocumentSet
 from chatapp.prompting.messages import Role
 from chatapp.prompting.segments import Segment
+from chatapp.tools.registry import Registry
 
 __all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started"]
 
@@ -180,6 +181,10 @@ class Session:
     def tools(self) -> tuple[str, ...]:
         """The names of the tools that the model may call."""
         return self._tools.names
+
+    def find_tools(self) -> Registry:
+        """The tools that there are for the chat."""
+        return self._tools.find(self._asked_documents())
 
     def ask_by(self, ask: Ask) -> None:
         """Have the user asked in this way whether a tool may run. Before, none does that asks."""

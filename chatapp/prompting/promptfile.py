@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from chatapp.parameters import Sampling
+from chatapp.prompting.calls import CALCULATOR, InlineCalls
 from chatapp.prompting.documents import PASSAGE_SIZE, PASSAGES, DocumentsError, DocumentSet
 from chatapp.prompting.examples import (
     POOL_SUFFIXES,
@@ -59,6 +60,7 @@ class PromptFile:
         or the likelihood of the input given the label (`channel`, Min et al. 2021).
     style: whether it is laid out as one text, or its demonstrations as turns of a chat.
     documents: those whose passages stand before the input; None without.
+    calls: how a call of a tool is written in an output.
     generate: sampling parameters; greedy and at most 64 tokens, unless the file
         says otherwise; empty for a text prompt, which is the user's own to sample from.
     source: the file's own text, so that an error found later still names the line.
@@ -79,6 +81,7 @@ class PromptFile:
     scoring: Scoring = "direct"
     style: Style = "text"
     documents: DocumentSet | None = None
+    calls: InlineCalls = CALCULATOR
     generate: Mapping[str, int | float] = field(default_factory=dict)
     source: str = field(default="", repr=False)
 
@@ -211,6 +214,7 @@ class _Strict(BaseModel):
 
 
 _Path = Annotated[str, StringConstraints(min_length=1)]
+_Mark = Annotated[str, StringConstraints(min_length=1)]
 
 
 class _Score(_Strict):
@@ -226,6 +230,14 @@ class _Documents(_Strict):
     method: str = "bm25"
     limit: int = Field(PASSAGES, ge=1)
     size: int = Field(PASSAGE_SIZE, ge=50)
+
+
+class _Calls(_Strict):
+    tool: _Mark = CALCULATOR.tool
+    argument: _Mark = CALCULATOR.argument
+    begin: _Mark = CALCULATOR.begin
+    end: _Mark = CALCULATOR.end
+    close: _Mark = CALCULATOR.close
 
 
 class _Generate(strict_model(Sampling)):  # type: ignore[misc]  # a class made of another
@@ -263,6 +275,7 @@ class _File(_Described):
     score: _Score = _Score()
     chat: _Chat = _Chat()
     documents: _Documents | None = None
+    calls: _Calls = _Calls()
     generate: _Generate = _Generate()
 
 
@@ -302,6 +315,7 @@ def _from_toml(path: Path, source: str) -> PromptFile:
         scoring=file.score.method,
         style=file.chat.style,
         documents=_documents(path, source, file.documents),
+        calls=InlineCalls(**file.calls.model_dump()),
         generate=_ANSWER | file.generate.model_dump(exclude_unset=True),
         source=source,
     )

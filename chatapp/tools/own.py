@@ -12,6 +12,12 @@
     [parameters.properties.city]
     type = "string"
 
+A file with `server` in place of `command` is for a server of the Model Context Protocol over
+standard input and output, which says itself what its tools are:
+
+    name         = "notes"                     # stands before the names of its tools: notes_search
+    server       = ["python3", "notes.py"]     # and folder, timeout and output_limit as above
+
 Keep: a file that is no good is told in one sentence that names it and the key, and costs no other
 tool.
 """
@@ -22,12 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.paths import tools_dir
+from chatapp.tools.connection import ServerLine
 from chatapp.tools.process import CommandLine
 from chatapp.tools.schema import fault
 from chatapp.tools.tool import LONGEST_RESULT, Tool, ToolError
 from chatapp.userfiles import parse_toml, quoted, read_required, reason
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_TIMEOUT = 3_600
 
 
@@ -44,6 +51,28 @@ class ToolFile:
     parameters: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ServerFile:
+    """What the file of a server says."""
+
+    name: str
+    server: tuple[str, ...]
+    folder: str = ""
+    timeout: float = 30.0
+    output_limit: int = LONGEST_RESULT
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server whose tools can be called. timeout: of a call, in seconds. output_limit: of a
+    result, in characters."""
+
+    name: str
+    line: ServerLine
+    timeout: float
+    output_limit: int
+
+
 def files() -> list[Path]:
     """The files of the user's tools. Raises ToolError when their folder cannot be read."""
     folder = tools_dir()
@@ -53,21 +82,42 @@ def files() -> list[Path]:
         raise ToolError(f"{folder}: cannot be read: {reason(error)}") from None
 
 
-def read_tool(path: Path) -> Tool:
-    """The tool that a file describes. Raises ToolError, naming the file and the key."""
-    from chatapp.validation import located, strict_model, validated
+def read(path: Path) -> Tool | Server:
+    """The tool or the server that a file describes. Raises ToolError, naming the file and the
+    key."""
+    from chatapp.validation import strict_model, validated
 
     text = read_required(path, ToolError)
     given = parse_toml(text, path, ToolError)
-    if isinstance(given.get("command"), list):  # TOML has no tuples
-        given["command"] = tuple(given["command"])
-    model = strict_model(ToolFile)
+    kind: type[ToolFile] | type[ServerFile] = ServerFile if "server" in given else ToolFile
+    for key in ("command", "server"):
+        if isinstance(given.get(key), list):  # TOML has no tuples
+            given[key] = tuple(given[key])
+    model = strict_model(kind)
     checked = dict(validated(model, given, ToolError, origin=path, what="tool", source=text))
-    said = ToolFile(**{name: checked[name] for name in given})
+    said = kind(**{name: checked[name] for name in given})
+    _check(said, path, text)
+    folder = _folder(said, path)
+    if isinstance(said, ServerFile):
+        line = ServerLine(said.server, folder)
+        return Server(said.name, line, said.timeout, said.output_limit)
+    command = CommandLine(said.command, folder, said.timeout, said.output_limit)
+    return Tool(
+        said.name,
+        said.description.strip(),
+        _schema(said, path, text),
+        command.run,
+        asks=True,
+        definition=repr(command),
+    )
+
+
+def _check(said: ToolFile | ServerFile, path: Path, text: str) -> None:
+    """Raises ToolError for a value that cannot be."""
+    from chatapp.validation import located
+
     problems = {
-        "name": "" if _NAME.fullmatch(said.name) else "may have letters, digits, _ and - alone",
-        "description": "" if said.description.strip() else "is empty",
-        "command": "" if said.command and all(said.command) else "names no program",
+        "name": "" if NAME.fullmatch(said.name) else "may have letters, digits, _ and - alone",
         "timeout": ""
         if 0 < said.timeout <= _LONGEST_TIMEOUT
         else f"is {said.timeout:g}, expected more than 0 and at most {_LONGEST_TIMEOUT:,} seconds",
@@ -75,9 +125,23 @@ def read_tool(path: Path) -> Tool:
         if 0 < said.output_limit <= LONGEST_RESULT
         else f"is {said.output_limit}, expected 1 to {LONGEST_RESULT:,} characters",
     }
+    if isinstance(said, ServerFile):
+        problems["server"] = _no_program(said.server)
+    else:
+        problems["command"] = _no_program(said.command)
+        problems["description"] = "" if said.description.strip() else "is empty"
     for key, problem in problems.items():
         if problem:
             raise ToolError(f"{located(path, text, (key,))} {problem}")
+
+
+def _no_program(command: tuple[str, ...]) -> str:
+    return "" if command and all(command) else "names no program"
+
+
+def _schema(said: ToolFile, path: Path, text: str) -> dict[str, Any]:
+    from chatapp.validation import located
+
     schema = {"type": "object", "additionalProperties": False, **(said.parameters or {})}
     place, problem = fault(schema, ("parameters",))
     if problem:
@@ -85,20 +149,11 @@ def read_tool(path: Path) -> Tool:
     if schema["type"] != "object":
         where = located(path, text, ("parameters", "type"))
         raise ToolError(f"{where} is {quoted(str(schema['type']))}, expected 'object'")
-    return _tool(said, path, schema)
+    return schema
 
 
-def _tool(said: ToolFile, path: Path, schema: dict[str, Any]) -> Tool:
+def _folder(said: ToolFile | ServerFile, path: Path) -> Path:
     try:
-        folder = path.parent / Path(said.folder).expanduser()
+        return path.parent / Path(said.folder).expanduser()
     except RuntimeError as error:  # the home of a user there is not
         raise ToolError(f"{path}: 'folder': {error}") from None
-    line = CommandLine(said.command, folder, said.timeout, said.output_limit)
-    return Tool(
-        said.name,
-        said.description.strip(),
-        schema,
-        line.run,
-        asks=True,
-        definition=repr(line),
-    )

@@ -119,17 +119,22 @@ def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def end_all(process: "subprocess.Popen[bytes]") -> None:
-    """End a process, its group, and all that it has started."""
+    """End a process that leads a group, and see to it that it is gone; see `end_tree`."""
+    end_tree(process.pid)
+    process.kill()
+    process.wait()
+
+
+def end_tree(pid: int) -> None:
+    """End a process, the group that it leads, and all that it has started."""
     below: Sequence[psutil.Process] = ()
     with suppress(psutil.Error):
-        below = psutil.Process(process.pid).children(recursive=True)
+        below = psutil.Process(pid).children(recursive=True)
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
     for child in below:
         with suppress(psutil.Error):
             child.kill()
-    process.kill()
-    process.wait()
 
 
 def _ending(code: int) -> str:

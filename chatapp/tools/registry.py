@@ -1,4 +1,4 @@
-"""The tools there are: those built in, and the user's own.
+"""The tools there are: those built in, the user's own, and those of servers.
 
 Keep: a name stands for one tool; what is built in is never replaced. A tool that only computes, or
 reads what the user has given the chat, does not ask.
@@ -6,13 +6,14 @@ reads what the user has given the chat, does not ask.
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from chatapp.prompting.documents import DocumentSet
 from chatapp.tools import dates, own
 from chatapp.tools.calculator import calculate
 from chatapp.tools.numbers import in_digits
+from chatapp.tools.servers import Servers
 from chatapp.tools.tool import Arguments, Tool, ToolError
 from chatapp.tools.units import convert
 from chatapp.userfiles import suggestion
@@ -20,39 +21,77 @@ from chatapp.userfiles import suggestion
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """tools: by their names. problems: a sentence for each file that is no good, by its name
-    without the suffix."""
+    """tools: by their names; of a server's only those that it was asked for before. problems: a
+    sentence for each file that is no good, by its name without the suffix. servers: by their
+    names."""
 
     tools: Mapping[str, Tool]
-    problems: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, str]
+    servers: Mapping[str, own.Server]
+    running: Servers
 
     def chosen(self, names: Iterable[str]) -> dict[str, Tool]:
-        """Some of the tools. Raises ToolError for one that there is not."""
-        wanted = list(dict.fromkeys(names))
-        for name in wanted:
-            if name not in self.tools:
-                hint = suggestion(name, self.tools)
+        """Some of the tools; the name of a server stands for all of its tools. Servers are asked
+        for those that are not known yet. Raises ToolError for one that there is not."""
+        tools, chosen = dict(self.tools), dict[str, Tool]()
+        for name in names:
+            server = self._server_of(name)
+            if server is not None and name not in tools:
+                listed = self.running.ask(server).tools
+                tools |= {each: tool for each, tool in listed.items() if each not in tools}
+            if server is not None and name == server.name:
+                chosen |= {each: tool for each, tool in tools.items() if tool.server == name}
+            elif name in tools:
+                chosen[name] = tools[name]
+            else:
+                hint = suggestion(name, [*tools, *self.servers])
                 raise ToolError(self.problems.get(name) or f"there is no tool {name!r}{hint}")
-        return {name: self.tools[name] for name in wanted}
+        return chosen
+
+    def _server_of(self, name: str) -> "own.Server | None":
+        servers = self.servers.values()
+        return next((each for each in servers if f"{name}_".startswith(f"{each.name}_")), None)
+
+    def listed(self) -> "tuple[list[str], list[str]]":
+        """The names of all tools, as servers list them now, and a sentence for each problem."""
+        names, problems = [name for name, tool in self.tools.items() if not tool.server], []
+        for server in self.servers.values():
+            try:
+                listing = self.running.ask(server)
+            except ToolError as error:
+                problems.append(str(error))
+            else:
+                names += [name for name in listing.tools if name not in names]
+                problems += listing.problems
+        return names, [*self.problems.values(), *problems]
 
 
-def find_tools(documents: DocumentSet | None = None) -> Registry:
-    """All tools. documents: those of the chat, which one of the tools searches."""
+def find_tools(documents: DocumentSet | None = None, running: Servers | None = None) -> Registry:
+    """All tools. documents: those of the chat, which one of the tools searches. running: the
+    servers that have been started for it."""
+    running = running or Servers()
     tools = {tool.name: tool for tool in _built_in(documents)}
     problems: dict[str, str] = {}
+    servers: dict[str, own.Server] = {}
     try:
         paths = own.files()
     except ToolError as error:
-        return Registry(tools, {"": str(error)})
+        return Registry(tools, {"": str(error)}, servers, running)
     for path in paths:
         try:
-            tool = own.read_tool(path)
-            if tool.name in tools:
-                raise ToolError(f"{path}: 'name' is {tool.name!r}, which another tool has")
-            tools[tool.name] = tool
+            found = own.read(path)
+            if found.name in tools or found.name in servers:
+                raise ToolError(f"{path}: 'name' is {found.name!r}, which another tool has")
+            if isinstance(found, Tool):
+                tools[found.name] = found
+            else:
+                servers[found.name] = found
         except ToolError as error:
             problems[path.stem] = str(error)
-    return Registry(tools, problems)
+    for server in servers.values():
+        known = running.known(server).tools
+        tools |= {name: tool for name, tool in known.items() if name not in tools}
+    return Registry(tools, problems, servers, running)
 
 
 def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:

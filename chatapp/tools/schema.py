@@ -46,23 +46,30 @@ _EXPECTED = {
 _DEEPEST = 20
 
 
-def fault(schema: Any, place: Location = ()) -> tuple[Location, str]:
+_FREELY_READ = ("type", "additionalProperties")
+"""Keywords that `misfit` reads whatever they are."""
+
+
+def fault(schema: Any, place: Location = (), *, is_foreign: bool = False) -> tuple[Location, str]:
     """What is wrong with a schema: where, and what stands after the key; "" for nothing."""
     if not isinstance(schema, dict):
         return place, f"is {shown(schema)}, expected a table"
     if len(place) > _DEEPEST:
         return place, "is nested too deeply"
     for keyword, value in schema.items():
+        if is_foreign and (keyword not in _KEYWORDS or keyword in _FREELY_READ):
+            continue
         if keyword not in _KEYWORDS:
             return (*place, keyword), f"is no key of a schema{suggestion(keyword, _KEYWORDS)}"
         if not _KEYWORDS[keyword](value):
             return (*place, keyword), f"is {shown(value)}, expected {_EXPECTED[keyword]}"
     properties = schema.get("properties", {})
-    if absent := [name for name in schema.get("required", ()) if name not in properties]:
+    absent = [name for name in schema.get("required", ()) if name not in properties]
+    if absent and not is_foreign:
         return (*place, "required"), f"names {quoted(absent[0])}, which is no property"
     inner = [((*place, "properties", name), part) for name, part in properties.items()]
     inner += [((*place, "items"), schema["items"])] if "items" in schema else []
-    faults = (fault(part, where) for where, part in inner)
+    faults = (fault(part, where, is_foreign=is_foreign) for where, part in inner)
     return next((each for each in faults if each[1]), (place, ""))
 
 

@@ -43,7 +43,8 @@ class Tool:
     description: a sentence for the model. parameters: the JSON schema of the arguments, an
     object. run: gives the result of a call; raises ToolError, and Stopped soon after its event
     is set. asks: whether the user is asked before it runs. definition: all that decides what
-    would run, so that a permission ends where that changes.
+    would run, so that a permission ends where that changes. server: the name of the server that
+    it is one of, if any.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Tool:
     run: Callable[[Arguments, threading.Event], str]
     asks: bool = False
     definition: str = ""
+    server: str = ""
 
     @property
     def key(self) -> str:

@@ -33,6 +33,7 @@ from chatapp.tui.loading import LoadFailed, ModelLoaded
 from chatapp.tui.message import MessageView
 from chatapp.tui.model_switch import ModelSwitch
 from chatapp.tui.navigation import Navigation
+from chatapp.tui.permission import Approval, ToolAsks
 from chatapp.tui.prompt import Prompt
 from chatapp.tui.sidebar import FROM as SIDEBAR_FROM
 from chatapp.tui.sidebar import Sidebar
@@ -237,6 +238,14 @@ class ChatScreen(Screen[None]):
         await self.turns.handle(event)
         if isinstance(event, TurnEnded | TurnFailed):
             await self.navigation.go_on_anew()
+
+    @on(ToolAsks)
+    def _tool_asks(self, event: ToolAsks) -> None:
+        self.turns.ask(event.question)
+
+    @on(Approval.Answered)
+    def _answered(self, event: Approval.Answered) -> None:
+        self.turns.answer(event.question, event.decision)
 
     @on(events.Regenerate)
     def _regenerate(self, event: events.Regenerate) -> None:

@@ -13,13 +13,23 @@ from chatapp.dialogue.store import StoreError
 from chatapp.tui import timings
 from chatapp.tui.conversation import TurnRequest
 from chatapp.tui.message import MessageView
-from chatapp.tui.turn import GrowingReply, RunningTurn, TurnEvent, TurnFailed
+from chatapp.tui.permission import Question
+from chatapp.tui.status import ASKING, RUNNING_TOOL
+from chatapp.tui.turn import (
+    GrowingReply,
+    RunningTurn,
+    ToolTold,
+    TurnEnded,
+    TurnEvent,
+    TurnFailed,
+)
 from chatapp.tui.turn_controller import TurnController
 from chatapp.tui.words import in_words
 
 if TYPE_CHECKING:
     from textual.message_pump import MessagePump
 
+    from chatapp.dialogue.permission import Decision
     from chatapp.dialogue.session import Started
     from chatapp.dialogue.store import Store
     from chatapp.engine.events import Finished
@@ -141,6 +151,7 @@ class ChatTurns:
     def leave(self) -> None:
         """Show no more of the turn that runs: another chat has been opened."""
         self._controller.leave()
+        self.withdraw_question()
         self._reply = self._widgets.transcript.live = None
 
     # What the turn's thread has told
@@ -149,6 +160,10 @@ class ChatTurns:
         """Show what a turn's thread has told."""
         if isinstance(event, TurnFailed) and event.turn is not self._conversation.turn:
             self._give_back(event)
+        if isinstance(event, ToolTold) and event.turn is self._conversation.turn:
+            self._show_call(event)
+        if isinstance(event, TurnEnded | TurnFailed):
+            self.withdraw_question()
         await self._controller.handle(event)
 
     def _give_back(self, event: TurnFailed) -> None:
@@ -157,6 +172,39 @@ class ChatTurns:
         if event.reply.message is None and submitted is not None:
             self._widgets.prompt.give_back(submitted.text)
             self._widgets.show_problem(in_words(event.error))
+
+    def _show_call(self, told: ToolTold) -> None:
+        """Show that a tool is called, or what it told, after all that was said before."""
+        self.flush()
+        view, status = self._reply, self._widgets.status
+        if view is None:
+            return
+        if told.has_ended:
+            view.end_call(told.call)
+            status.state = "thinking"
+        else:
+            view.begin_call(told.call)
+            status.state = RUNNING_TOOL
+
+    def ask(self, question: Question) -> None:
+        """Ask whether a tool may run, unless the turn that needs it is over."""
+        if self._conversation.turn is None:
+            question.answer("no")
+        else:
+            self._widgets.approval.ask(question)
+            self._widgets.status.state = ASKING
+
+    def answer(self, question: Question, decision: "Decision") -> None:
+        """Let the turn go on that has asked, and give the keys back."""
+        self._widgets.prompt.focus()
+        self._widgets.status.state = RUNNING_TOOL
+        question.answer(decision)
+
+    def withdraw_question(self) -> None:
+        """Ask no more, and give the keys back."""
+        if self._widgets.approval.display:
+            self._widgets.approval.withdraw()
+            self._widgets.prompt.focus()
 
     def flush(self) -> None:
         """Bring what has been generated to the screen."""

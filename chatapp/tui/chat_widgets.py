@@ -17,6 +17,7 @@ from chatapp.foreign import printable
 from chatapp.settings import SettingsError, keep_settings
 from chatapp.tui.completions import Completions
 from chatapp.tui.keybar import KeyBar
+from chatapp.tui.permission import Approval
 from chatapp.tui.prompt import Complete, Prompt
 from chatapp.tui.sidebar import Sidebar
 from chatapp.tui.status import StatusLine
@@ -43,6 +44,7 @@ class ChatWidgets:
         self._welcome = Welcome()
         self._problem = Static(id="problem", markup=False)
         self.transcript = Transcript()
+        self.approval = Approval()
         self.completions = Completions()
         self.prompt = Prompt(self.earlier_inputs, complete)
         self.status = StatusLine()
@@ -56,6 +58,7 @@ class ChatWidgets:
         yield self.transcript
         with Vertical(id="desk"):
             yield self._problem
+            yield self.approval
             yield self.completions
             yield self.prompt
             yield self.status

@@ -22,6 +22,7 @@ from chatapp.settings import keep_settings
 from chatapp.tui import events
 from chatapp.tui.getting import Getting
 from chatapp.tui.loading import LoadRequest
+from chatapp.tui.permission import asked_on
 from chatapp.tui.turn import GrowingReply, NumberedEvent, RunningTurn
 from chatapp.tui.words import in_words
 from chatapp.userfiles import UserError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from chatapp.parameters import Origin
     from chatapp.prompting.documents import DocumentSet
     from chatapp.settings import Settings
+    from chatapp.tools.registry import Registry
 
 _RECENT_CHATS = 30
 
@@ -76,6 +78,7 @@ class Conversation:
         self._chat_id: int | None = None
         self._basis = Basis()
         self._documents: DocumentSet | None = None
+        self._tools: tuple[str, ...] = ()
         self.model: LanguageModel | None = None
         self.session: Session | None = None
         self.loading: LoadRequest | None = None
@@ -248,6 +251,24 @@ class Conversation:
         if documents is not None:
             self._start_thread(partial(self._read_documents, documents))
 
+    def tools(self) -> tuple[str, ...]:
+        """The names of the tools that the model may call."""
+        return self._tools if self.session is None else self.session.tools
+
+    def find_tools(self) -> "Registry":
+        """The tools that there are for the chat."""
+        from chatapp.tools.registry import find_tools
+
+        return find_tools(self.documents()) if self.session is None else self.session.find_tools()
+
+    def set_tools(self, names: Sequence[str]) -> None:
+        """Let the model call these tools. Raises ValueError or UserError, and changes nothing,
+        when it cannot."""
+        if self.session is None:
+            raise ValueError("the model is not loaded yet")
+        self.session.set_tools(names)
+        self._tools = self.session.tools
+
     def _read_documents(self, documents: "DocumentSet") -> None:
         from chatapp.passages.search import Documents
 
@@ -279,6 +300,7 @@ class Conversation:
         self.stop()
         self.request = self.turn = None
         self._chat_id, self._basis, self._documents = chat_id, Basis(), None
+        self._tools = ()
         if chat_id is not None:  # a new chat goes on with what was chosen in the one before
             chosen = known_values(self._store.chat(chat_id).chosen)
             self._choices = self._choices.of("this chat", chosen)
@@ -514,3 +536,7 @@ class Conversation:
             asked_template=basis.asked_template,
             documents=self._documents,
         )
+        self.session.ask_by(partial(asked_on, self._listener))
+        if chat_id is None and self._tools:
+            with suppress(UserError):  # of a model that cannot call them
+                self.session.set_tools(self._tools)

@@ -18,6 +18,7 @@ from chatapp.engine.events import REPEATED
 from chatapp.foreign import printable
 from chatapp.tui import events
 from chatapp.tui.body import TextBody
+from chatapp.tui.calls import ToolCalls
 from chatapp.tui.clipboard import code_blocks
 from chatapp.tui.rendered import source_place
 from chatapp.tui.textual_internals import bindings_for
@@ -25,6 +26,7 @@ from chatapp.tui.thoughts import Thoughts
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Feedback, StoredMessage
+    from chatapp.prompting.calls import Call
     from chatapp.tui.markdown import RenderedBody
 
 _VERSIONS = Binding.Group("Versions", compact=True)
@@ -102,8 +104,8 @@ class MessageView(Vertical, can_focus=True):
         Binding(
             "enter",
             "thoughts",
-            "Thoughts",
-            tooltip="Show or hide the thoughts before a reply",
+            "Open",
+            tooltip="Show or hide a reply's thoughts and what its tools told",
             id="thoughts",
         ),
         Binding(
@@ -181,6 +183,7 @@ class MessageView(Vertical, can_focus=True):
         self._rendered_text = ""
         self._header = Static(markup=False, classes="header")
         self._thoughts = Thoughts()
+        self._calls = ToolCalls()
         self._body = TextBody(message.text)
         self._note = Static(markup=False, classes="note")
         self._sources = Static(markup=False, classes="sources")
@@ -190,6 +193,7 @@ class MessageView(Vertical, can_focus=True):
     def compose(self) -> ComposeResult:
         yield self._header
         yield self._thoughts
+        yield self._calls
         yield self._body
         yield self._correction
         yield self._sources
@@ -204,6 +208,7 @@ class MessageView(Vertical, can_focus=True):
             self._body.replace(message.text)
         self.message = message
         self._thoughts.show(message.thoughts, message.thought_tokens)
+        self._calls.show(message.calls)
         title = Content(SPEAKERS[message.role])
         if message.siblings > 1:
             place = f"  ‹ {message.sibling}/{message.siblings} ›"
@@ -271,6 +276,15 @@ class MessageView(Vertical, can_focus=True):
         self._thoughts.append(text, tokens)
         self.refresh_bindings()
 
+    def begin_call(self, call: "Call") -> None:
+        """Show that a tool is called."""
+        self._calls.begin(call)
+        self.refresh_bindings()
+
+    def end_call(self, call: "Call") -> None:
+        """Show what became of the call."""
+        self._calls.end(call)
+
     def has_command(self, key: str) -> bool:
         """Whether a key is a command on messages."""
         return bool(bindings_for(self, key))
@@ -293,8 +307,9 @@ class MessageView(Vertical, can_focus=True):
             return "There is no code block in this message."
         if name == "sources" and not self.message.sources:
             return "No passage of a document was looked up for this message."
-        if name == "thoughts" and not (self._thoughts.display or self.message.sources):
-            return "This message has no thoughts."
+        opens = self._thoughts.display or self._calls.display or self.message.sources
+        if name == "thoughts" and not opens:
+            return "This message has no thoughts, calls or passages."
         return ""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -315,7 +330,9 @@ class MessageView(Vertical, can_focus=True):
     def action_thoughts(self) -> None:
         if self._thoughts.display:
             self._thoughts.toggle()
-        else:
+        if self._calls.display:
+            self._calls.toggle()
+        if not (self._thoughts.display or self._calls.display):
             self.action_sources()
 
     def action_sources(self) -> None:

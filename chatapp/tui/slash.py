@@ -110,6 +110,14 @@ COMMANDS = (
         empty=True,
     ),
     Command(
+        "tools",
+        "[NAME …]",
+        "let the model call programs; none switches them off, alone, list them",
+        actions.use_tools,
+        actions.tool_names,
+        empty=True,
+    ),
+    Command(
         "markdown",
         "on|off",
         "show this chat's replies as Markdown",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TEMPLATES_OWN = "default"
 NO_DOCUMENTS = "none"
+NO_TOOLS = "none"
 
 _METHOD = "method="
 
@@ -254,6 +255,31 @@ def _documents(argument: str) -> "DocumentSet":
         raise ValueError("expected a file, a folder or a pattern")
     documents = DocumentSet(paths)
     return replace(documents, method=methods[-1].removeprefix(_METHOD)) if methods else documents
+
+
+async def use_tools(chat: ChatControls, argument: str) -> None:
+    _refuse_while_busy(chat)
+    names = argument.replace(",", " ").split()
+    if not names:
+        # On a thread, because servers may take their time.
+        there_are, problems = await asyncio.to_thread(chat.conversation.find_tools().listed)
+        on = chat.conversation.tools()
+        others = [name for name in there_are if name not in on]
+        words = f"On: {', '.join(on) or 'none'}. Off: {', '.join(others) or 'none'}."
+        chat.widgets.inform(words)
+        chat.widgets.show_problem(" ".join(f"{problem}." for problem in problems))
+        return
+    chosen = [] if names == [NO_TOOLS] else names
+    try:
+        await asyncio.to_thread(chat.conversation.set_tools, chosen)
+    except (UserError, ValueError) as error:
+        raise SlashError(f"/tools: {error}") from None
+    chat.widgets.inform(f"Tools of this chat: {', '.join(chat.conversation.tools()) or 'none'}")
+
+
+def tool_names(chat: ChatControls) -> list[str]:
+    registry = chat.conversation.find_tools()
+    return [*registry.tools, *registry.servers, NO_TOOLS]
 
 
 async def set_markdown(chat: ChatControls, argument: str) -> None:

@@ -13,6 +13,11 @@ _BAR_WIDTH = 10
 _LONGEST_NAME = 24
 _GAP = Content("   ")
 
+ASKING = "waiting for your answer"
+RUNNING_TOOL = "running a tool"
+
+_UNDER_WAY = ("thinking", "streaming", ASKING, RUNNING_TOOL)
+
 
 class StatusLine(Widget, can_focus=False):
     """One row, drawn from its reactive attributes.
@@ -66,7 +71,7 @@ class StatusLine(Widget, can_focus=False):
     def _state(self) -> Content:
         colors = {"ready": "$text-success", "error": "$text-error", "no model": "$text-error"}
         color = colors.get(self.state, "$text-accent")
-        way_out = " · Esc stops" if self.state in ("thinking", "streaming") else ""
+        way_out = " · Esc stops" if self.state in _UNDER_WAY else ""
         return Content.assemble(("● ", color), self.state, way_out)
 
     def _bar(self) -> Content:

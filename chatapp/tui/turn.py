@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.call_events import ReplyEvent
     from chatapp.dialogue.session import SessionEvent, Started
     from chatapp.dialogue.store import StoredMessage
+    from chatapp.prompting.calls import Call
 
 NumberedEvent = tuple[int, "SessionEvent | Exception"]
 
@@ -137,6 +138,8 @@ class RunningTurn:
             self._listener.post_message(TurnFailed(self, reply, event))
         elif isinstance(event, Calling | Called):
             reply.add(event)
+            has_ended = isinstance(event, Called)
+            self._listener.post_message(ToolTold(self, reply, event.call, has_ended))
         else:
             reply.message = event.message
             self._listener.post_message(TurnStarted(self, reply, event))
@@ -155,6 +158,14 @@ class TurnStarted(TurnEvent):
     """It is about to be generated; its row is in the store."""
 
     started: "Started"
+
+
+@dataclass
+class ToolTold(TurnEvent):
+    """A tool is about to be called, or its call has ended."""
+
+    call: "Call"
+    has_ended: bool
 
 
 @dataclass

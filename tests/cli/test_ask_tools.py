@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 from thinking_model import thinking_model
+from tool_server import add_server
 
 from chatapp.paths import tools_dir
 
@@ -77,6 +78,16 @@ def test_a_tool_that_asks_runs_only_when_it_was_named(
     use_model(thinking_model(tmp_path / "model", [call("touch"), "Done."]))
     assert run("ask", "Do it", "--tools", "touch", "--yes-tools", "touch").status == 0
     assert touch.exists()
+
+
+@pytest.mark.parametrize("yes", ["demo", "demo_add", ""])
+def test_a_server_of_tools(run, use_model: UseModel, tmp_path: Path, yes: str) -> None:
+    add_server(tools_dir())
+    use_model(thinking_model(tmp_path / "model", [call("demo_add", a=2, b=40), "Done."]))
+    result = run("ask", "How many?", "--tools", "demo", "--yes-tools", yes)
+    assert result.out == "Done.\n"
+    told = "42" if yes else "error: the user did not allow this call"
+    assert f"demo_add(a=2, b=40): {told}\n" in result.err
 
 
 @pytest.mark.parametrize(

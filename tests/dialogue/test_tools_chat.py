@@ -76,6 +76,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def own_tool(home: Path, name: str, *command: str) -> None:
     (home / "config" / "tools" / f"{name}.toml").write_text(
         f'name = "{name}"\ndescription = "Does it."\ncommand = {json.dumps(command)}\n'
+        '[parameters.properties.why]\ntype = "string"\n'
     )
 
 
@@ -184,6 +185,27 @@ def test_the_pattern_of_a_model_without_a_template_of_its_own(store: Store) -> N
     assert row["messages"][1]["content"] == reply.text
     with pytest.raises(ToolError, match="this model calls calculator alone, as <<…=; clock would"):
         session.set_tools(["calculator", "clock"])
+
+
+def test_the_pattern_of_a_prompt_file(tmp_path: Path, store: Store, home: Path) -> None:
+    (tmp_path / "sky.toml").write_text(
+        'examples = [{input = "Oslo?", output = "[weather in Oslo: snow today] Snow."}]\n'
+        '[calls]\ntool = "weather"\nargument = "why"\n'
+        'begin = "[weather in "\nend = ": "\nclose = "]"\n'
+    )
+    own_tool(home, "weather", "printf", "clear, 18 degrees\\nwind")
+    model = ScriptedModel([" [weather in Rome: snow", " Clear."])
+    prompt = str(tmp_path / "sky.toml")
+    session = Session(model, template=CHAT, store=store, prompt=prompt)
+    session.ask_by(lambda tool, given, cancel: "once")
+    with pytest.raises(ToolError, match="this model calls weather alone, as "):
+        session.set_tools(["calculator"])
+    session.set_tools(["weather"])
+    list(session.say("Rome?"))
+    reply = session.messages[-1]
+    assert reply.text == "[weather in Rome: clear, 18 degrees] Clear."
+    assert reply.calls[0].arguments == {"why": "Rome"}
+    assert model.prompts[1].endswith("Output: [weather in Rome: clear, 18 degrees]")
 
 
 def test_a_sum_that_cannot_be_worked_out_is_passed_over(store: Store) -> None:

@@ -39,7 +39,13 @@ def test_completions_are_what_the_text_could_become() -> None:
     assert completions("/", values) == [
         f"/{each.name}" + " " * bool(each.argument) for each in COMMANDS
     ]
-    assert completions("/t", values) == ["/title ", "/template ", "/think ", "/theme "]
+    assert completions("/t", values) == [
+        "/title ",
+        "/template ",
+        "/tools ",
+        "/think ",
+        "/theme ",
+    ]
     assert completions("/set ", values) == ["/set seed ", "/set top_k "]
     assert completions("/set t", values) == ["/set top_k "]
     assert completions("/theme ", values) == ["/theme [b]", "/theme calm"]

@@ -16,10 +16,12 @@ from thinking_model import thinking_model
 
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
+from chatapp.paths import tools_dir
 from chatapp.settings import Settings
 from chatapp.tui import history
 from chatapp.tui.app import ChatApp
 from chatapp.tui.field import Field
+from chatapp.tui.permission import Approval
 from chatapp.tui.ranking import RankScreen
 from chatapp.tui.turn import GrowingReply
 
@@ -163,6 +165,56 @@ def test_reading_a_source(take: Callable[..., bool], in_folder: Path, size: str)
         await driver.press("ctrl+up", "enter")
 
     assert take(size, ScriptedModel(["Because the moon pulls it."]), scene)
+
+
+WEATHER = """\
+name = "weather"
+description = "The weather in a city."
+command = ["printf", "18 degrees, clear\\nwind from the west"]
+[parameters.properties.city]
+type = "string"
+"""
+CALLS = (
+    "Let me see."
+    '<tool_call>{"name": "calculator", "arguments": {"expression": "48*76"}}</tool_call>',
+    '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>',
+    "48 times 76 is 3648, and in Rome the sky is clear.",
+)
+
+
+@pytest.fixture
+def calling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ScriptedModel:
+    """A model that calls the calculator, and then a tool of the user's own."""
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
+    tools_dir().mkdir(parents=True)
+    (tools_dir() / "weather.toml").write_text(WEATHER)
+    return thinking_model(tmp_path / "model", CALLS)
+
+
+async def ask_with_tools(driver: Driver) -> None:
+    """Ask what is answered with two tools, up to the question whether one may run."""
+    driver.prompt.text = "/tools calculator weather"
+    await driver.press("enter")
+    driver.app.clear_notifications()
+    driver.prompt.text = "What is 48*76, and how is the weather in Rome?"
+    await driver.press("enter")
+    await driver.until(lambda: driver.chat.query_one(Approval).display)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_tool_that_asks(take: Callable[..., bool], calling: ScriptedModel, size: str) -> None:
+    assert take(size, calling, ask_with_tools)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_calls_opened(take: Callable[..., bool], calling: ScriptedModel, size: str) -> None:
+    async def scene(driver: Driver) -> None:
+        await ask_with_tools(driver)
+        await driver.press("down", "enter")
+        await driver.idle()
+        await driver.press("ctrl+up", "enter")
+
+    assert take(size, calling, scene)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -1,0 +1,150 @@
+"""The tools of servers of the Model Context Protocol.
+
+Keep: a server is started when one of its tools is wanted, goes on for as long as its `Servers`
+are held, and is begun anew when it has ended. What it says of its tools is foreign text: bounded,
+without control characters, and never more than a tool that asks.
+"""
+
+import json
+import re
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from chatapp.tools.connection import Connection, ServerLine
+from chatapp.tools.own import NAME, Server
+from chatapp.tools.schema import fault
+from chatapp.tools.tool import Arguments, Tool, ToolError, bounded, clean
+from chatapp.userfiles import quoted
+
+if TYPE_CHECKING:
+    import mcp_types
+    from mcp import Client
+
+_LISTING_SECONDS = 20.0
+_MOST_TOOLS = 200
+_LONGEST_DESCRIPTION = 1_000
+_LONGEST_SCHEMA = 10_000
+"""Characters. The model reads both in every prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The tools of a server by their names here. problems: a sentence for each that is no good."""
+
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+class Servers:
+    """The servers that have been started. Held by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._running: dict[ServerLine, Connection] = {}
+        self._listed: dict[Server, Listing] = {}
+        weakref.finalize(self, _close_all, self._running)
+
+    def known(self, server: Server) -> Listing:
+        """What is known of a server's tools without asking it; nothing before it was asked."""
+        return self._listed.get(server, Listing())
+
+    def ask(self, server: Server) -> Listing:
+        """Have a server list its tools. Raises ToolError, which names it."""
+        try:
+            listed = self._connection(server).ask(
+                _listed, min(server.timeout, _LISTING_SECONDS), threading.Event()
+            )
+        except ToolError as error:
+            raise ToolError(f"{server.name}: {error}") from None
+        tools: dict[str, Tool] = {}
+        problems: list[str] = []
+        for foreign in listed:
+            try:
+                tool = self._tool(server, foreign)
+                if tool.name in tools:
+                    raise ToolError(f"it lists {quoted(foreign.name)} twice")
+                tools[tool.name] = tool
+            except ToolError as error:
+                problems.append(f"{server.name}: {error}")
+        self._listed[server] = Listing(tools, tuple(problems))
+        return self._listed[server]
+
+    def _connection(self, server: Server) -> Connection:
+        connection = self._running.get(server.line)
+        if connection is None or connection.is_over:
+            connection = self._running[server.line] = Connection(server.line)
+        return connection
+
+    def _tool(self, server: Server, foreign: "mcp_types.Tool") -> Tool:
+        """A tool that a server has listed. Raises ToolError where it is no good."""
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server.name}_{foreign.name}")
+        if not NAME.fullmatch(name):
+            raise ToolError(f"the name of its tool {quoted(foreign.name)} is too long")
+        schema = {**foreign.input_schema, "type": "object"}
+        place, problem = fault(schema, is_foreign=True)
+        if problem:
+            where = ".".join(map(str, place))
+            raise ToolError(f"in the schema of {quoted(foreign.name)}, {quoted(where)} {problem}")
+        if len(json.dumps(schema)) > _LONGEST_SCHEMA:
+            raise ToolError(f"the schema of {quoted(foreign.name)} is too long")
+        description = clean(foreign.description or "")[:_LONGEST_DESCRIPTION]
+        return Tool(
+            name,
+            description or f"{foreign.name} of {server.name}",
+            schema,
+            partial(self._call, server, foreign.name),
+            asks=True,
+            definition=repr((server.line, foreign.name)),
+            server=server.name,
+        )
+
+    def _call(
+        self, server: Server, name: str, arguments: Arguments, cancel: threading.Event
+    ) -> str:
+        """The result of a call. Raises ToolError and Stopped."""
+
+        async def called(client: "Client") -> "mcp_types.CallToolResult":
+            return await client.call_tool(name, dict(arguments))
+
+        result = self._connection(server).ask(called, server.timeout, cancel)
+        text = bounded(_text(result), server.output_limit)
+        if result.is_error:
+            raise ToolError(text or "it failed")
+        return text
+
+
+def _close_all(running: dict[ServerLine, Connection]) -> None:
+    for connection in running.values():
+        connection.close()
+
+
+async def _listed(client: "Client") -> "list[mcp_types.Tool]":
+    """All tools of a server, page by page."""
+    tools: list[mcp_types.Tool] = []
+    cursor: str | None = None
+    while len(tools) <= _MOST_TOOLS:
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            return tools
+    raise ToolError(f"its server lists more than {_MOST_TOOLS} tools")
+
+
+def _text(result: "mcp_types.CallToolResult") -> str:
+    """A result as text; of what is none, its kind."""
+    parts = [_part(block) for block in result.content]
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    return "\n".join(parts)
+
+
+def _part(block: Any) -> str:
+    if block.type == "text":
+        return str(block.text)
+    if block.type == "resource" and hasattr(block.resource, "text"):
+        return str(block.resource.text)
+    return f"[{block.type}]"

@@ -1,0 +1,184 @@
+"""Servers of the Model Context Protocol: one that is as it should be, and those that are not."""
+
+import json
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tool_server import add_server
+
+from chatapp.tools.registry import Registry, find_tools
+from chatapp.tools.tool import LONGEST_RESULT, ToolError, misfit_of, run
+
+BY_HAND = """
+import json, sys
+
+TOOLS = {tools}
+for line in sys.stdin:
+    asked = json.loads(line)
+    answer = {{"initialize": {{"protocolVersion": "2025-06-18", "capabilities": {{"tools": {{}}}},
+                             "serverInfo": {{"name": "x", "version": "1"}}}},
+              "tools/list": {{"tools": TOOLS}}}}.get(asked["method"])
+    if "id" in asked:
+        error = {{"code": -32601, "message": "no"}}
+        result = {{"result": answer}} if answer else {{"error": error}}
+        print("a line of a log")
+        print(json.dumps({{"jsonrpc": "2.0", "id": asked["id"], **result}}), flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
+    folder = tmp_path / "config" / "tools"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def server(folder: Path, code: str, more: str = "", name: str = "demo") -> Registry:
+    """The tools with a server that runs a program of Python."""
+    (folder / f"{name}.py").write_text(textwrap.dedent(code))
+    command = json.dumps([sys.executable, f"{name}.py"])
+    (folder / f"{name}.toml").write_text(f'name = "{name}"\nserver = {command}\n{more}')
+    return find_tools()
+
+
+def never() -> threading.Event:
+    return threading.Event()
+
+
+def test_its_tools_are_called_as_any_other(folder: Path) -> None:
+    add_server(folder)
+    registry = find_tools()
+    assert "demo_add" not in registry.tools
+    tools = registry.chosen(["demo", "clock"])
+    assert [*tools] == [
+        "demo_add",
+        "demo_count",
+        "demo_flood",
+        "demo_fail",
+        "demo_hang",
+        "demo_die",
+        "clock",
+    ]
+    add = tools["demo_add"]
+    assert add.asks
+    assert add.description == "Adds two numbers."
+    assert run(add, {"a": 2, "b": 3}, never()).text == "5"
+    assert misfit_of(tools, "demo_add", {"a": "two"}) == (
+        "the argument 'a' is the string 'two', expected integer"
+    )
+    assert misfit_of(tools, "demo_add", {}) == "the argument 'a' is missing"
+    # It is the same server that is asked again, and what it tells is text without controls.
+    assert run(tools["demo_count"], {}, never()).text == "call 1 <|im_end|>"
+    assert run(tools["demo_count"], {}, never()).text == "call 2 <|im_end|>"
+    assert len(run(tools["demo_flood"], {}, never()).text) < LONGEST_RESULT + 100
+    outcome = run(tools["demo_fail"], {}, never())
+    assert (outcome.ending, "no such city" in outcome.text) == ("failed", True)
+    # One that dies is told of, and begun anew by the next call.
+    assert run(tools["demo_die"], {}, never()).text.startswith("error: its server has ended")
+    assert run(tools["demo_count"], {}, never()).text == "call 1 <|im_end|>"
+
+
+def test_a_server_that_is_not_wanted_is_not_started(folder: Path) -> None:
+    registry = server(folder, "open('started', 'w')")
+    registry.chosen(["clock"])
+    assert not (folder / "started").exists()
+
+
+@pytest.mark.parametrize("ends_by", ["time", "the user"])
+def test_a_call_that_hangs_ends_its_server_with_all_below_it(folder: Path, ends_by: str) -> None:
+    limit = 4 if ends_by == "time" else 60
+    add_server(folder, f"timeout = {limit}\n")
+    tool = find_tools().chosen(["demo_hang"])["demo_hang"]
+    cancel = never()
+    pid = folder / "pid"
+    if ends_by == "the user":
+        threading.Thread(target=lambda: (_wait_for(pid), cancel.set())).start()
+    outcome = run(tool, {}, cancel)
+    if ends_by == "time":
+        assert (outcome.ending, outcome.text) == ("failed", "error: it took longer than 4 seconds")
+    else:
+        assert outcome.ending == "stopped"
+    child = int(pid.read_text())
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != "zombie":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _wait_for(path: Path) -> None:
+    while not (path.exists() and path.read_text()):
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("raise SystemExit('no key')", "demo: its server has ended; it said: no key"),
+        (
+            "import time; print('hello', flush=True); time.sleep(60)",
+            "demo: it took longer than 2 seconds; it said: hello",
+        ),
+        ("while True: print('\\x1b[2J' * 1000)", "demo: it took longer than 2 seconds; it said:"),
+        (
+            "import sys\nwhile True: sys.stdout.write('x' * 1000000)",
+            "demo: its server has ended; it said: a message of more than 10 MB",
+        ),
+    ],
+)
+def test_a_server_that_is_none_is_told(folder: Path, code: str, problem: str) -> None:
+    limit = 2 if "longer" in problem else 30
+    registry = server(folder, code, f"timeout = {limit}\n")
+    started = time.monotonic()
+    with pytest.raises(ToolError) as error:
+        registry.chosen(["demo"])
+    assert str(error.value).startswith(problem)
+    assert "\x1b" not in str(error.value)
+    assert "\n" not in str(error.value)
+    assert time.monotonic() - started < limit + 8
+    assert "calculator" in registry.listed()[0]
+
+
+def test_a_program_that_is_not_there_is_told(folder: Path) -> None:
+    (folder / "gone.toml").write_text('name = "gone"\nserver = ["not-there"]\n')
+    _, problems = find_tools().listed()
+    assert problems == ["gone: not-there cannot be started: No such file or directory"]
+
+
+def test_tools_that_are_no_good_cost_no_others(folder: Path) -> None:
+    good = {"name": "a.good", "inputSchema": {"type": "object", "$defs": {}, "title": "Good"}}
+    items = {"type": "array", "items": 5}
+    tools = [
+        good,
+        {**good, "name": "bad", "inputSchema": {"type": "object", "properties": {"x": items}}},
+        {**good, "name": "c" * 80},
+        good,
+        {**good, "name": "long", "inputSchema": {"type": "object", "title": "x" * 20_000}},
+    ]
+    names, problems = server(folder, BY_HAND.format(tools=tools)).listed()
+    assert [name for name in names if name.startswith("demo")] == ["demo_a_good"]
+    assert problems == [
+        "demo: in the schema of 'bad', 'properties.x.items' is the number 5, expected a table",
+        f"demo: the name of its tool '{'c' * 60}'… is too long",
+        "demo: it lists 'a.good' twice",
+        "demo: the schema of 'long' is too long",
+    ]
+
+
+def test_a_list_that_is_none_is_told(folder: Path) -> None:
+    _, problems = server(folder, BY_HAND.format(tools=[{"name": 3}])).listed()
+    start = "demo: its server does not keep to the protocol: tools.0."
+    assert [problem.startswith(start) for problem in problems] == [True]
+
+
+def test_what_its_file_says_is_checked(folder: Path) -> None:
+    (folder / "bad.toml").write_text('name = "bad"\nserver = []\n')
+    (folder / "both.toml").write_text('name = "both"\nserver = ["a"]\ncommand = ["a"]\n')
+    problems = find_tools().problems
+    assert "bad.toml, line 2: 'server' names no program" in problems["bad"]
+    assert "'command'" in problems["both"]

@@ -1,0 +1,181 @@
+"""/tools, calls folded in a reply, and the question whether a tool may run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Driver, OpenApp
+from fakes import ScriptedModel
+from textual.widgets import OptionList
+from thinking_model import thinking_model
+from tool_server import add_server
+
+from chatapp.dialogue.store import Store
+from chatapp.paths import tools_dir
+from chatapp.tui.permission import Approval
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def model(tmp_path: Path, *replies: str) -> ScriptedModel:
+    return thinking_model(tmp_path / "model", replies)
+
+
+@pytest.fixture
+def touch(tmp_path: Path) -> Path:
+    """A tool of the user's own, and what it makes."""
+    tools_dir().mkdir(parents=True)
+    command = json.dumps(["touch", str(tmp_path / "touched")])
+    (tools_dir() / "touch.toml").write_text(
+        f'name = "touch"\ndescription = "Does it."\ncommand = {command}\n'
+        '[parameters.properties.why]\ntype = "string"\n'
+    )
+    return tmp_path / "touched"
+
+
+async def order(driver: Driver, text: str) -> None:
+    driver.prompt.text = text
+    await driver.press("enter")
+
+
+async def asked(driver: Driver, text: str) -> Approval:
+    """Send a message whose reply calls a tool that asks, and wait for the question."""
+    await order(driver, text)
+    approval = driver.chat.query_one(Approval)
+    await driver.until(lambda: approval.display)
+    return approval
+
+
+async def test_a_call_is_folded_in_the_reply_and_opens_with_enter(
+    open_app: OpenApp, tmp_path: Path, store: Store
+) -> None:
+    replies = [f"See.{call('calculator', expression='1 [b]')}", "No.", "Ok."]
+    scripted = model(tmp_path, *replies)
+    async with open_app(scripted) as driver:
+        await driver.ready()
+        await order(driver, "/tools calculator clock")
+        await driver.say("How many?")
+        assert driver.texts == ["How many?", "See.\n\nNo."]
+        assert "▸ calculator(expression=1 [b]) · failed" in driver.screen_text
+        assert "cannot be calculated with" not in driver.screen_text
+        await driver.press("ctrl+up", "enter")
+        assert "▾ calculator(expression=1 [b]) · failed" in driver.screen_text
+        assert "error: '[b]' cannot be calculated with" in driver.screen_text
+        await driver.press("enter")
+        assert "cannot be calculated with" not in driver.screen_text
+        chat_id = driver.chat.conversation.chat_id
+    async with open_app(scripted, chat_id=chat_id) as driver:
+        await driver.until(lambda: "▸ calculator(expression=1 [b])" in driver.screen_text)
+        await driver.ready()
+        assert driver.chat.conversation.tools() == ("calculator", "clock")
+
+
+async def test_nothing_runs_until_the_user_says_yes(
+    open_app: OpenApp, tmp_path: Path, touch: Path
+) -> None:
+    replies = [call("touch", why="[b]\x1b[2J"), "Done."]
+    async with open_app(model(tmp_path, *replies)) as driver:
+        await driver.ready()
+        await order(driver, "/tools touch")
+        await asked(driver, "Do it")
+        assert "The model wants to run touch(why=[b]␛[2J). May it?" in driver.screen_text
+        assert not touch.exists()
+        await driver.press("down", "enter")
+        await driver.idle()
+        assert touch.exists()
+        assert driver.texts[-1] == "Done."
+        assert not driver.chat.query_one(Approval).display
+        assert driver.app.focused is driver.prompt
+
+
+async def test_enter_alone_says_no(open_app: OpenApp, tmp_path: Path, touch: Path) -> None:
+    async with open_app(model(tmp_path, call("touch"), "Then not.")) as driver:
+        await driver.ready()
+        await order(driver, "/tools touch")
+        approval = await asked(driver, "Do it")
+        assert approval.query_one(OptionList).highlighted == 0
+        await driver.press("enter")
+        await driver.idle()
+        assert not touch.exists()
+        assert "touch() · not allowed" in driver.screen_text
+        assert driver.texts[-1] == "Then not."
+
+
+async def test_esc_is_a_no_and_ends_the_reply(
+    open_app: OpenApp, tmp_path: Path, touch: Path, store: Store
+) -> None:
+    async with open_app(model(tmp_path, call("touch"), "never")) as driver:
+        await driver.ready()
+        await order(driver, "/tools touch")
+        approval = await asked(driver, "Do it")
+        await driver.press("escape")
+        await driver.idle()
+        assert not touch.exists()
+        assert not approval.display
+        reply = store.path(1)[-1]
+        assert (reply.status, reply.calls[0].status) == ("stopped", "stopped")
+
+
+async def test_a_tool_that_is_always_allowed_asks_no_more(
+    open_app: OpenApp, tmp_path: Path, touch: Path
+) -> None:
+    scripted = model(tmp_path, call("touch"), "Done.")
+    async with open_app(scripted) as driver:
+        await driver.ready()
+        await order(driver, "/tools touch")
+        await asked(driver, "Do it")
+        await driver.press("end", "enter")
+        await driver.idle()
+        touch.unlink()
+        scripted.prompts.clear()
+        await driver.press("ctrl+n")
+        await order(driver, "/tools touch")
+        await driver.say("Again")
+        assert touch.exists()
+
+
+async def test_tools_are_listed_switched_and_refused(
+    open_app: OpenApp, tmp_path: Path, touch: Path
+) -> None:
+    (tools_dir() / "bad.toml").write_text('name = "bad"\n')
+    async with open_app(ScriptedModel([" Hi."])) as driver:
+        await driver.ready()
+        await order(driver, "/tools")
+        listed = "On: none. Off: calculator, clock, calendar, units, manual, touch."
+        assert listed in driver.notices
+        assert "bad.toml: 'description' is missing" in driver.problem
+        await order(driver, "/tools calculator")
+        assert "Tools of this chat: calculator" in driver.notices
+        await order(driver, "/tools calculater")
+        assert "did you mean 'calculator'?" in driver.problem
+        driver.prompt.text = ""
+        await order(driver, "/tools clock")
+        assert "this model calls calculator alone" in driver.problem
+        driver.prompt.text = ""
+        assert driver.chat.conversation.tools() == ("calculator",)
+        await order(driver, "/tools none")
+        assert driver.chat.conversation.tools() == ()
+
+
+async def test_the_tools_of_a_server(open_app: OpenApp, tmp_path: Path) -> None:
+    add_server(tools_dir())
+    replies = [call("demo_count"), call("demo_count"), call("demo_hang"), "never"]
+    async with open_app(model(tmp_path, *replies)) as driver:
+        await driver.ready()
+        driver.prompt.text = "/tools"
+        await driver.press("enter")
+        await driver.until(lambda: "demo_add, demo_count" in " ".join(driver.notices))
+        await order(driver, "/tools demo")
+        await driver.until(lambda: len(driver.chat.conversation.tools()) == 6)
+        await asked(driver, "Count")
+        await driver.press("down", "down", "enter")  # always in this chat
+        await driver.until(lambda: "demo_count(): call 2" in driver.screen_text)
+        approval = driver.chat.query_one(Approval)
+        await driver.until(lambda: approval.display)  # for another tool of the server
+        await driver.press("down", "enter")
+        await driver.until((tools_dir() / "pid").exists)
+        await driver.press("escape")
+        await driver.idle()
+        assert "demo_hang() · stopped" in driver.screen_text
