@@ -130,7 +130,6 @@ def ask(
     settings = settings_of(context, model=None if chat is None else chat.model)
     text = message_of(question, files or ())
     own_system, asked_template = instructions(system, persona, chat)
-
     loaded = load(settings.model, settings.precision, settings.device)
     chosen = _template(loaded, settings.template, asked_template, think)
     choices = choices_for(loaded, settings, chat)
