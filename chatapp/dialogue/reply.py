@@ -82,7 +82,9 @@ class ReplyRecorder:
             )
         if isinstance(event, Finished):
             self.finished = event
-            self.reply = replace(self.reply, status=_STATUS.get(event.reason, "complete"))
+            status = _STATUS.get(event.reason, "complete")
+            remark = "" if status == "error" else event.message
+            self.reply = replace(self.reply, status=status, remark=remark)
         elif time.monotonic() - self._stored_at >= _STORE_EVERY_SECONDS:
             with suppress(StoreError):  # the end stores all of it, or says why not
                 self._store_reply("partial")
@@ -117,6 +119,7 @@ class ReplyRecorder:
         with self._store.transaction():
             self._store.update_message(reply.id, reply.text, status)
             self._store.update_thoughts(reply.id, reply.thoughts, reply.thought_tokens)
+            self._store.update_remark(reply.id, reply.remark)
             if reply.calls:
                 self._store.update_calls(reply.id, reply.calls)
 

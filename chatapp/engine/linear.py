@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from chatapp.engine.four_bits import GROUP, parts_of
 from chatapp.engine.torch_internals import (
     has_onednn,
     int4_linear,
@@ -29,19 +30,10 @@ _ONEDNN_FROM = 2**19
 # to no cost a call, where oneDNN has 20 µs. On larger matrices oneDNN reads faster.
 _DOT_BELOW = 2**24
 
-# Weights of a row that share a scale in int4, as in most files of four bits.
-INT4_GROUP = 32
-
 # How many times its root mean square the largest activation of a row may be before the row is
 # rounded twice, and how much finer the second time.
 _PEAK = 8.0
 _FINER = 254.0
-
-# How much of what makes inputs unlike goes into an int8 matrix, SmoothQuant's α: of 0.5 to 0.85,
-# SmolLM2 is nearest to float32 with this. And what share of the mean an input, or a column, has
-# at least.
-_SMOOTHING = 0.65
-_LEAST_SHARE = 0.25
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 
@@ -90,11 +82,10 @@ class BFloat16Linear:
 class Int8Linear:
     """y = x Wᵀ + b with int8 weights, one scale a row, and activations rounded row by row.
 
-    weight: (out, in), int8. scale: (out,). divisor: (in,), see `smoothed`; so that
-    W ≈ scale · weight / divisor.
+    weight: (out, in), int8. scale: (out,), so that W ≈ scale · weight.
 
-    oneDNN's fast kernels take unsigned activations. So a row x / divisor with the largest
-    magnitude m becomes u = round(127 x / (divisor m)) + 128, and with exact integer products
+    oneDNN's fast kernels take unsigned activations. So a row x with the largest
+    magnitude m becomes u = round(127 x / m) + 128, and with exact integer products
 
         x Wᵀ ≈ m · (scale / 127) · (u weightᵀ − 128 · Σ weight)
 
@@ -102,30 +93,13 @@ class Int8Linear:
 
     Of a row with a few large activations, as in Llama and its heirs (Dettmers et al. 2022), this
     leaves little of all others. What rounding takes from such a row is rounded in turn, to 1/254
-    of the step, and multiplied as well; divisors make such rows rarer. Measured on SmolLM2-135M
-    and WikiText-2, perplexity rises by 4 % with neither (2,048 tokens), by 0.2 % with the second
-    rounding and by 0.4 % with both (5,742 tokens), when half as many rows are rounded twice.
+    of the step, and multiplied as well. Measured on SmolLM2-135M and WikiText-2, perplexity
+    rises by 4 % without (2,048 tokens) and by 0.2 % with it (5,742 tokens).
     """
 
-    __slots__ = (
-        "_bias",
-        "_columns",
-        "_factor",
-        "_most",
-        "_offset",
-        "_packed",
-        "_peak",
-        "_scale",
-        "_zeros",
-    )
+    __slots__ = ("_bias", "_columns", "_most", "_offset", "_packed", "_peak", "_scale", "_zeros")
 
-    def __init__(
-        self,
-        weight: Tensor,
-        scale: Tensor,
-        bias: Tensor | None = None,
-        divisor: Tensor | None = None,
-    ) -> None:
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
         self._packed = prepack_int8(weight)
         self._columns = weight.t() if weight.numel() < _DOT_BELOW else None
         self._scale = scale / 127
@@ -134,13 +108,10 @@ class Int8Linear:
         self._offset = sums * self._scale * -128
         self._zeros = torch.zeros(len(weight), dtype=torch.int32)
         self._bias = bias
-        self._factor = None if divisor is None else 1 / divisor
         self._peak = _PEAK / weight.shape[1] ** 0.5  # of the length of a row
         self._most = torch.tensor(127.0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._factor is not None:
-            x = x * self._factor
         if self._columns is not None and len(x) == 1:
             y = self._row(x, self._columns)
         else:
@@ -191,7 +162,7 @@ class Int4Linear:
     """y = x Wᵀ + b with weights of four bits; x, scales, zeros and products are bfloat16.
 
     weight: (out, in / 2), as `prepack_int4` gives it. scale: (groups, out, 2), of each
-        `INT4_GROUP` inputs the scale s and the zero z, so that W ≈ s · (weight - 8) + z.
+        `GROUP` inputs the scale s and the zero z, so that W ≈ s · (weight - 8) + z.
     """
 
     __slots__ = ("_bias", "_packed", "_scale")
@@ -200,41 +171,36 @@ class Int4Linear:
         self._packed, self._scale, self._bias = weight, scale, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = int4_linear(x.to(torch.bfloat16), self._packed, INT4_GROUP, self._scale).float()
+        y = int4_linear(x.to(torch.bfloat16), self._packed, GROUP, self._scale).float()
         return y if self._bias is None else y.add_(self._bias)
 
 
-class Watched:
-    """A layer that remembers the largest magnitude of each input: (in,)."""
-
-    def __init__(self, layer: Layer) -> None:
-        self._layer = layer
-        self.largest = torch.zeros(())
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.largest = torch.maximum(self.largest, x.abs().amax(0))
-        return self._layer(x)
-
-
-def can_be_int4(weight: Tensor) -> bool:
-    """Whether a matrix (out, in) has the shape for four bits."""
-    return len(weight) % 16 == 0 and weight.shape[1] % INT4_GROUP == 0
+def fits_int4(weight: Tensor) -> bool:
+    """Whether a matrix (out, in), or one of four bits already, has the shape for int4."""
+    in_groups = weight.dtype == torch.uint8 or weight.shape[1] % GROUP == 0
+    return len(weight) % 16 == 0 and in_groups
 
 
 def quantise_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (out, in) as an `Int4Linear` takes it; a group's least becomes 0, its largest 15.
-
-    So weights that come from four bits already, from GGUF's Q4_1, are what they were there.
-    """
-    groups = weight.reshape(len(weight), -1, INT4_GROUP)
+    """A matrix (out, in) as an `Int4Linear` takes it; a group's least becomes 0, its largest 15."""
+    groups = weight.reshape(len(weight), -1, GROUP)
     least, largest = groups.aminmax(dim=2, keepdim=True)
     scale = ((largest - least) / 15).clamp_min_(_SMALLEST)
     # What scales and zeros lose in bfloat16 is lost before the weights are rounded.
     scale = scale.bfloat16().float().clamp_min_(_SMALLEST)
     zero = (least + 8 * scale).bfloat16().float()
     rounded = ((groups - zero) / scale + 8).round_().clamp_(0, 15).nan_to_num_(0.0)
+    return _packed_int4(rounded, scale, zero)
+
+
+def pack_int4(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix of four bits as an `Int4Linear` takes it; see chatapp/engine/four_bits.py."""
+    return _packed_int4(*parts_of(groups))
+
+
+def _packed_int4(numbers: Tensor, scale: Tensor, zero: Tensor) -> tuple[Tensor, Tensor]:
     both = torch.cat((scale, zero), 2).transpose(0, 1).bfloat16().contiguous()
-    return prepack_int4(rounded.flatten(1)), both
+    return prepack_int4(numbers.flatten(1)), both
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -245,33 +211,14 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     return rounded.to(torch.int8), scale
 
 
-def smoothed(weight: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (out, in) to be quantised, and what to divide its inputs by for it: SmoothQuant
-    (Xiao et al. 2023).
-
-    The columns of the matrix take over some of what makes its inputs unlike.
-    largest: (in,), the magnitudes that the inputs come to.
-    """
-    columns = weight.abs().amax(0)
-    # What is next to nothing in a few tokens may be more in others.
-    inputs = largest.clamp_min(float(largest.mean()) * _LEAST_SHARE)
-    columns = columns.clamp_min(float(columns.mean()) * _LEAST_SHARE)
-    divisor = inputs**_SMOOTHING / columns ** (1 - _SMOOTHING)
-    if not divisor.isfinite().all() or not divisor.all():  # of weights that are no numbers, or 0
-        return weight, torch.ones_like(largest)
-    return weight * divisor, divisor
-
-
 def linear_layer(weights: Mapping[str, Tensor], name: str) -> Layer:
     """The layer of the matrix `name`.weight, with `name`.bias if there is one.
 
-    If it is int8, or four bits in uint8, `name`.weight.scale holds its scales, and
-    `name`.weight.divisor what inputs of int8 are divided by.
+    If it is int8, or four bits in uint8, `name`.weight.scale holds its scales.
     """
     weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     if weight.dtype == torch.int8:
-        divisor = weights.get(f"{name}.weight.divisor")
-        return Int8Linear(weight, weights[f"{name}.weight.scale"], bias, divisor)
+        return Int8Linear(weight, weights[f"{name}.weight.scale"], bias)
     if weight.dtype == torch.uint8:
         return Int4Linear(weight, weights[f"{name}.weight.scale"], bias)
     if weight.dtype == torch.bfloat16:

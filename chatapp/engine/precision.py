@@ -4,13 +4,14 @@ Keep: which tensors are converted, and to what, is decided here; a layer follows
 of its weights (see linear.py).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.linear import can_be_int4, quantise, quantise_int4, smoothed
+from chatapp.engine.four_bits import to_float
+from chatapp.engine.linear import fits_int4, pack_int4, quantise, quantise_int4
 from chatapp.engine.machine import machine_memory
 from chatapp.engine.torch_internals import has_onednn_int8
 
@@ -71,28 +72,28 @@ def to_bfloat16(weights: NamedTensors) -> Weights:
     }
 
 
-def quantised(
-    weights: NamedTensors, precision: str, largest: Mapping[str, Tensor] | None = None
-) -> Weights:
+def quantised(weights: NamedTensors, precision: str) -> Weights:
     """Each matrix in int8 or int4 with its scales; the output matrix apart from the embedding.
 
     The output matrix is int8 in both: rounded to four bits, it does the most harm.
 
     The token embedding, of which a token needs but one row, is in float16 if that can hold it.
-    One after the other, so that few are in memory as they were.
-
-    largest: by the names of matrices for int8, the magnitudes (in,) that their inputs come to;
-    see `smoothed`.
+    One after the other, so that few are in memory as they were. What comes in four bits already,
+    as uint8, is int4 as it is.
     """
     rounded: Weights = {}
     for name, tensor in weights:
+        is_product = is_matrix(name, tensor) and name != "head.weight"
+        to_int4 = precision == "int4" and is_product and fits_int4(tensor)
+        if tensor.dtype == torch.uint8 and not to_int4:
+            tensor = to_float(tensor)
         if not is_matrix(name, tensor):
             rounded[name] = tensor
-        elif precision == "int4" and name != "head.weight" and can_be_int4(tensor):
+        elif tensor.dtype == torch.uint8:
+            rounded[name], rounded[f"{name}.scale"] = pack_int4(tensor)
+        elif to_int4:
             rounded[name], rounded[f"{name}.scale"] = quantise_int4(tensor)
         else:
-            if largest is not None and name in largest:
-                tensor, rounded[f"{name}.divisor"] = smoothed(tensor, largest[name])
             rounded[name], rounded[f"{name}.scale"] = quantise(tensor)
     embedding = rounded["embed.weight"]
     if "head.weight" not in rounded:

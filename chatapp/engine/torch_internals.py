@@ -45,7 +45,12 @@ def prepack_int4(weight: Tensor) -> Tensor:
 
     out: a multiple of 16. Returns (out, in / 2), uint8.
     """
-    return torch._convert_weight_to_int4pack_for_cpu(weight.to(torch.int32), 1)
+    # In slices of rows: it takes int32, eight times as large as what it gives. A multiple of 64 is
+    # packed as the whole would be.
+    slices = torch.split(weight, 1024)
+    return torch.cat(
+        [torch._convert_weight_to_int4pack_for_cpu(rows.to(torch.int32), 1) for rows in slices]
+    )
 
 
 def int4_linear(x: Tensor, packed: Tensor, group: int, scale_and_zero: Tensor) -> Tensor:

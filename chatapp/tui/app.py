@@ -175,6 +175,12 @@ class ChatApp(FailingApp[int]):
         """Show all keys, also over another screen than the chat's."""
         self.chat.action_help()
 
+    def action_command_palette(self) -> None:
+        from chatapp.tui.palette import Palette  # not before the first frame
+
+        if not Palette.is_open(self):
+            self.push_screen(Palette(id="--command-palette"))
+
     def copy_to_clipboard(self, text: str) -> None:
         """Put a text into the clipboard, through the terminal and through the system."""
         # The clipboard takes UTF-8, which has no lone surrogates.

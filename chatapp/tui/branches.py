@@ -13,12 +13,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
+from chatapp.tui.dialog import Dialog
 from chatapp.tui.keymap import HELP
 from chatapp.tui.message import SPEAKERS
 from chatapp.tui.options import Options
@@ -48,7 +48,7 @@ def in_order(messages: "Sequence[StoredMessage]") -> "Iterator[tuple[StoredMessa
         ]
 
 
-class BranchScreen(ModalScreen[int | None]):
+class BranchScreen(Dialog[int | None]):
     """Gives the id of the message to go to, or None."""
 
     BINDING_GROUP_TITLE = "Branches of a chat"

@@ -246,7 +246,7 @@ class ChatTurns:
     async def turn_ended(self, reply: GrowingReply, finished: "Finished") -> None:
         status = self._widgets.status
         failed = finished.reason == "error"
-        self._show_stored(finished.reason, "" if failed else finished.message)
+        self._show_stored(finished.reason)
         status.speed = finished.tokens_per_second
         status.state = {"cancelled": "stopped", "error": "error"}.get(finished.reason, "ready")
         if failed:
@@ -276,15 +276,12 @@ class ChatTurns:
                 self._widgets.show_problem("")
                 self._widgets.inform("There is disk space again: the reply is saved.")
 
-    def _show_stored(self, reason: str, remark: str = "") -> None:
-        """Show all of the reply, as it has been stored or is to be.
-
-        remark: how it came about, in words; it stands under the reply.
-        """
+    def _show_stored(self, reason: str) -> None:
+        """Show all of the reply, as it has been stored or is to be."""
         transcript = self._widgets.transcript
         live, transcript.live, self._reply = transcript.live, None, None
         with self._widgets.store_errors():
             if live is not None:
-                transcript.refresh_message(self._conversation.message(live), reason, remark)
+                transcript.refresh_message(self._conversation.message(live), reason)
         self._conversation.measure()
         self._inspecting.look_again()

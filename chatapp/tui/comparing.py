@@ -13,7 +13,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from chatapp.dialogue.store import StoreError
@@ -21,6 +20,7 @@ from chatapp.foreign import printable
 from chatapp.tui import events
 from chatapp.tui.body import TextBody
 from chatapp.tui.conversation import Conversation, TurnRequest
+from chatapp.tui.dialog import LeftOnce
 from chatapp.tui.differences import difference
 from chatapp.tui.field import Field
 from chatapp.tui.keybar import KeyBar
@@ -121,7 +121,8 @@ class Side(Vertical):
         """Show what the store has kept of the reply."""
         self.reply = message
         self.body.replace(message.text)
-        self.show_note(status_words(message, reason).split(" · ")[0])
+        words = status_words(message, reason).split(" · ")[0]
+        self.show_note(" · ".join(filter(None, (message.remark, words))))
 
     @property
     def body(self) -> TextBody:
@@ -134,7 +135,7 @@ class Side(Vertical):
         self.query_one(".note", Static).update(printable(words))
 
 
-class CompareScreen(Screen[Compared]):
+class CompareScreen(LeftOnce[Compared]):
     """Asks, shows both replies as they grow, and takes the user's choice.
 
     message: what to say next, which may still be changed; or a message of the user that is

@@ -4,6 +4,7 @@ Keep: none that changes the chat is opened while a turn is under way, and an ans
 one has begun meanwhile changes nothing.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,26 +29,17 @@ if TYPE_CHECKING:
     from chatapp.tui.navigation import Navigation
 
 
+@dataclass(eq=False)
 class Dialogs:
     """Opens screens over a chat. What waits for an answer is to be called in a worker."""
 
-    def __init__(
-        self,
-        conversation: "Conversation",
-        store: "Store",
-        widgets: "ChatWidgets",
-        turns: "ChatTurns",
-        models: "ModelSwitch",
-        navigation: "Navigation",
-        inspecting: "Inspecting",
-    ) -> None:
-        self._conversation = conversation
-        self._store = store
-        self._widgets = widgets
-        self._turns = turns
-        self._models = models
-        self._navigation = navigation
-        self._inspecting = inspecting
+    _conversation: "Conversation"
+    _store: "Store"
+    _widgets: "ChatWidgets"
+    _turns: "ChatTurns"
+    _models: "ModelSwitch"
+    _navigation: "Navigation"
+    _inspecting: "Inspecting"
 
     async def list_chats(self) -> None:
         """Let the user choose a chat, and what becomes of others."""

@@ -13,11 +13,12 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.dom import DOMNode
-from textual.screen import ModalScreen, Screen
+from textual.screen import Screen
 from textual.widgets import Input, Static, TextArea
 
 from chatapp.tui.branches import BranchScreen
 from chatapp.tui.comparing import CompareScreen
+from chatapp.tui.dialog import Dialog
 from chatapp.tui.field import Field
 from chatapp.tui.history import ChatList, HistoryScreen
 from chatapp.tui.inspector.attention import AttentionView
@@ -78,7 +79,7 @@ class Section(NamedTuple):
         return table
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Dialog[None]):
     """Lists the keys of where one is, then all others and the commands, a section for each.
 
     places: what has keys on the chat screen. here: what has the focus, and what is around it.

@@ -17,12 +17,12 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.events import DescendantFocus
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from chatapp.dialogue.store import StoreError
 from chatapp.foreign import printable
+from chatapp.tui.dialog import Dialog
 from chatapp.tui.field import Field
 from chatapp.tui.keymap import HELP
 from chatapp.tui.options import Options
@@ -136,7 +136,7 @@ class ChatList(FoundChats):
         return [count, *known, "archived" * chat.archived]
 
 
-class HistoryScreen(ModalScreen[ChatChoice | None]):
+class HistoryScreen(Dialog[ChatChoice | None]):
     """Gives the chat to open, or None."""
 
     BINDING_GROUP_TITLE = "List of chats"

@@ -17,10 +17,10 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from chatapp.foreign import printable
+from chatapp.tui.dialog import Dialog
 from chatapp.tui.keymap import HELP
 
 _LINES = 12
@@ -36,7 +36,7 @@ def command(model: str) -> list[str]:
     return [sys.executable, "-m", "finetune", "feedback", "--model", model]
 
 
-class LearnScreen(ModalScreen[str | None]):
+class LearnScreen(Dialog[str | None]):
     """Gives the name of the model that came of it, when the user goes on with it, else None."""
 
     BINDING_GROUP_TITLE = "Learning from feedback"

@@ -16,12 +16,12 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 
 from chatapp.dialogue.store import Basis, StoreError
 from chatapp.foreign import printable
 from chatapp.tui.conversation import Conversation
+from chatapp.tui.dialog import Dialog
 from chatapp.tui.field import Field
 from chatapp.tui.keymap import HELP
 from chatapp.tui.options import MarkedOptions
@@ -119,7 +119,7 @@ def _rows(basis: Basis) -> list[_Item]:
     return rows
 
 
-class LibraryScreen(ModalScreen[PromptChoice | None]):
+class LibraryScreen(Dialog[PromptChoice | None]):
     """Gives what to hold the chat with, or None.
 
     draft: the message that previews are shown for; "" is one of the file's own inputs.

@@ -11,12 +11,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, ProgressBar, Static
 from textual.widgets.option_list import Option
 
 from chatapp.engine.known_models import KnownModel, advice
 from chatapp.foreign import printable
+from chatapp.tui.dialog import Dialog
 from chatapp.tui.events import ModelsFound
 from chatapp.tui.field import Field
 from chatapp.tui.getting import GetEnded, GetProgress, GetSaid, Getting
@@ -43,7 +43,7 @@ class _Row(NamedTuple):
     to_get: KnownModel | None = None
 
 
-class ModelScreen(ModalScreen[str | None]):
+class ModelScreen(Dialog[str | None]):
     """Gives the name of a model, or None."""
 
     BINDING_GROUP_TITLE = "List of models"

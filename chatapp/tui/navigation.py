@@ -4,6 +4,7 @@ Keep: what is shown is the path to the chat's leaf as the store has it, and a te
 be sent is not lost when another chat is opened.
 """
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,27 +23,18 @@ _DELETED = (
 )
 
 
+@dataclass(eq=False)
 class Navigation:
     """Goes from one chat, branch or message of a conversation to another."""
 
-    def __init__(
-        self,
-        conversation: "Conversation",
-        store: "Store",
-        widgets: "ChatWidgets",
-        turns: "ChatTurns",
-        models: "ModelSwitch",
-        verdicts: "Verdicts",
-        inspecting: "Inspecting",
-    ) -> None:
-        self._conversation = conversation
-        self._store = store
-        self._widgets = widgets
-        self._turns = turns
-        self._models = models
-        self._verdicts = verdicts
-        self._inspecting = inspecting
-        self._deleted: list[Deleted] = []
+    _conversation: "Conversation"
+    _store: "Store"
+    _widgets: "ChatWidgets"
+    _turns: "ChatTurns"
+    _models: "ModelSwitch"
+    _verdicts: "Verdicts"
+    _inspecting: "Inspecting"
+    _deleted: "list[Deleted]" = field(init=False, default_factory=list)
 
     async def open(self, chat_id: int | None) -> None:
         """Show a chat, or with None a new one."""

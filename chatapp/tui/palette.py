@@ -9,12 +9,13 @@ from functools import partial
 from typing import NamedTuple
 
 from textual.actions import parse
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.dom import DOMNode
 
 from chatapp.foreign import printable
 from chatapp.tui.chat import ChatScreen
+from chatapp.tui.dialog import LeftOnce
 from chatapp.tui.keymap import bindings_of, words_of
 from chatapp.tui.slash import COMMANDS, Command
 from chatapp.tui.textual_internals import keymap_of
@@ -30,6 +31,10 @@ class Entry(NamedTuple):
     @property
     def text(self) -> str:
         return f"{self.words}  {self.key}" if self.key else self.words
+
+
+class Palette(CommandPalette, LeftOnce[None]):
+    """Textual's own, which a second Enter does not leave again."""
 
 
 class Actions(Provider):

@@ -13,7 +13,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import DescendantFocus, Key
-from textual.screen import ModalScreen
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
@@ -21,6 +20,7 @@ from chatapp.engine.load import PRECISIONS
 from chatapp.foreign import printable
 from chatapp.parameters import PARAMETERS, Origin, Sampling
 from chatapp.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
+from chatapp.tui.dialog import Dialog
 from chatapp.tui.field import Field
 from chatapp.tui.keymap import HELP
 from chatapp.userfiles import UserError
@@ -46,7 +46,7 @@ class Parameters:
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
 
-class ParametersScreen(ModalScreen[None]):
+class ParametersScreen(Dialog[None]):
     """Shows `now`, and gives what the user has made of it to `use`.
 
     use: is also given whether the sampling is for all chats; raises ValueError or SettingsError in

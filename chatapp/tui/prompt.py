@@ -7,6 +7,7 @@ belongs to the next message, and comes back with `give_back` when it could not b
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.events import Key, Paste, Resize
@@ -79,6 +80,8 @@ class Prompt(LongTextArea):
     ) -> None:
         super().__init__(compact=True, highlight_cursor_line=False)
         self._wrapped_width = 0
+        self._invitations: Sequence[str] = ()
+        """What an empty prompt says, the longest first."""
         self._load_earlier = earlier
         self._complete = complete
         self._typed = ""
@@ -93,7 +96,8 @@ class Prompt(LongTextArea):
     def on_mount(self) -> None:
         send = shown_key(self.app, "send", "Enter")
         new_line = shown_key(self.app, "new_line", "Ctrl+J")
-        self.placeholder = f"Write a message · {send} sends, {new_line} starts a new line"
+        sending = f"Write a message · {send} sends"
+        self._invitations = (f"{sending}, {new_line} starts a new line", sending)
 
     def get_line(self, line_index: int) -> Text:
         # What was pasted is kept as it is; only its picture is made harmless.
@@ -116,6 +120,8 @@ class Prompt(LongTextArea):
         if self.wrap_width == self._wrapped_width:
             event.prevent_default()
         self._wrapped_width = self.wrap_width
+        fitting = (each for each in self._invitations if cell_len(each) <= self.wrap_width)
+        self.placeholder = next(fitting, "")
 
     def find_matching_bracket(self, bracket: str, search_from: Location) -> Location | None:
         # In prose it is of no use, and it walks through the whole of a long paste.

@@ -11,12 +11,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from chatapp.foreign import printable
 from chatapp.tui.body import TextBody
+from chatapp.tui.dialog import Dialog
 from chatapp.tui.keymap import HELP
 from chatapp.tui.options import Options
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LINE = 200
 
 
-class RankScreen(ModalScreen[list[int] | None]):
+class RankScreen(Dialog[list[int] | None]):
     """Gives the ids of the replies, the best first, or None when nothing was decided.
 
     replies: two or more, in the order to begin with.

@@ -12,10 +12,10 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 
 from chatapp.foreign import printable
+from chatapp.tui.dialog import Dialog
 from chatapp.tui.options import Options
 from chatapp.tui.rendered import source_place
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from chatapp.passages.sources import Source
 
 
-class SourceScreen(ModalScreen[None]):
+class SourceScreen(Dialog[None]):
     """Lists the sources of a reply above the text of the highlighted one."""
 
     BINDING_GROUP_TITLE = "Sources of a reply"

@@ -35,7 +35,6 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__()
         self.path: list[StoredMessage] = []
         self._reasons: dict[int, str] = {}
-        self._remarks: dict[int, str] = {}
         self._feedback: Mapping[int, Feedback] = {}
         self._first = self._last = 0
         self.markdown = False
@@ -95,12 +94,10 @@ class Transcript(VerticalScroll, can_focus=False):
             self._first = self._last = max(0, len(self.path) - AT_FIRST)
             await self._mount_later(len(self.path))
 
-    def refresh_message(
-        self, message: "StoredMessage", reason: str | None = None, remark: str = ""
-    ) -> None:
-        """Take over a message's newer row, why it finished, and how it came about."""
+    def refresh_message(self, message: "StoredMessage", reason: str | None = None) -> None:
+        """Take over a message's newer row, and why it finished."""
         if reason is not None:
-            self._reasons[message.id], self._remarks[message.id] = reason, remark
+            self._reasons[message.id] = reason
         for index, old in enumerate(self.path):
             if old.id == message.id:
                 self.path[index] = message
@@ -243,7 +240,7 @@ class Transcript(VerticalScroll, can_focus=False):
         if message.id == self.live:
             return ""
         words = status_words(message, self._reasons.get(message.id, ""))
-        return " · ".join(filter(None, (self._remarks.get(message.id), words)))
+        return " · ".join(filter(None, (message.remark, words)))
 
     def _hold(self, widget: Widget) -> None:
         """Keep a widget where it is on the screen through the next layout."""

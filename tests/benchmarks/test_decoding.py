@@ -91,9 +91,11 @@ def test_decoding_and_prefill(programs: dict[str, Program], ours: Decoder) -> No
     share = ours.matrix_bytes / (block.nbytes / median(reads)) / token["chatapp"]
     print(f"share of the limit of reading {ours.matrix_bytes / 1e6:.0f} MB a token: {share:.0%}")
     tell("decoding, times transformers", decode["transformers"], 4.0)
-    for name, wanted in (("llama_cpp", 1.0), ("ctranslate2", 1.0)):
+    for name, wanted in (("llama_cpp", 1.3), ("ctranslate2", 1.0)):
         if name in decode:
             tell(f"decoding, times {name}", decode[name], wanted)
+    others = [ratio for name, ratio in prefill.items() if name != "chatapp"]
+    tell("a prompt, times the fastest other", min(others), 1.0)
     tell("share of the limit", share, 0.6)
     assert decode["transformers"] > 1.0
     assert prefill["transformers"] > 1.0
@@ -188,5 +190,5 @@ def test_int8_is_near_float32() -> None:
     same = float((wanted.argmax(-1) == found.argmax(-1)).float().mean())
     print(f"\ncross-entropy {losses[0]:.4f} and {losses[1]:.4f} nats; same best token {same:.1%}")
     tell("same best token", same, 0.96)
-    assert abs(losses[1] - losses[0]) < 0.03
+    assert abs(losses[1] - losses[0]) < 0.01
     assert same >= 0.9

@@ -1,6 +1,5 @@
 """Many sequences at once: each gives what it gives alone, whatever the others do."""
 
-import operator
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -93,8 +92,8 @@ def test_any_number_says_what_each_says_alone(local: LocalModel, count: int) -> 
     assert_as_alone(local, unlike(count, context=local.context))
 
 
-@pytest.mark.parametrize(("precision", "equal"), [("float32", 12), ("int8", 9)])
-def test_real_weights_say_what_they_say_alone(precision: str, equal: int) -> None:
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_real_weights_say_what_they_say_alone(precision: str) -> None:
     model = load_model(BUNDLED, precision=precision)
     texts = ["Hello", "What is the capital of France?", "Write a poem about the sea.", "2 + 2 ="]
     prompts = [model.tokenizer.encode(f"User: {text}\nAssistant:") for text in texts]
@@ -103,10 +102,7 @@ def test_real_weights_say_what_they_say_alone(precision: str, equal: int) -> Non
         for ids in prompts
         for seed, temperature in enumerate((0.0, 0.7, 1.0))
     ]
-    found = [outcome(events) for events in together(model, requests)]
-    wanted = [outcome(alone(model, request)) for request in requests]
-    # In int8, an activation is now and then rounded the other way, and a text goes on otherwise.
-    assert sum(map(operator.eq, found, wanted)) >= equal
+    assert_as_alone(model, requests)
 
 
 def test_none_and_one(local: LocalModel) -> None:

@@ -15,15 +15,14 @@ from chatapp.engine.decoder import decoder as decoder_module
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import BUNDLED, ModelFiles, model_folder
+from chatapp.engine.four_bits import GROUP
 from chatapp.engine.linear import (
-    INT4_GROUP,
     BFloat16Linear,
     Int4Linear,
     Int8Linear,
     linear_layer,
     quantise,
     quantise_int4,
-    smoothed,
 )
 from chatapp.engine.load import load_model
 from chatapp.engine.machine import Memory
@@ -81,25 +80,6 @@ def test_a_few_large_activations_leave_the_others_what_they_are(shape: tuple[int
     assert torch.allclose(Int8Linear(integers, scale)(x[1:2]), found[1:2], rtol=1e-4, atol=1e-2)
 
 
-def test_divisors_even_out_what_inputs_are_large() -> None:
-    generator = torch.Generator().manual_seed(1)
-    weight, x = torch.randn(96, 576, generator=generator), torch.randn(40, 576, generator=generator)
-    x[:, 7] *= 40
-    x[:, 8] = 0
-    smooth, divisor = smoothed(weight, x.abs().amax(0))
-    assert torch.allclose(F.linear(x / divisor, smooth), F.linear(x, weight), atol=1e-3)
-    unlike, even = (t.abs().amax(-1) / t.square().mean(-1).sqrt() for t in (x, x / divisor))
-    assert float(even.mean()) < float(unlike.mean()) / 2
-    matrix = dict(zip(("m.weight", "m.weight.scale"), quantise(smooth), strict=True))
-    found = linear_layer(matrix | {"m.weight.divisor": divisor}, "m")(x)
-    error = (found - F.linear(x, weight)).norm() / F.linear(x, weight).norm()
-    assert float(error) < 0.02
-    for odd in (torch.zeros(96, 576), torch.full((96, 576), torch.nan)):
-        same, ones = smoothed(odd, x.abs().amax(0))
-        assert torch.equal(same, odd) or same.isnan().all()
-        assert (ones == 1).all()
-
-
 def test_the_largest_weights_sum_without_overflow() -> None:
     layer = Int8Linear(*quantise(torch.ones(16, 4096)))
     assert torch.allclose(layer(torch.ones(1, 4096)), torch.tensor(4096.0))
@@ -122,7 +102,7 @@ def test_an_int4_layer(rows: int) -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(48, 96, generator=generator)
     bias, x = torch.randn(48, generator=generator), torch.randn(rows, 96, generator=generator)
-    weight[2, :INT4_GROUP] = 3.0  # a group without differences has no scale
+    weight[2, :GROUP] = 3.0  # a group without differences has no scale
     packed, scale = quantise_int4(weight)
     found = linear_layer({"m.weight": packed, "m.weight.scale": scale, "m.bias": bias}, "m")(x)
     wanted = F.linear(x, weight, bias)
@@ -133,7 +113,7 @@ def test_an_int4_layer(rows: int) -> None:
 
 def test_weights_that_were_four_bits_before_are_rounded_no_further() -> None:
     generator = torch.Generator().manual_seed(1)
-    groups = torch.randint(0, 16, (32, 4, INT4_GROUP), generator=generator).float()
+    groups = torch.randint(0, 16, (32, 4, GROUP), generator=generator).float()
     groups[..., 0], groups[..., -1] = 0, 15  # Q4_1: the least and the largest of each group
     step = 0.0173
     weight = ((groups - 6 - 3 * torch.rand(32, 4, 1, generator=generator)) * step).flatten(1)

@@ -98,6 +98,17 @@ async def test_label_probabilities_stand_under_the_reply(open_app: OpenApp, own:
         assert "%" in driver.notes[1], "it stays there"
 
 
+async def test_label_probabilities_are_stored_with_the_reply(open_app: OpenApp, own: Path) -> None:
+    async with open_app(GlassModel(["x"])) as driver:
+        driver.chat.hold_with(choice_of("feel"))
+        await driver.say("ice")
+        remark, chat_id = driver.notes[-1], driver.chat.conversation.chat_id
+        await driver.press("ctrl+n")
+    async with open_app(GlassModel(["x"]), chat_id=chat_id) as driver:
+        assert driver.notes == ["", remark]
+        assert remark.count("%") == 2
+
+
 async def test_what_differs_between_two_replies_is_marked(open_app: OpenApp) -> None:
     async with open_app(ScriptedModel(["It is wide.", "It is very wide."])) as driver:
         await driver.press(*"Sea?", "f4")
@@ -169,3 +180,24 @@ async def test_a_text_of_any_script_stays_in_its_column(open_app: OpenApp) -> No
         await driver.press("escape")
         assert driver.prompt.has_focus
         assert driver.chat.conversation.basis() == Basis()
+
+
+async def test_no_hint_is_cut_off_beside_the_inspector(open_app: OpenApp) -> None:
+    async with open_app(GlassModel(["It is.", "So."]), size=(130, 40)) as driver:
+        assert "Write a message · Enter sends, Ctrl+J starts a new line" in driver.screen_text
+        await driver.say("Hello")
+        await press(driver, "f3", "4")
+        assert "│ Write a message · Enter sends  " in driver.screen_text
+        left = driver.chat.query_one(Inspector).region.x
+        beside = " ".join(row[left:].strip("▌ ") for row in driver.screen_text.split("\n"))
+        assert "bits: how unsure the layer is" in beside
+
+
+async def test_what_differs_is_told_whole_in_a_small_terminal(open_app: OpenApp) -> None:
+    model = ScriptedModel(["It is a wide sea, as all know.", "It is a very wide sea, as all know."])
+    async with open_app(model, size=(60, 20)) as driver:
+        await driver.press(*"Sea?", "f4")
+        await driver.until(lambda: "Enter asks both" in driver.screen_text)
+        await driver.press("enter")
+        await driver.until(lambda: "1 Left" in driver.screen_text)
+        assert "1 of 11 words at the right." in driver.sentences

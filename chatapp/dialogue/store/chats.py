@@ -43,7 +43,7 @@ _SELECT_MESSAGE = """
         (SELECT count(*) FROM messages AS other
             WHERE other.parent_id IS message.parent_id AND other.chat_id = message.chat_id)
             AS siblings,
-        thoughts, thought_tokens, sources, calls
+        thoughts, thought_tokens, sources, calls, remark
     FROM messages AS message
 """
 
@@ -248,6 +248,14 @@ class ChatStore(Database):
         self._row(
             "UPDATE messages SET calls = ? WHERE id = ? RETURNING id",
             (json.dumps([asdict(call) for call in calls]), message_id),
+            f"there is no message {message_id}",
+        )
+
+    def update_remark(self, message_id: int, remark: str) -> None:
+        """Replace how a reply came about, in words."""
+        self._row(
+            "UPDATE messages SET remark = ? WHERE id = ? RETURNING id",
+            (remark, message_id),
             f"there is no message {message_id}",
         )
 

@@ -101,6 +101,7 @@ class StoredMessage:
     A reply that is still `partial` when nobody writes it belongs to a process that died.
     thoughts: what was thought before a reply, which is no part of its text, of so many tokens.
     sources: the passages of documents that were found for a reply. calls: of tools, within it.
+    remark: how a reply came about, in words, such as how probable each label was.
     """
 
     id: int
@@ -116,6 +117,7 @@ class StoredMessage:
     thought_tokens: int = 0
     sources: tuple[Source, ...] = ()
     calls: tuple[Call, ...] = ()
+    remark: str = ""
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> "StoredMessage":

@@ -126,5 +126,6 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         "ALTER TABLE chats ADD COLUMN allowed_tools TEXT NOT NULL DEFAULT '[]'",
         "ALTER TABLE messages ADD COLUMN calls TEXT NOT NULL DEFAULT '[]'",
     ),
+    "how a reply came about": ("ALTER TABLE messages ADD COLUMN remark TEXT NOT NULL DEFAULT ''",),
 }
 """By name, in the order in which they are run: the statements of each."""

@@ -20,7 +20,7 @@ from chatapp.paths import cache_dir
 from chatapp.userfiles import whole_file
 
 # To be raised when what the files hold changes.
-_VERSION = 6
+_VERSION = 8
 
 Weights = dict[str, Tensor]
 

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 def stored_tensors(
-    files: ModelFiles, expected: Iterable[str]
+    files: ModelFiles, expected: Iterable[str], *, four_bits: bool = False
 ) -> Iterator[tuple[TensorHeader, Callable[[], "Tensor"]]]:
     """Each tensor of a model, and what reads it; to be read before the next one is asked for.
 
     expected: the names that its tensors may have, by which those of a GGUF file are known.
+    four_bits: whether what is stored in four bits is given so; see chatapp/engine/four_bits.py.
     Raises ModelError when a file is missing or broken.
     """
     if not files.is_gguf:
@@ -31,7 +32,7 @@ def stored_tensors(
     from chatapp.engine.gguf.file import GGUFFile
     from chatapp.engine.gguf.weights import gguf_tensors
 
-    yield from gguf_tensors(GGUFFile(files.path), files.config, expected)
+    yield from gguf_tensors(GGUFFile(files.path), files.config, expected, four_bits=four_bits)
 
 
 def weight_sources(files: ModelFiles) -> list[Path]:

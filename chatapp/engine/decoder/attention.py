@@ -26,8 +26,6 @@ class Attention:
     Heads in a row share keys and values where there are fewer of these.
     """
 
-    layers = ("query_key_value", "projection")
-
     def __init__(
         self,
         weights: Mapping[str, Tensor],

@@ -36,7 +36,7 @@ from chatapp.engine.decoder.rotary import Rotary
 from chatapp.engine.decoder.weights import read_weights
 from chatapp.engine.device import device_for
 from chatapp.engine.folder import ModelFiles
-from chatapp.engine.linear import Watched, linear_layer
+from chatapp.engine.linear import linear_layer
 from chatapp.engine.precision import (
     QUANTISED,
     is_matrix,
@@ -52,14 +52,9 @@ from chatapp.engine.torch_internals import int4_order
 # products busy and the memory small.
 CHUNK = 512
 
-# Tokens that a model is tried with before its matrices are rounded.
-_TRIED = 256
-
 
 class Perceptron:
     """act(x U + b) D + c, or with a gate, (act(x G) ∘ (x U)) D; G and U are stacked."""
-
-    layers = ("expand",)
 
     def __init__(
         self, weights: Mapping[str, Tensor], name: str, architecture: Architecture
@@ -196,7 +191,12 @@ class Decoder:
         elif chosen in QUANTISED:
             order = int4_order() if chosen == "int4" else ""
             weights = kept_weights(
-                files, chosen, order, lambda: cls._quantised(files, architecture, chosen)
+                files,
+                chosen,
+                order,
+                lambda: quantised(
+                    read_weights(files, architecture, four_bits=chosen == "int4"), chosen
+                ),
             )
         elif chosen == "bfloat16":
             weights = to_bfloat16(read_weights(files, architecture))
@@ -204,39 +204,6 @@ class Decoder:
             weights = dict(read_weights(files, architecture))
         weights = {name: tensor.to(target) for name, tensor in weights.items()}
         return cls(architecture, weights, vocabulary=vocabulary)
-
-    @classmethod
-    def _quantised(
-        cls, files: ModelFiles, architecture: Architecture, precision: str
-    ) -> dict[str, Tensor]:
-        """The weights in int8, made for what they are multiplied by, or in int4."""
-        largest = None
-        if precision == "int8":
-            rough = cls(architecture, quantised(read_weights(files, architecture), precision))
-            largest = rough.largest_inputs()
-            del rough
-        return quantised(read_weights(files, architecture), precision, largest)
-
-    def largest_inputs(self) -> dict[str, Tensor]:
-        """The magnitudes (in,) that inputs come to, by the names of the matrices they are for.
-
-        Tried with tokens drawn at random: inputs that are larger than others are so whatever the
-        text. Those of the perceptron's second matrix and of the output matrix are larger in other
-        places with each token: dividing them cost SmolLM2 1 % each.
-        For a decoder that is used for nothing else afterwards.
-        """
-        watched = {}
-        for block in self.blocks:
-            for part in (block.attention, block.mlp):
-                for name in part.layers:
-                    layer = Watched(getattr(part, name))
-                    watched[f"{part.point}.{name}.weight"] = layer
-                    setattr(part, name, layer)
-        draw = torch.Generator().manual_seed(0)
-        size = min(_TRIED, self.architecture.context)
-        ids = torch.randint(0, self.vocabulary, (size,), generator=draw)
-        self.forward(ids.tolist())
-        return {name: layer.largest for name, layer in watched.items()}
 
     def new_cache(self, spare: int = 0) -> KeyValueCache:
         """An empty cache as long as the model's window, and `spare` slots longer."""

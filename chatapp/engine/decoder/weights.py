@@ -4,7 +4,7 @@ Keep: weights that this decoder would compute wrongly are refused, in one senten
 the file and the tensor. One part at a time is in memory, however large the checkpoint.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ from chatapp.engine.decoder.families import family_of
 from chatapp.engine.decoder.families.family import Family
 from chatapp.engine.errors import ModelError
 from chatapp.engine.folder import ModelFiles
+from chatapp.engine.four_bits import to_float
+from chatapp.engine.gguf.four_bits import KINDS
 from chatapp.engine.tensor_header import TensorHeader
 
 
@@ -34,11 +36,17 @@ class _Piece:
 
 
 def read_weights(
-    files: ModelFiles, architecture: Architecture, tensors: Mapping[str, Tensor] | None = None
+    files: ModelFiles,
+    architecture: Architecture,
+    tensors: Mapping[str, Tensor] | None = None,
+    *,
+    four_bits: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights of a checkpoint by the names of `Architecture.parts`, in float32.
 
     tensors: by their names in a checkpoint, in place of those of the files.
+    four_bits: whether matrices that a file has in four bits come as (out, bytes), uint8; see
+        chatapp/engine/four_bits.py.
     Matrices come as (out, in). A checkpoint that ties its output matrix to the embedding may hold
     it all the same: it is given only when it differs.
     Raises ModelError that names file and tensor when one is missing, unknown or mis-shaped.
@@ -48,7 +56,10 @@ def read_weights(
     known = awaited | _pieces_of(family, architecture, architecture.output)
     unfinished: dict[str, dict[int, Tensor]] = {}
     ends: dict[str, Tensor] = {}
-    stored = stored_tensors(files, known) if tensors is None else _given(files, tensors)
+    if tensors is None:
+        stored = stored_tensors(files, known, four_bits=four_bits)
+    else:
+        stored = _given(files, tensors)
     for header, read in stored:
         if is_buffer(header.name):
             continue
@@ -81,7 +92,7 @@ def read_weights(
 
 def _given(
     files: ModelFiles, tensors: Mapping[str, Tensor]
-) -> Iterable[tuple[TensorHeader, Callable[[], Tensor]]]:
+) -> Iterator[tuple[TensorHeader, Callable[[], Tensor]]]:
     """Tensors as `stored_tensors` gives those of files."""
     for name, tensor in tensors.items():
         header = TensorHeader(files.path, name, tuple(tensor.shape), str(tensor.dtype))
@@ -111,7 +122,10 @@ def _pieces_of(family: Family, architecture: Architecture, part: Part) -> dict[s
 
 
 def _read(piece: _Piece, header: TensorHeader, read: Callable[[], Tensor]) -> Tensor:
-    """A tensor in float32, (out, …). Raises ModelError when it has another shape or type."""
+    """A tensor in float32, or in four bits, (out, …).
+
+    Raises ModelError when it has another shape or type.
+    """
     expected = piece.shape[::-1] if piece.is_transposed else piece.shape
     if header.shape != expected:
         raise ModelError(
@@ -119,6 +133,8 @@ def _read(piece: _Piece, header: TensorHeader, read: Callable[[], Tensor]) -> Te
             f"expected {list(expected)} after the model's configuration"
         )
     tensor = read()
+    if tensor.dtype == torch.uint8 and header.dtype in KINDS:
+        return tensor
     if not tensor.is_floating_point():
         raise ModelError(
             f"{header.file}: tensor {header.name!r} holds {tensor.dtype}; expected a float type"
@@ -131,4 +147,7 @@ def _read(piece: _Piece, header: TensorHeader, read: Callable[[], Tensor]) -> Te
 def _stacked(pieces: dict[int, Tensor]) -> Tensor:
     if len(pieces) == 1:
         return pieces[0]
-    return torch.cat([pieces[index] for index in range(len(pieces))])
+    stack = [pieces[index] for index in range(len(pieces))]
+    if len({tensor.dtype for tensor in stack}) > 1:
+        stack = [to_float(tensor) if tensor.dtype == torch.uint8 else tensor for tensor in stack]
+    return torch.cat(stack)

@@ -108,6 +108,10 @@ class GGUFFile:
             ) from None
         return np.array(values, dtype=np.float32).reshape(self.shape(name))
 
+    def blocks(self, name: str) -> tuple[NDArray[np.uint8], str]:
+        """A matrix as it is stored, (rows, bytes of a row), and its kind."""
+        return self._tensor(name).data, self.kind(name)
+
     def _tensor(self, name: str) -> Any:
         try:
             return self._tensors[name]

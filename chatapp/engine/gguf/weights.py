@@ -16,6 +16,7 @@ from gguf import MODEL_ARCH_NAMES, TensorNameMap, get_tensor_name_map
 from chatapp.engine.errors import ModelError
 from chatapp.engine.gguf.config import ARCHITECTURE, Config
 from chatapp.engine.gguf.file import GGUFFile
+from chatapp.engine.gguf.four_bits import KINDS, groups_of
 from chatapp.engine.tensor_header import TensorHeader
 
 if TYPE_CHECKING:
@@ -26,12 +27,13 @@ _DERIVED = frozenset(("rope_freqs.weight",))
 
 
 def gguf_tensors(
-    file: GGUFFile, config: Config, expected: Iterable[str]
+    file: GGUFFile, config: Config, expected: Iterable[str], *, four_bits: bool = False
 ) -> Iterator[tuple[TensorHeader, Callable[[], "Tensor"]]]:
     """Each tensor of a file in turn, and what reads it.
 
     config: what `read_config` says. expected: the names of Hugging Face that the model may
     have. A tensor that is none of these keeps the name it has in the file.
+    four_bits: whether matrices of four bits are read as (out, bytes), see `groups_of`.
     Raises ModelError when the file holds no tensors.
     """
     if not file.names:
@@ -46,7 +48,8 @@ def gguf_tensors(
         if undo.is_transposed(stored):
             shape = shape[::-1]
         header = TensorHeader(file.path, known.get(stored, stored), shape, file.kind(stored))
-        yield header, partial(_read, file, stored, undo)
+        as_groups = four_bits and header.dtype in KINDS
+        yield header, partial(_read_groups if as_groups else _read, file, stored, undo)
 
 
 def gguf_names(architecture: str, config: Config, names: Iterable[str]) -> dict[str, str]:
@@ -67,6 +70,12 @@ def to_gguf(architecture: str, config: Config, stored: str, tensor: "Tensor") ->
 
 def _read(file: GGUFFile, stored: str, undo: "_Conversion") -> "Tensor":
     return undo.back(stored, file.read(stored))
+
+
+def _read_groups(file: GGUFFile, stored: str, undo: "_Conversion") -> "Tensor":
+    import torch
+
+    return undo.rows_back(stored, torch.from_numpy(groups_of(*file.blocks(stored))))
 
 
 def _name_table(architecture: str, blocks: int) -> TensorNameMap:
@@ -110,6 +119,10 @@ class _Conversion:
             return tensor.t().contiguous()
         if self._has_shifted_norms and stored.endswith("norm.weight"):
             return tensor - 1
+        return self.rows_back(stored, tensor)
+
+    def rows_back(self, stored: str, tensor: "Tensor") -> "Tensor":
+        """A tensor (out, …) with the order of rows that the model has."""
         if heads := self._rotated_heads(stored):
             return _reordered(tensor, (heads, -1, 2), (1, 2))
         if self._is_interleaved(stored):

@@ -58,14 +58,11 @@ class Inspector(Vertical, can_focus=True):
         &:focus-within { border-left: outer $accent; }
         &:ansi { border-left: vkey ansi_default; }
     }
-    #inspector-tabs, #inspector-about, #inspector-legend {
-        height: 1;
-        text-wrap: nowrap;
-        text-overflow: ellipsis;
-    }
+    #inspector-tabs { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    #inspector-about, #inspector-legend { height: auto; max-height: 2; }
     #inspector-about, #inspector-legend, #inspector-keys { color: $text-muted; }
     #inspector-keys { height: auto; max-height: 3; }
-    Inspector.-failed > #inspector-about { height: auto; text-wrap: wrap; margin-top: 1; }
+    Inspector.-failed > #inspector-about { max-height: 100%; margin-top: 1; }
     Inspector ContentSwitcher { height: 1fr; }
     Inspector View { height: 100%; }
     Inspector TokenText, Inspector HeatMap, Inspector VerticalScroll, Inspector OptionList {

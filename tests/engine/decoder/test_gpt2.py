@@ -259,3 +259,13 @@ def test_wrong_configs_name_file_and_key(
     with pytest.raises(ModelError, match=key) as error:
         read_architecture(ModelFiles.read(tmp_path))
     assert str(tmp_path / "config.json") in str(error.value)
+
+
+@pytest.mark.parametrize("precision", ["float32", "int4"])
+def test_weights_that_are_integers_are_refused(
+    precision: str, gpt2: tuple[Path, Any], tmp_path: Path
+) -> None:
+    name = "transformer.h.1.mlp.c_fc.weight"
+    folder = rewritten(gpt2[0], tmp_path / "model", lambda t: t | {name: t[name].to(torch.uint8)})
+    with pytest.raises(ModelError, match=r"c_fc\.weight' holds torch\.uint8; expected a float"):
+        Decoder.load(ModelFiles.read(folder), precision=precision)
