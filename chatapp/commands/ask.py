@@ -3,6 +3,7 @@
 Keep: nothing is stored but what continues a chat, and wrong input is told before a model loads.
 """
 
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from chatapp.parameters import Choices
     from chatapp.passages.sources import Source
     from chatapp.prompting.chat_template import Template
+    from chatapp.prompting.documents import DocumentSet
     from chatapp.prompting.messages import Message
     from chatapp.settings import Settings
 
@@ -88,10 +90,15 @@ RewardOption = Annotated[
 ]
 DocsOption = Annotated[
     list[str] | None,
-    typer.Option(help="A file, folder or pattern whose passages are read; may be repeated."),
+    typer.Option(
+        help="A file, folder or pattern whose passages are read; may be repeated. A chat keeps it."
+    ),
 ]
 ToolsOption = Annotated[
-    str, typer.Option(help="Tools that the model may call, with commas: calculator,clock.")
+    str,
+    typer.Option(
+        help="Tools that the model may call, with commas: calculator,clock. A chat keeps them."
+    ),
 ]
 YesToolsOption = Annotated[
     str, typer.Option(help="Those of them that would ask before they run, and may.")
@@ -124,7 +131,7 @@ def ask(
     Nothing is stored, unless a chat is continued.
     """
     chat = chat_to_go_on_with(last, chat_id)
-    _check_together(chat, system, persona, docs, best_of, reward, tools)
+    _check_together(chat, system, persona, best_of, reward, tools)
     wanted = names_in(tools)
     allowed = allowed_names(names_in(yes_tools), wanted)
     settings = settings_of(context, model=None if chat is None else chat.model)
@@ -133,26 +140,29 @@ def ask(
     loaded = load(settings.model, settings.precision, settings.device)
     chosen = _template(loaded, settings.template, asked_template, think)
     choices = choices_for(loaded, settings, chat)
-    sources = _sources(loaded, chosen, text, docs or (), docs_method, own_system, choices.sampling)
+    documents = _documents(docs, docs_method, chat)
+    sources: tuple[Source, ...] = ()
+    if documents is not None and chat is None:
+        sources = _sources(loaded, chosen, text, documents, own_system, choices.sampling)
     asked = _Question(loaded, chosen, text, own_system, sources)
     named = settings.model, choices, chosen.name
     if reward:
         print_best(asked.answer, *named, reward, asked.messages, best_of, as_json=as_json)
         return
     answer: Callable[[Sampling, threading.Event], Iterator[ReplyEvent]] = asked.answer
+    told = list(sources)
     if chat is not None:
-        answer = partial(_answer_in, chat, loaded, chosen, text, allowed)
+        answer = partial(_answer_in, chat, loaded, chosen, text, documents, wanted, allowed, told)
     elif wanted:
         toolbox = toolbox_of(loaded, chosen, wanted, allowed)
         answer = partial(asked.answer_with_tools, toolbox)
-    print_answer(answer, *named, as_json=as_json, sources=sources)
+    print_answer(answer, *named, as_json=as_json, sources=told)
 
 
 def _check_together(
     chat: "Chat | None",
     system: str | None,
     persona: str | None,
-    docs: "Sequence[str] | None",
     best_of: int,
     reward: str,
     tools: str,
@@ -168,10 +178,6 @@ def _check_together(
         raise UserError(f"chat {chat.id} has its instructions; --system and --persona begin anew")
     if reward:
         raise UserError("--reward is for a question of its own; leave out -c and --chat")
-    if docs:
-        raise UserError(f"chat {chat.id} has its documents; --docs is for a question by itself")
-    if tools:
-        raise UserError(f"chat {chat.id} has its tools; --tools is for a question by itself")
 
 
 def _template(model: "LanguageModel", requested: str, asked: str, think: bool | None) -> "Template":
@@ -189,27 +195,46 @@ def _template(model: "LanguageModel", requested: str, asked: str, think: bool | 
     return chosen
 
 
+def _documents(
+    paths: "Sequence[str] | None", method: str, chat: "Chat | None"
+) -> "DocumentSet | None":
+    """What `--docs` names; for a chat, wherever it goes on. Raises DocumentsError."""
+    from chatapp.prompting.documents import DocumentSet
+
+    if not paths:
+        return None
+    if chat is not None:
+        paths = [os.path.abspath(os.path.expanduser(path)) for path in paths]
+    return DocumentSet(tuple(paths), method)
+
+
+def _read(documents: "DocumentSet") -> None:
+    """Read documents, saying so on a terminal. Raises DocumentsError."""
+    from chatapp.passages.search import Documents
+
+    try:
+        Documents(documents).renew(show_reading)
+    finally:
+        status("")
+
+
 def _sources(
     model: "LanguageModel",
     template: "Template",
     text: str,
-    paths: "Sequence[str]",
-    method: str,
+    documents: "DocumentSet",
     system: str | None,
     sampling: "Sampling",
 ) -> "tuple[Source, ...]":
     """The passages for a question, said on a terminal while files are read."""
-    if not paths:
-        return ()
     from chatapp.dialogue import oneshot
-    from chatapp.prompting.documents import DocumentSet
 
     try:
         return oneshot.find_sources(
             model,
             template,
             text,
-            DocumentSet(tuple(paths), method),
+            documents,
             system=system,
             sampling=sampling,
             progress=show_reading,
@@ -273,21 +298,33 @@ def _answer_in(
     model: "LanguageModel",
     template: "Template",
     text: str,
+    documents: "DocumentSet | None",
+    tools: "Sequence[str]",
     allowed: "Collection[str]",
+    sources: "list[Source]",
     sampling: "Sampling",
     cancel: threading.Event,
 ) -> "Iterator[ReplyEvent]":
     """The reply to a message that continues a stored chat, where it ends; both are stored.
 
-    allowed: the names of tools that may run though they ask.
+    documents, tools: those that the chat is to go on with, if not its own. allowed: the names
+    of tools that may run though they ask. sources: gets the passages that the reply is given.
     """
     from chatapp.dialogue.session import Session, Started
 
+    if documents is not None:
+        _read(documents)  # what cannot be read is not for the chat
     with open_store() as store:
         session = Session(model, template=template, store=store, chat_id=chat.id, sampling=sampling)
         session.ask_by(lambda tool, given, cancel: "once" if is_allowed(tool, allowed) else "no")
+        if documents is not None:
+            session.set_documents(documents)
+        if tools:
+            session.set_tools(tools)
         for event in session.say(text, cancel):
-            if not isinstance(event, Started):
+            if isinstance(event, Started):
+                sources += event.message.sources
+            else:
                 yield event
 
 

@@ -5,7 +5,7 @@ What is read, each alone, in a list, or one a line:
 - {"messages": [{"role", "content"}], "title", "system", "template", "model"}, where all but
   the messages may be missing. `role` is system (the first message alone), user or assistant,
   which take turns; `content` is text or a list of parts {"text"}; a message may have the
-  `status` and the `thoughts` that this program's export gives it.
+  `status`, `thoughts`, `sources` and `calls` that this program's export gives it.
 - {"mapping": {node: {"parent", "message"}}, "current_node", "title"}, which is ChatGPT's tree.
   The path from its root to the current node is read.
 
@@ -17,13 +17,18 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from chatapp.dialogue.store import Status, Store
+from chatapp.foreign import without_surrogates
+from chatapp.passages.sources import Source
+from chatapp.prompting.calls import Call
 from chatapp.prompting.messages import Role
 from chatapp.userfiles import UserError, quoted, read_text, reason, shown
 
 _TITLE_LENGTH = 200
+
+_Part = TypeVar("_Part", Source, Call)
 
 
 class ImportingError(UserError):
@@ -38,6 +43,8 @@ class ImportedMessage:
     text: str
     status: Status = "complete"
     thoughts: str = ""
+    sources: tuple[Source, ...] = ()
+    calls: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +94,15 @@ def _store(store: Store, chat: ImportedChat) -> int:
     parent: int | None = None
     for message in chat.messages:
         parent = store.add_message(
-            chat_id, parent, message.role, message.text, status=message.status
+            chat_id,
+            parent,
+            message.role,
+            message.text,
+            status=message.status,
+            sources=message.sources,
         ).id
+        if message.calls:
+            store.update_calls(parent, message.calls)
         if message.thoughts:
             store.update_thoughts(parent, message.thoughts, 0)
     return chat_id
@@ -159,7 +173,13 @@ def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedM
             continue
         _check_turn(role, messages, where)
         thoughts = _text(row, "thoughts", where)
-        messages.append(ImportedMessage(cast(Role, role), content, _status(row, where), thoughts))
+        sources = _parts(row, "sources", Source, where)
+        calls = _parts(row, "calls", Call, where)
+        _check_places(calls, content, where)
+        status = _status(row, where)
+        messages.append(
+            ImportedMessage(cast(Role, role), content, status, thoughts, sources, calls)
+        )
     return system, messages
 
 
@@ -174,6 +194,31 @@ def _status(row: dict[str, Any], where: str) -> Status:
     if status not in get_args(Status):
         raise _unexpected(where, row, "status", f"one of {', '.join(get_args(Status))}")
     return cast(Status, status)
+
+
+def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tuple[_Part, ...]:
+    """What a list of tables in a message holds."""
+    from chatapp.validation import strict_model, validated
+
+    tables = row.get(key, [])
+    if not isinstance(tables, list):
+        raise _unexpected(where, row, key, "a list")
+    # An escape may stand for half a character, which no tokenizer takes.
+    tables = json.loads(without_surrogates(json.dumps(tables, ensure_ascii=False)))
+    model, what = strict_model(kind), key.removesuffix("s")
+    parts = (
+        validated(model, table, ImportingError, origin=f"{where}, {what} {number}", what=what)
+        for number, table in enumerate(tables, 1)
+    )
+    return tuple(kind(**dict(part)) for part in parts)
+
+
+def _check_places(calls: Sequence[Call], content: str, where: str) -> None:
+    end = 0
+    for number, call in enumerate(calls, 1):
+        if not (end <= call.at <= call.at + call.inside <= len(content)):
+            raise ImportingError(f"{where}, call {number}: its place is not in the content")
+        end = call.at + call.inside
 
 
 def _joined_parts(parts: list[Any], where: str) -> str:

@@ -70,7 +70,7 @@ class Pair:
 
     session: the chat is its own, or will be. message: a text to say at the end of the chat,
     or the id of a message of the user that is there already. load: gives a model by its name
-    and precision.
+    and precision. A tool that asks is not run: there are two who would.
     """
 
     def __init__(
@@ -85,6 +85,8 @@ class Pair:
         self._system = session.system
         self._prompt = session.prompt
         self._asked_template = session.asked_template
+        self._documents = session.documents
+        self._tools = session.tools
         self._thinking = thinking_of(session.template)
         self._message = message
         self._load = load
@@ -132,9 +134,12 @@ class Pair:
             system=self._system,
             prompt=self._prompt,
             asked_template=self._asked_template,
+            documents=self._documents,
             generate=generate_by(model),
         )
         session.sampling = variant.sampling  # not what the prompt file would have
+        if self._chat_id is None and self._tools:
+            session.set_tools(self._tools)
         if isinstance(self._message, str):
             events = session.say(self._message, cancel)
         else:

@@ -335,7 +335,14 @@ class Conversation:
         if session is None:
             return None
         messages = tuple(
-            ImportedMessage(message.role, message.text, message.status, message.thoughts)
+            ImportedMessage(
+                message.role,
+                message.text,
+                message.status,
+                message.thoughts,
+                message.sources,
+                message.calls,
+            )
             for message in session.messages
         )
         template, model = session.template.name, session.model.name

@@ -20,7 +20,7 @@ from chatapp.tools.registry import find_tools
 
 PROBLEMS = 200
 DIGITS = (1, 2, 3, 4, 5, 6)
-NAMES, THINGS = ("Ann", "Tom", "Mary", "Ben"), ("apples", "books", "coins", "shells")
+NAMES, THINGS = ("Anna", "Tom", "Mary", "Ben"), ("books", "coins", "hats", "lamps")
 
 
 def problem(draw: random.Random, digits: int) -> tuple[str, str, int]:

@@ -1,5 +1,6 @@
 """`ask` with files, instructions by name, and on with a chat of the store."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from fakes import ScriptedModel
 from chatapp.dialogue.store import Store
 from chatapp.engine import load
 from chatapp.paths import database_path, prompts_dir
+from chatapp.prompting.documents import DocumentSet
 
 UseModel = Callable[[ScriptedModel], ScriptedModel]
 
@@ -18,6 +20,13 @@ def store(home: Path) -> Iterator[Store]:
     store = Store(database_path())
     yield store
     store.close()
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that commands run in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def held_chat(store: Store, *said: str, **values: str) -> int:
@@ -43,6 +52,40 @@ def test_a_question_goes_on_with_the_last_chat(run, use_model: UseModel, store: 
         "What is my name?",
         "Ada.",
     ]
+
+
+def test_a_chat_goes_on_with_documents_and_tools(
+    run, use_model: UseModel, store: Store, in_folder: Path
+) -> None:
+    (in_folder / "notes.md").write_text("A walrus eats clams.")
+    chat_id = held_chat(store, "Hi", "Hello.")
+    model = use_model(ScriptedModel([" <<2+2=", " Clams."]))
+    options = ("--docs", "notes.md", "--tools", "calculator")
+    result = run("ask", "-c", "What does a walrus eat?", *options, "--json")
+    document = json.loads(result.out)
+    assert document["reply"] == "<<2+2=4>> Clams."
+    assert [source["number"] for source in document["sources"]] == [1]
+    assert "A walrus eats clams.\n\nWhat does" in model.prompts[0]
+    # The chat keeps them, wherever it goes on.
+    chat = store.chat(chat_id)
+    assert (chat.documents, chat.tools) == (
+        DocumentSet((str(in_folder / "notes.md"),)),
+        ("calculator",),
+    )
+    reply = store.path(chat_id)[-1]
+    assert (len(reply.sources), len(reply.calls)) == (1, 1)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--docs", "gone"), ("--tools", "gone")])
+def test_what_cannot_be_had_is_not_for_the_chat(
+    run, use_model: UseModel, store: Store, option: str, value: str
+) -> None:
+    chat_id = held_chat(store, "Hi", "Hello.")
+    use_model(ScriptedModel([" Yes."]))
+    result = run("ask", "-c", "Well?", option, value)
+    assert (result.status, "gone" in result.err) == (2, True)
+    chat = store.chat(chat_id)
+    assert (chat.documents, chat.tools, len(store.path(chat_id))) == (None, (), 2)
 
 
 def test_it_goes_on_in_the_branch_that_is_shown(run, use_model: UseModel, store: Store) -> None:

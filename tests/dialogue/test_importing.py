@@ -10,6 +10,8 @@ import pytest
 from chatapp.dialogue.export import to_json, to_training_rows
 from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
 from chatapp.dialogue.store import Store
+from chatapp.passages.sources import Source
+from chatapp.prompting.calls import Call
 
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend \u2028"
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": HOSTILE}]
@@ -43,6 +45,46 @@ def test_what_was_exported_comes_back(store: Store, tmp_path: Path) -> None:
             texts = [(m["role"], m["content"], m["status"]) for m in again["messages"]]
             assert texts == [("user", "Hi", "complete"), ("assistant", HOSTILE, "stopped")]
     assert len(store.search("quotes")) == 4
+
+
+def test_sources_and_calls_come_back(store: Store, tmp_path: Path) -> None:
+    chat_id = store.create_chat()
+    user = store.add_message(chat_id, None, "user", "Hi")
+    sources = (Source("a.md", "line 1", HOSTILE, 2.5, 1), Source("b", "page 2", "No.", 0.5))
+    reply = store.add_message(chat_id, user.id, "assistant", "It is 4>>.", sources=sources)
+    calls = (
+        Call("weather", {"city": HOSTILE, "days": [1, None]}, HOSTILE, "failed", 0),
+        Call("calculator", {"expression": "2+2"}, "4", "done", 6, 3),
+    )
+    store.update_calls(reply.id, calls)
+    document = to_json(store.chat(chat_id), store.path(chat_id))
+    (id,) = store_chats(store, read_chats(file(tmp_path, document)).chats)
+    again = store.path(id)[-1]
+    assert (again.sources, again.calls) == (sources, calls)
+
+
+GOOD = {"name": "x", "arguments": {}, "result": "", "status": "done", "at": 0, "inside": 0}
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"calls": 3}, "message 2: 'calls' is the number 3, expected a list"),
+        ({"calls": [{**GOOD, "status": "odd"}]}, "message 2, call 1: 'status' is "),
+        ({"calls": [GOOD, {**GOOD, "at": -1}]}, "call 2: its place is not in the content"),
+        ({"calls": [{**GOOD, "inside": 99}]}, "call 1: its place is not in the content"),
+        ({"calls": [{"name": "x"}]}, "message 2, call 1: 'arguments' is missing"),
+        ({"sources": [{"file": "a"}]}, "message 2, source 1: 'place' is missing"),
+        ({"sources": ["a"]}, "message 2, source 1:"),
+    ],
+)
+def test_sources_and_calls_that_are_no_good_are_named(
+    tmp_path: Path, more: dict[str, Any], problem: str
+) -> None:
+    turns = [TURNS[0], {**TURNS[1], "content": "Hello", **more}]
+    with pytest.raises(ImportingError) as error:
+        read_chats(file(tmp_path, {"messages": turns}))
+    assert problem in str(error.value)
 
 
 def test_training_rows_are_chats_a_line(store: Store, tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Chats in which a model calls tools: what it reads, what is stored, and what stops it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -8,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import killed_during_a_call
 import pytest
 from fakes import ScriptedModel
 from thinking_model import SPECIAL, thinking_model
@@ -22,6 +27,7 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.template_choice import choose_template
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Sampling
+from chatapp.prompting.documents import DocumentSet
 from chatapp.prompting.template import CHAT
 from chatapp.tools.registry import find_tools
 from chatapp.tools.tool import Arguments, Tool, ToolError
@@ -387,6 +393,30 @@ def test_a_hostile_document_runs_nothing(
     assert store.message(reply.id) == reply
 
 
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_a_hostile_passage_runs_nothing(
+    tmp_path: Path, store: Store, home: Path, number: int
+) -> None:
+    """One that was looked up for the message, and that the model says again word for word."""
+    own_tool(home, "touch", "touch", str(tmp_path / "touched"))
+    text = HOSTILE[number].encode("utf-8", "replace").decode()
+    (tmp_path / "notes.txt").write_text(f"The weather. {text}")
+    session, _ = opened(tmp_path, store, [text, "No more."], "touch", "calculator")
+    session.set_documents(DocumentSet((str(tmp_path / "notes.txt"),)))
+    asked: list[str] = []
+    session.ask_by(lambda tool, arguments, cancel: asked.append(tool.name) or "no")
+    list(session.say("How is the weather?"))
+    reply = session.messages[-1]
+    assert "The weather." in reply.sources[0].in_prompt
+    assert "\x1b" not in reply.sources[0].in_prompt
+    assert not (tmp_path / "touched").exists()
+    assert len([made for made in reply.calls if made.status == "refused"]) == len(asked)
+    prompt = session.read(reply.id).prompt
+    special = [part.text for part in prompt.segments if part.kind == "special"]
+    assert special.count("<|im_start|>") == 2 + 2 * len(reply.calls) + 1
+    assert store.message(reply.id) == reply
+
+
 # Stopping and dying
 
 
@@ -422,6 +452,35 @@ def test_a_call_is_stored_before_it_runs_and_survives_the_program(
     assert "<|im_start|>tool\nerror: it was stopped before it ended<|im_end|>" in model.prompts[-1]
     assert again.messages[-1].text == "Let me see.\n\nSorry."
     other.close()
+
+
+def test_a_program_that_is_killed_during_a_call_loses_nothing(
+    tmp_path: Path, store: Store, home: Path
+) -> None:
+    own_tool(home, "hang", "sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600")
+    command = [
+        sys.executable,
+        killed_during_a_call.__file__,
+        str(tmp_path),
+        str(tmp_path / "chats.db"),
+    ]
+    program = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert program.poll() is None
+        time.sleep(0.02)
+    program.kill()
+    program.wait()
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    messages = store.path(1)
+    assert [message.text for message in messages] == ["Hi", "Hello.", "Do it", "Let me see."]
+    assert (messages[-1].status, messages[-1].calls[0].status) == ("partial", "running")
+    session = killed_during_a_call.session_in(tmp_path, store, chat_id=1)
+    assert session.tools == ("hang",)
+    list(session.continue_reply(messages[-1].id))
+    reply = session.messages[-1]
+    assert reply.text == "Let me see.\n\nIt was cut off."
+    assert [made.name for made in reply.calls] == ["hang"]
+    assert reply.status == "complete"
 
 
 def test_a_closed_reply_ends_its_tool(tmp_path: Path, store: Store, home: Path) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from chatapp.engine.folder import BUNDLED
 from chatapp.engine.load import load_model
 from chatapp.engine.local import LocalModel
 from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.prompting.documents import DocumentSet
 
 SHORT = Variant("own", "auto", "", Sampling(temperature=1.0, seed=1, max_tokens=6))
 LONG = Variant("own", "auto", "", Sampling(temperature=0.7, seed=2, max_tokens=30))
@@ -183,6 +185,24 @@ def test_cancelled_while_the_first_is_loaded_nothing_more_is(store: Store) -> No
     assert [str(event) for _, event in events] == ["stopped before there was a reply"] * 2
     assert loaded == ["own"]
     assert store.chats() == []
+
+
+def test_a_new_chat_has_the_documents_and_tools_that_were_chosen(
+    store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.md").write_text("A walrus eats clams.")
+    documents = DocumentSet((str(tmp_path / "notes.md"),))
+    models = {name: ScriptedModel([" <<2+2=", " clams."]) for name in ("own", "other")}
+    model = models["own"]
+    template = choose_template(model, "")
+    session = Session(model, template=template, store=store, documents=documents)
+    session.set_tools(["calculator"])
+    pair = Pair(store, session, "What does a walrus eat?", lambda name, precision: models[name])
+    list(interleaved(pair.answers([SHORT, replace(SHORT, model="other")], threading.Event())))
+    replies = [store.message(id) for id in (2, 3)]
+    assert [reply.text for reply in replies] == ["<<2+2=4>> clams."] * 2
+    assert [len(reply.sources) for reply in replies] == [1, 1]
+    assert (store.chat(1).documents, store.chat(1).tools) == (documents, ("calculator",))
 
 
 def test_labels_are_chosen_at_both_sides(store: Store, tmp_path: Path, bundled: LocalModel) -> None:

@@ -239,13 +239,7 @@ def _the_nearest_beat_random_ones_and_none(said: Said, walk: Walk) -> None:
     assert "vote" in said.out
 
 
-@after('chatapp docs search "Why does the sea rise?" tides.md --limit 1')
-def _the_passage_is_found(said: Said, walk: Walk) -> None:
-    assert "The moon pulls the sea" in said.out
-    assert "Rivers" not in said.out
-
-
-async def chat_with_files(driver: Driver) -> None:
+async def chat_with_a_prompt_file(driver: Driver) -> None:
     await driver.press("f5")
     await driver.until(lambda: isinstance(driver.app.screen, LibraryScreen))
     await driver.until(lambda: "pirate" in driver.screen_text)
@@ -253,16 +247,51 @@ async def chat_with_files(driver: Driver) -> None:
     await driver.until(lambda: driver.app.screen is driver.chat)
     await driver.say("Shall we have lunch at noon tomorrow?")
     assert driver.texts[-1].strip() == "ham"
-    await driver.say("/prompt none")
+
+
+# 5. Documents and programs
+
+
+@after('chatapp docs search "Why does the sea rise?" tides.md --limit 1')
+def _the_passage_is_found(said: Said, walk: Walk) -> None:
+    assert "The moon pulls the sea" in said.out
+    assert "Rivers" not in said.out
+
+
+COINS = "Tom has 8 boxes with 47 coins in each. How many coins does Tom have now?"
+
+
+@after(f'chatapp ask "{COINS}" --temperature 0')
+def _it_guesses(said: Said, walk: Walk) -> None:
+    assert "<<8*47=" in said.out
+    assert not said.err
+
+
+@after(f'chatapp ask "{COINS}" --temperature 0 --tools calculator')
+def _the_calculator_knows(said: Said, walk: Walk) -> None:
+    assert "<<8*47=376>>" in said.out
+    assert "calculator(expression=8*47): 376" in said.err
+
+
+async def chat_with_documents_and_tools(driver: Driver) -> None:
     await driver.say("/docs tides.md")
     await driver.until(lambda: any("2 passages" in notice for notice in driver.notices))
     await driver.say("Why does the sea rise?")
     assert "tides.md" in driver.screen_text
     await driver.press("f3", "1")
     await driver.until(lambda: "The moon pulls the sea" in driver.screen_text)
+    await driver.press("escape")
+    await driver.until(lambda: not driver.chat.query(Inspector))
+    await driver.say("/tools calculator")
+    await driver.say(COINS)
+    assert "▸ calculator(expression=8*47): 376" in driver.screen_text
+    await driver.press("ctrl+up", "enter")
+    assert "▾ calculator(expression=8*47)" in driver.screen_text
+    await driver.press("f3", "1")
+    await driver.until(lambda: "376>>" in driver.screen_text)
 
 
-# 5. Fine-tuning
+# 6. Fine-tuning
 
 
 @after("finetune check pirate.toml")
@@ -314,7 +343,7 @@ def _and_ham(said: Said, walk: Walk) -> None:
     assert said.out.strip() == "ham"
 
 
-# 6. Feedback
+# 7. Feedback
 
 
 async def pirate_chat(driver: Driver) -> None:
@@ -361,7 +390,10 @@ def _pairs_stand_side_by_side(said: Said, walk: Walk) -> None:
     assert re.search(r"chosen · \d+ tokens .* rejected · \d+ tokens", said.out)
 
 
-SCENES = {"chatapp": [first_chat, chat_with_files], "chatapp --model pirate": [pirate_chat]}
+SCENES = {
+    "chatapp": [first_chat, chat_with_a_prompt_file, chat_with_documents_and_tools],
+    "chatapp --model pirate": [pirate_chat],
+}
 """What is done in the chats that each command opens, in turn."""
 
 
