@@ -33,14 +33,16 @@ ProgressReport = Callable[[int, int | None], None]
 def prompt_path(name: str) -> Path:
     """The prompt file of that name, or the one in the library.
 
-    In the library `spam`, `spam.toml` and `prompts/spam.toml` are the same.
+    In the library `spam`, `spam.toml` and `prompts/spam.toml` are the same. A folder, such as a
+    run of finetune, is no prompt file.
     Raises UserError for a name that is in neither place.
     """
     from chatapp.prompting.library import files, tasks
     from chatapp.userfiles import did_you_mean
 
     path = Path(name)
-    if "\0" in name or path.exists() or path.parent not in (Path(), Path("prompts")):
+    is_elsewhere = "\0" in name or path.parent not in (Path(), Path("prompts"))
+    if is_elsewhere or (path.exists() and not path.is_dir()):
         return path
     prompts = tasks()
     if file := (prompts | {file.name: file for file in files()}).get(path.name):

@@ -189,6 +189,15 @@ def test_a_prompt_of_the_library_by_its_name(run: Run, model: ScriptedModel) -> 
     assert result.status == 0
 
 
+def test_a_run_of_the_same_name_hides_no_prompt_of_the_library(
+    run: Run, model: ScriptedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spam").mkdir()
+    monkeypatch.chdir(tmp_path)
+    result = run("run", "spam", "--input", "You have won", "--select", "fixed")
+    assert result.out in ("spam\n", "ham\n")
+
+
 def test_labels_are_scored_in_float32_whatever_the_chat_multiplies_in(
     run: Run, spam: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from test_inspector import press, rest
 from textual.widgets import Static
 
 from chatapp.dialogue.store import Basis
+from chatapp.engine.model import Sampling
 from chatapp.lab.predictions import Candidate
 from chatapp.settings import Settings
 from chatapp.tui.comparing import CompareScreen, Side
@@ -201,3 +202,20 @@ async def test_what_differs_is_told_whole_in_a_small_terminal(open_app: OpenApp)
         await driver.press("enter")
         await driver.until(lambda: "1 Left" in driver.screen_text)
         assert "1 of 11 words at the right." in driver.sentences
+
+
+async def test_a_wide_terminal_shows_the_messages_of_branches_whole(open_app: OpenApp) -> None:
+    reply = (
+        "I am a very small model that lives in your terminal, and I like to chat of many things."
+    )
+    async with open_app(ScriptedModel([reply]), size=(130, 40)) as driver:
+        await driver.say("Hello")
+        await driver.press("ctrl+b")
+        await driver.until(lambda: "Branches" in driver.screen_text)
+        await driver.until(lambda: f"Assistant  {reply}" in driver.screen_text)
+
+
+async def test_a_wide_terminal_shows_each_hint_of_the_settings_in_a_row(open_app: OpenApp) -> None:
+    async with open_app(settings=Settings(sampling=Sampling(seed=1)), size=(130, 40)) as driver:
+        await driver.press("f2")
+        assert "settings file · same seed, same reply; unset is random" in driver.screen_text
