@@ -144,6 +144,14 @@ def test_a_server_that_is_none_is_told(folder: Path, code: str, problem: str) ->
     assert "calculator" in registry.listed()[0]
 
 
+def test_a_list_that_never_comes_can_be_stopped(folder: Path) -> None:
+    registry = server(folder, "import time; time.sleep(60)")
+    cancel = never()
+    threading.Timer(0.3, cancel.set).start()
+    with pytest.raises(ToolError, match="demo: stopped before it had listed its tools"):
+        registry.chosen(["demo_x"], cancel)
+
+
 def test_a_program_that_is_not_there_is_told(folder: Path) -> None:
     (folder / "gone.toml").write_text('name = "gone"\nserver = ["not-there"]\n')
     _, problems = find_tools().listed()

@@ -195,6 +195,7 @@ async def ask_with_tools(driver: Driver) -> None:
     """Ask what is answered with two tools, up to the question whether one may run."""
     driver.prompt.text = "/tools calculator weather"
     await driver.press("enter")
+    await driver.until(lambda: driver.notices)
     driver.app.clear_notifications()
     driver.prompt.text = "What is 48*76, and how is the weather in Rome?"
     await driver.press("enter")
