@@ -22,7 +22,7 @@ from finetune.data.chats import Span
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows
 from finetune.data.preparation import dropped_lines
-from finetune.display import duration, memory
+from finetune.display import duration, memory, short_middling_long
 from finetune.masks import legend, masked
 from finetune.material import Material, gather
 from finetune.objectives.grpo import Grpo, PromptRows
@@ -182,9 +182,7 @@ def _masks(
 ) -> Iterator[RenderableType]:
     """A short, a middling and a long example, span by span; see `masked`."""
     yield legend(marked)
-    by_length = sorted(examples, key=lambda each: len(each.ids))
-    for share in (0.1, 0.5, 0.9):
-        example = by_length[int(share * len(by_length))]
+    for example in short_middling_long(sorted(examples, key=lambda each: len(each.ids))):
         yield Text(f"── {len(example.ids):,} tokens", "dim")
         yield masked(example, material.tokenizer, marked)
 

@@ -1,13 +1,14 @@
 """What a run looks like in a terminal: figures, a loss curve, sample replies.
 
-Keep: everything here is a pure function of a `View`, and text of models and users is shown as
-plain characters, never as markup.
+Keep: everything here is a pure function of what it is given, and text of models and users is
+shown as plain characters, never as markup.
 """
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -16,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from chatapp.foreign import printable
+
+Row = TypeVar("Row")
 
 Points = Sequence[tuple[float, float]]
 """(step, nats a token), by rising step."""
@@ -161,3 +164,9 @@ def duration(seconds: float) -> str:
 def memory(size: float) -> str:
     """Bytes in GiB or MiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def short_middling_long(by_length: Sequence[Row]) -> list[Row]:
+    """Of rows in the order of their length a short, a middling and a long one, each once."""
+    places = dict.fromkeys(int(share * len(by_length)) for share in (0.1, 0.5, 0.9))
+    return [by_length[place] for place in places]

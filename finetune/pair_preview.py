@@ -14,6 +14,7 @@ from rich.text import Text
 
 from finetune.data.chats import Span
 from finetune.data.encoding import Encoded
+from finetune.display import short_middling_long
 from finetune.masks import legend, masked
 from finetune.material import Material
 from finetune.objectives.kto import Kto
@@ -60,8 +61,8 @@ def show_pairs(rows: PairRows, material: Material, console: Console) -> Iterator
     yield Text(f"rows cut to fit: {truncated:,}")
     yield legend(marked)
     order = np.argsort(rows.lengths if len(rows) == len(examples) else _all_lengths(rows))
-    for share in (0.1, 0.5, 0.9):
-        yield _side_by_side(rows, int(order[int(share * len(order))]), material, marked)
+    for number in short_middling_long(order.tolist()):
+        yield _side_by_side(rows, number, material, marked)
 
 
 def _side_by_side(rows: PairRows, number: int, material: Material, marked: bool) -> Table:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from chatapp.foreign import printable
 from finetune.data.prompts import Asked
+from finetune.display import short_middling_long
 from finetune.material import Material
 from finetune.objectives.grpo import Grpo, PromptRows
 from finetune.objectives.rewards import DrawnReply
@@ -49,9 +50,8 @@ def show_prompts(rows: PromptRows, objective: Grpo, material: Material) -> Itera
         table.add_column(name, ratio=1, overflow="fold")
     for name in objective.rewards.names:
         table.add_column(name, justify="right")
-    by_length = np.argsort(lengths, kind="stable")
-    for share in (0.1, 0.5, 0.9):
-        asked = rows.asked[int(by_length[int(share * len(by_length))])]
+    for number in short_middling_long(np.argsort(lengths, kind="stable").tolist()):
+        asked = rows.asked[number]
         given = [""] * len(objective.rewards.names)
         if asked.reference:
             reply = _as_reply(asked, material)

@@ -6,6 +6,7 @@ Keep: nothing is stored but what continues a chat, and wrong input is told befor
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -135,32 +136,26 @@ def ask(
     allowed = allowed_names(names_in(yes_tools), wanted)
     settings = settings_of(context, model=None if chat is None else chat.model)
     text = message_of(question, files or ())
-    own_system, asked_template = instructions(system, persona)
-    if chat is not None:
-        asked_template = chat.asked_template
-
-    language_model = load(settings.model, settings.precision, settings.device)
-    chosen = _template(language_model, settings.template, asked_template, think)
-    choices = choices_for(language_model, settings, chat)
+    own_system, asked_template = instructions(system, persona, chat)
+    loaded = load(settings.model, settings.precision, settings.device)
+    chosen = _template(loaded, settings.template, asked_template, think)
+    choices = choices_for(loaded, settings, chat)
     documents = _documents(docs, docs_method, chat)
     sources: tuple[Source, ...] = ()
     if documents is not None and chat is None:
-        sources = _sources(language_model, chosen, text, documents, own_system, choices.sampling)
-    alone = partial(_answer_alone, language_model, chosen, text, own_system, sources)
+        sources = _sources(loaded, chosen, text, documents, own_system, choices.sampling)
+    asked = _Question(loaded, chosen, text, own_system, sources)
     named = settings.model, choices, chosen.name
     if reward:
-        print_best(alone, *named, reward, _said(own_system, text), best_of, as_json=as_json)
+        print_best(asked.answer, *named, reward, asked.messages, best_of, as_json=as_json)
         return
-    answer: Callable[[Sampling, threading.Event], Iterator[ReplyEvent]] = alone
+    answer: Callable[[Sampling, threading.Event], Iterator[ReplyEvent]] = asked.answer
     told = list(sources)
     if chat is not None:
-        more = documents, wanted, allowed, told
-        answer = partial(_answer_in, chat, language_model, chosen, text, *more)
+        answer = partial(_answer_in, chat, loaded, chosen, text, documents, wanted, allowed, told)
     elif wanted:
-        toolbox = toolbox_of(language_model, chosen, wanted, allowed)
-        answer = partial(
-            _answer_with_tools, language_model, chosen, text, toolbox, own_system, sources
-        )
+        toolbox = toolbox_of(loaded, chosen, wanted, allowed)
+        answer = partial(asked.answer_with_tools, toolbox)
     print_answer(answer, *named, as_json=as_json, sources=told)
 
 
@@ -248,54 +243,54 @@ def _sources(
         status("")
 
 
-def _said(system: str | None, text: str) -> "list[Message]":
-    """What a reward model reads before an answer."""
-    from chatapp.prompting.messages import Message
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question by itself, of which nothing is stored, and the model that is asked."""
 
-    instructions = [Message("system", system)] if system else []
-    return [*instructions, Message("user", text)]
+    model: "LanguageModel"
+    template: "Template"
+    text: str
+    system: str | None
+    sources: "tuple[Source, ...]"
 
+    @property
+    def messages(self) -> "list[Message]":
+        """What a reward model reads before an answer."""
+        from chatapp.prompting.messages import Message
 
-def _answer_alone(
-    model: "LanguageModel",
-    template: "Template",
-    text: str,
-    system: str | None,
-    sources: "tuple[Source, ...]",
-    sampling: "Sampling",
-    cancel: threading.Event,
-) -> "Iterator[Event]":
-    """The answer to a question by itself; nothing is stored."""
-    from chatapp.dialogue import oneshot
+        instructions = [Message("system", self.system)] if self.system else []
+        return [*instructions, Message("user", self.text)]
 
-    return oneshot.ask(
-        model, template, text, system=system, sources=sources, sampling=sampling, cancel=cancel
-    )
+    def answer(self, sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
+        """The answer."""
+        from chatapp.dialogue import oneshot
 
+        return oneshot.ask(
+            self.model,
+            self.template,
+            self.text,
+            system=self.system,
+            sources=self.sources,
+            sampling=sampling,
+            cancel=cancel,
+        )
 
-def _answer_with_tools(
-    model: "LanguageModel",
-    template: "Template",
-    text: str,
-    toolbox: "Toolbox",
-    system: str | None,
-    sources: "tuple[Source, ...]",
-    sampling: "Sampling",
-    cancel: threading.Event,
-) -> "Iterator[ReplyEvent]":
-    """As `_answer_alone`, by a model that may call tools."""
-    from chatapp.dialogue import oneshot
+    def answer_with_tools(
+        self, toolbox: "Toolbox", sampling: "Sampling", cancel: threading.Event
+    ) -> "Iterator[ReplyEvent]":
+        """The answer of a model that may call tools."""
+        from chatapp.dialogue import oneshot
 
-    return oneshot.ask_with_tools(
-        model,
-        template,
-        text,
-        toolbox,
-        system=system,
-        sources=sources,
-        sampling=sampling,
-        cancel=cancel,
-    )
+        return oneshot.ask_with_tools(
+            self.model,
+            self.template,
+            self.text,
+            toolbox,
+            system=self.system,
+            sources=self.sources,
+            sampling=sampling,
+            cancel=cancel,
+        )
 
 
 def _answer_in(

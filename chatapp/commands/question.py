@@ -43,11 +43,15 @@ def message_of(question: str | None, files: Sequence[Path]) -> str:
     return text
 
 
-def instructions(system: str | None, persona: str | None) -> tuple[str | None, str]:
+def instructions(
+    system: str | None, persona: str | None, chat: "Chat | None"
+) -> tuple[str | None, str]:
     """The instructions that a question asks for, and the template; None and "" for no wish.
 
-    system: a file's path, or the text itself.
+    system: a file's path, or the text itself. chat: the one that is continued, in its own template.
     """
+    if chat is not None:
+        return None, chat.asked_template
     if persona is None:
         return (None if system is None else _text_or_file(system)), ""
     if system is not None:

@@ -409,10 +409,7 @@ class Session:
                     used = self._used_after(event, used, recorder.reply)
                     self._usage = (used, dropped)
                     if isinstance(event, Token):
-                        if event.thought is None and event.id != self.model.tokenizer.end_id:
-                            drawn.append(event.id)
-                        if top:
-                            self._drawn.setdefault(reply.id, []).append(event)
+                        self._note_drawn(event, reply.id, drawn, with_alternatives=top > 0)
                     yield event
         except Exception:
             recorder.fail()
@@ -425,6 +422,15 @@ class Session:
                 writer.remember(recorder.reply.text, drawn)
         if recorder.finished is not None:
             yield recorder.finished
+
+    def _note_drawn(
+        self, token: Token, reply_id: int, drawn: list[int], *, with_alternatives: bool
+    ) -> None:
+        """Keep a token of a reply. drawn: the ids of its text, as it was drawn."""
+        if token.thought is None and token.id != self.model.tokenizer.end_id:
+            drawn.append(token.id)
+        if with_alternatives:
+            self._drawn.setdefault(reply_id, []).append(token)
 
     def _used_after(self, event: ReplyEvent, used: int, reply: StoredMessage) -> int:
         """The tokens in use once an event of a reply has come, given those before it."""

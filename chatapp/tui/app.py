@@ -178,7 +178,7 @@ class ChatApp(FailingApp[int]):
     def action_command_palette(self) -> None:
         from chatapp.tui.palette import Palette  # not before the first frame
 
-        if not Palette.is_open(self):
+        if not isinstance(self.screen, Palette):
             self.push_screen(Palette(id="--command-palette"))
 
     def copy_to_clipboard(self, text: str) -> None:

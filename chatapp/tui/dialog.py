@@ -14,7 +14,7 @@ class LeftOnce(Screen[ScreenResultType]):
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
         """Leave with a result; nothing when it has been left."""
         if self not in self.app.screen_stack:
-            return AwaitComplete.nothing()
+            return AwaitComplete()
         while self.app.screen is not self:
             self.app.pop_screen()
         return super().dismiss(result)

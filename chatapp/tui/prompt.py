@@ -120,8 +120,12 @@ class Prompt(LongTextArea):
         if self.wrap_width == self._wrapped_width:
             event.prevent_default()
         self._wrapped_width = self.wrap_width
+        self._invite()
+
+    def _invite(self) -> None:
+        """Say what an empty prompt is for; what is edited has its own words above it."""
         fitting = (each for each in self._invitations if cell_len(each) <= self.wrap_width)
-        self.placeholder = next(fitting, "")
+        self.placeholder = "" if self.editing else next(fitting, "")
 
     def find_matching_bracket(self, bracket: str, search_from: Location) -> Location | None:
         # In prose it is of no use, and it walks through the whole of a long paste.
@@ -142,6 +146,7 @@ class Prompt(LongTextArea):
     def _start_over(self, text: str, editing: "StoredMessage | None" = None) -> None:
         self.editing = editing
         self.border_title = _TASKS[editing.role] if editing else ""
+        self._invite()
         self._place = 0
         self._show(text)
 

@@ -94,7 +94,10 @@ async def test_an_emptied_correction_is_withdrawn(open_app: OpenApp, store: Stor
         await driver.say("Hello")
         await driver.press("ctrl+up", "w", *"pe", "enter")
         assert store.feedback(1)[2].correction == "No.pe"
-        await driver.press("ctrl+up", "w", *["backspace"] * 5, "enter")
+        await driver.press("ctrl+up", "w", *["backspace"] * 5)
+        assert "Enter sends" not in driver.screen_text, "here it withdraws"
+        await driver.press("enter")
+        assert "Enter sends" in driver.screen_text
         assert store.feedback(1) == {}
         assert (driver.prompt.text, driver.prompt.editing) == ("", None)
         assert "corrected" not in header(driver)
