@@ -44,3 +44,20 @@ def write_tiny_gpt2(folder: Path, *, context: int = 1024) -> Path:
     GPT2LMHeadModel(config).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def write_tiny_reward_model(folder: Path, *, context: int = 1024) -> Path:
+    """Write a reward model as finetune does, of random weights, for chats in the template `chat`;
+    returns `folder`."""
+    import torch
+    from safetensors.torch import save_file
+
+    from chatapp.engine.head import HEAD_WEIGHTS, HeadSpec
+    from chatapp.prompting.template import CHAT, save_template
+
+    write_tiny_gpt2(folder, context=context)
+    save_template(CHAT, folder)
+    HeadSpec("reward", (), "").save(folder)
+    layer = {"weight": torch.randn(1, 16), "bias": torch.zeros(1)}
+    save_file(layer, folder / HEAD_WEIGHTS)
+    return folder

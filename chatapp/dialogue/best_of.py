@@ -38,6 +38,11 @@ class ReplyScorer:
         """The score of a reply to messages, the last of them the user's. Raises ValueError."""
         return self.model.score(closed_ids(self.template, self.model, messages, reply))
 
+    def fits(self, messages: Sequence[Message], reply: str) -> bool:
+        """Whether the reward model can read all of them. Raises ValueError."""
+        ids = closed_ids(self.template, self.model, messages, reply)
+        return len(ids) <= self.model.context
+
 
 def closed_ids(
     template: Template, model: RewardModel, messages: Sequence[Message], reply: str

@@ -27,6 +27,8 @@ from enum import StrEnum
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
+from chatapp.prompting.messages import Message
+
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Chat, Comparison, Feedback, Store, StoredMessage
 
@@ -80,16 +82,29 @@ def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Itera
 def _prompt(
     chat: "Chat", path: "Sequence[StoredMessage]", judged: "Mapping[int, Feedback]"
 ) -> list[_Message]:
-    """The messages that were answered. Exchanges without a reply are left out, because all
-    that reads these rows wants user and assistant in turn."""
-    messages = [{"role": "system", "content": chat.system}] if chat.system else []
+    answered = answered_messages(chat.system, path, judged)
+    return [{"role": message.role, "content": message.text} for message in answered]
+
+
+def answered_messages(
+    system: str | None,
+    path: "Sequence[StoredMessage]",
+    judged: "Mapping[int, Feedback] | None" = None,
+) -> list[Message]:
+    """The messages that were answered, as rows of feedback have them.
+
+    Exchanges without a reply are left out, because all that reads these rows wants user and
+    assistant in turn. path: down to the user's message that was answered. judged: what the user
+    has said of earlier replies, whose corrections stand in their place.
+    """
+    messages = [Message("system", system)] if system else []
     for message, reply in pairwise(path):
         if message.role == "user" and reply.role == "assistant":
-            feedback = judged.get(reply.id)
+            feedback = (judged or {}).get(reply.id)
             text = feedback.correction if feedback and feedback.correction else reply.text
             if text.strip():
-                messages += [{"role": "user", "content": message.text}, *_answer(text)]
-    return [*messages, {"role": "user", "content": path[-1].text}]
+                messages += [Message("user", message.text), Message("assistant", text)]
+    return [*messages, Message("user", path[-1].text)]
 
 
 def _answer(text: str) -> list[_Message]:

@@ -4,6 +4,7 @@ Keep: weights are safetensors or GGUF, a repository's own code is never run, and
 becomes a `ModelError` of one sentence.
 """
 
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from chatapp.engine.device import device_for
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.folder import ModelFiles
 from chatapp.engine.gguf.config import is_mapped
+
+# transformers changes torch for as long as it loads: how tensors are filled, whether they are tied.
+# Two models at once, such as a chat's own and its reward model, would come out wrong.
+LOADING = threading.Lock()
 
 # The window of a model that has no limit of its own.
 UNLIMITED_CONTEXT = 1024
@@ -62,8 +67,9 @@ def load_network(files: ModelFiles, **options: Any) -> Any:
     options: of `from_pretrained`, for a folder, such as one to quantize its weights.
     Raises ModelError.
     """
-    model = _load_whole(files.whole, options)
-    return _merge_adapter(model, files) if files.is_adapter else model
+    with LOADING:
+        model = _load_whole(files.whole, options)
+        return _merge_adapter(model, files) if files.is_adapter else model
 
 
 def put_on(device: str, model: Any, files: ModelFiles) -> Any:

@@ -219,14 +219,18 @@ def _load(folder: Path) -> tuple[Any, Any]:
     import torch
     import transformers
 
+    from chatapp.engine.pretrained import LOADING
+
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     safely = {"trust_remote_code": False, "local_files_only": True}
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **safely)
-        model, report = transformers.AutoModel.from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **safely
-        )
+        options = {"use_safetensors": True, "output_loading_info": True, **safely}
+        with LOADING:
+            model, report = transformers.AutoModel.from_pretrained(
+                folder, dtype=torch.float32, **options
+            )
     except Exception as error:  # transformers lets many kinds through
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{folder}: no sentence encoder that can be loaded: {reason}") from None

@@ -35,6 +35,7 @@ from chatapp.tui.model_switch import ModelSwitch
 from chatapp.tui.navigation import Navigation
 from chatapp.tui.permission import Approval, ToolAsks
 from chatapp.tui.prompt import Prompt
+from chatapp.tui.scoring import Scoring
 from chatapp.tui.sidebar import FROM as SIDEBAR_FROM
 from chatapp.tui.sidebar import Sidebar
 from chatapp.tui.slash_actions import SlashError
@@ -117,8 +118,10 @@ class ChatScreen(Screen[None]):
         self.conversation = Conversation(settings, store, load, self)
         self.widgets = ChatWidgets(self.conversation, store, self._completions)
         self.models = ModelSwitch(self.conversation, self.widgets)
+        self.scoring = Scoring(self.conversation, store, self, self.widgets)
+        self.widgets.transcript.score_words = self.scoring.words
         self._inspecting = Inspecting(self.conversation, self, self.widgets)
-        self._verdicts = Verdicts(self.conversation, store, self.widgets)
+        self._verdicts = Verdicts(self.conversation, store, self.widgets, self.scoring)
         self.turns = ChatTurns(
             self.conversation, store, self, self.widgets, self.models, self._inspecting
         )
@@ -129,6 +132,7 @@ class ChatScreen(Screen[None]):
             self.turns,
             self.models,
             self._verdicts,
+            self.scoring,
             self._inspecting,
         )
         self._dialogs = Dialogs(
@@ -138,6 +142,7 @@ class ChatScreen(Screen[None]):
             self.turns,
             self.models,
             self.navigation,
+            self.scoring,
             self._inspecting,
         )
 
@@ -167,6 +172,7 @@ class ChatScreen(Screen[None]):
             await self.turns.refuse(problem)
         else:
             self.turns.begin_waiting()
+            self.scoring.go_on()
 
     @on(events.ModelsFound)
     def _models_found(self, event: events.ModelsFound) -> None:
@@ -238,6 +244,7 @@ class ChatScreen(Screen[None]):
         await self.turns.handle(event)
         if isinstance(event, TurnEnded | TurnFailed):
             await self.navigation.go_on_anew()
+            self.scoring.go_on()
 
     @on(ToolAsks)
     def _tool_asks(self, event: ToolAsks) -> None:

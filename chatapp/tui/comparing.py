@@ -27,6 +27,7 @@ from chatapp.tui.keybar import KeyBar
 from chatapp.tui.keymap import HELP
 from chatapp.tui.message import SPEAKERS, status_words
 from chatapp.tui.prompt import Prompt
+from chatapp.tui.scoring import Scoring
 from chatapp.tui.turn import GrowingReply, RunningTurn, TurnEvent
 from chatapp.tui.turn_controller import TurnController
 from chatapp.tui.words import in_words
@@ -134,6 +135,11 @@ class Side(Vertical):
         self.note = words
         self.query_one(".note", Static).update(printable(words))
 
+    def show_score(self, words: str) -> None:
+        """Add to that line how the reply is scored, in words."""
+        line = " · ".join(filter(None, (self.note, words)))
+        self.query_one(".note", Static).update(printable(line))
+
 
 class CompareScreen(LeftOnce[Compared]):
     """Asks, shows both replies as they grow, and takes the user's choice.
@@ -157,6 +163,7 @@ class CompareScreen(LeftOnce[Compared]):
         conversation: Conversation,
         session: "Session",
         store: "Store",
+        scoring: Scoring,
         earlier: Callable[[], Sequence[str]],
         message: "str | StoredMessage",
         change: str = "",
@@ -166,6 +173,7 @@ class CompareScreen(LeftOnce[Compared]):
         self._session = session
         self.turns = TurnController(conversation, self, self)
         self._store = store
+        self._scoring = scoring
         self._earlier = earlier
         self._message = message
         self._sides = (Side("Left", "", "left"), Side("Right", change, "right"))
@@ -191,6 +199,7 @@ class CompareScreen(LeftOnce[Compared]):
         yield KeyBar()
 
     def on_mount(self) -> None:
+        self._scoring.changed.subscribe(self, self._show_scores)
         self._show_problem("")
         self._describe()
         for side in self._sides:
@@ -308,11 +317,18 @@ class CompareScreen(LeftOnce[Compared]):
         self._unanswered -= 1
         if self._unanswered:
             return
+        self._show_scores()
         if all(side.reply is not None for side in self._sides):
             self._show_difference()
         else:
             self._ask_again()
         self.refresh_bindings()
+
+    def _show_scores(self, _: None = None) -> None:
+        """Show below the replies how the reward model scores them, as far as that is known."""
+        for side in self._sides:
+            if side.reply is not None:
+                side.show_score(self._scoring.words(side.reply))
 
     def _show_difference(self) -> None:
         """Mark what differs between the replies."""

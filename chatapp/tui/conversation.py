@@ -79,6 +79,8 @@ class Conversation:
         self._basis = Basis()
         self._documents: DocumentSet | None = None
         self._tools: tuple[str, ...] = ()
+        self.reward = ""
+        """The name of the reward model that is to score the replies; "" is none."""
         self.model: LanguageModel | None = None
         self.session: Session | None = None
         self.loading: LoadRequest | None = None
@@ -131,15 +133,23 @@ class Conversation:
             self.session.sampling = sampling
 
     def keep_choices(self) -> None:
-        """Store the sampling that was chosen for the chat, if that is stored. Raises StoreError."""
+        """Store what was chosen for the chat, if that is stored. Raises StoreError."""
         if self.chat_id is not None:
-            self._store.set_chosen(self.chat_id, self._choices.by_origin.get("this chat", {}))
+            self.keep_choices_of(self.chat_id)
+
+    def keep_choices_of(self, chat_id: int) -> None:
+        """Store the sampling and the reward model that were chosen with a chat of the store.
+
+        Raises StoreError.
+        """
+        self._store.set_chosen(chat_id, self._choices.by_origin.get("this chat", {}))
+        self._store.set_reward(chat_id, self.reward)
 
     def load(self) -> None:
         """Load the model; ends in a ModelLoaded or a LoadFailed of the request `loading`."""
         self.loading = request = self._wanted
         note = self._store.is_kept
-        self._start_thread(lambda: request.run(self._listener, note=note))
+        self.start_thread(lambda: request.run(self._listener, note=note))
 
     def find_models(self, listener: MessagePump | None = None) -> None:
         """Look for models, first on this machine; ends in a ModelsFound that has all.
@@ -158,11 +168,11 @@ class Conversation:
             models += on_servers()
             listener.post_message(events.ModelsFound(models, others, True))
 
-        self._start_thread(run)
+        self.start_thread(run)
 
     def get_model(self, getting: Getting) -> None:
         """Bring a model to this machine; ends in a GetEnded."""
-        self._start_thread(getting.run)
+        self.start_thread(getting.run)
 
     def load_other(self, request: LoadRequest) -> None:
         """Load another model to go on with, while no turn is under way; messages wait for it.
@@ -249,7 +259,7 @@ class Conversation:
             self._store.set_documents(self.chat_id, documents)
         self._documents = documents
         if documents is not None:
-            self._start_thread(partial(self._read_documents, documents))
+            self.start_thread(partial(self._read_documents, documents))
 
     def tools(self) -> tuple[str, ...]:
         """The names of the tools that the model may call."""
@@ -302,8 +312,9 @@ class Conversation:
         self._chat_id, self._basis, self._documents = chat_id, Basis(), None
         self._tools = ()
         if chat_id is not None:  # a new chat goes on with what was chosen in the one before
-            chosen = known_values(self._store.chat(chat_id).chosen)
-            self._choices = self._choices.of("this chat", chosen)
+            chat = self._store.chat(chat_id)
+            self._choices = self._choices.of("this chat", known_values(chat.chosen))
+            self.reward = chat.reward
         if self.model is not None and not self.loading:
             self._new_session(self.model, chat_id)
         return path, {generation.message_id: generation.reason or "" for generation in generations}
@@ -350,7 +361,7 @@ class Conversation:
             chat = ImportedChat("", session.system, template, model, messages)
             [chat_id] = store_chats(self._store, [chat])
             self._store.set_basis(chat_id, self.basis())
-            self._store.set_chosen(chat_id, self._choices.by_origin.get("this chat", {}))
+            self.keep_choices_of(chat_id)
         return chat_id
 
     def message(self, message_id: int) -> "StoredMessage":
@@ -408,7 +419,7 @@ class Conversation:
         replies = request.start(session, cancel)
         events, listener = self._events(replies), listener or self._listener
         self.turn = RunningTurn(events, len(replies), cancel, listener, request.submitted)
-        self._start_thread(self.turn.run)
+        self.start_thread(self.turn.run)
         return True
 
     def _events(self, replies: "Sequence[Iterator[SessionEvent]]") -> Iterator[NumberedEvent]:
@@ -448,7 +459,7 @@ class Conversation:
             else:
                 self._listener.post_message(events.Measured(session, used, limit, dropped))
 
-        self._start_thread(run)
+        self.start_thread(run)
 
     def variant(self, session: "Session") -> "Variant":
         """What the session's next reply is drawn with."""
@@ -488,7 +499,7 @@ class Conversation:
             with self._lock:
                 work(session)
 
-        self._start_thread(run)
+        self.start_thread(run)
         return True
 
     def close(self, patience: float) -> None:
@@ -516,7 +527,8 @@ class Conversation:
         """Whether a thread of this conversation has not come to its end."""
         return any(thread.is_alive() for thread in self._threads)
 
-    def _start_thread(self, run: Callable[[], None]) -> None:
+    def start_thread(self, run: Callable[[], None]) -> None:
+        """Do something on a thread of its own. run: has to see to its own errors."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=run, daemon=True)
         self._threads.append(thread)

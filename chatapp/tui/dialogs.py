@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from chatapp.tui.library import PromptChoice
     from chatapp.tui.model_switch import ModelSwitch
     from chatapp.tui.navigation import Navigation
+    from chatapp.tui.scoring import Scoring
 
 
 @dataclass(eq=False)
@@ -39,6 +40,7 @@ class Dialogs:
     _turns: "ChatTurns"
     _models: "ModelSwitch"
     _navigation: "Navigation"
+    _scoring: "Scoring"
     _inspecting: "Inspecting"
 
     async def list_chats(self) -> None:
@@ -116,12 +118,19 @@ class Dialogs:
         with widgets.store_errors():
             message = self._message_to_compare()
             screen = CompareScreen(
-                self._conversation, session, self._store, widgets.earlier_inputs, message, change
+                self._conversation,
+                session,
+                self._store,
+                self._scoring,
+                widgets.earlier_inputs,
+                message,
+                change,
             )
             compared = await widgets.prompt.app.push_screen_wait(screen)
             if compared.chat_id is not None:
-                if session.chat_id is None and widgets.transcript.markdown:
-                    self._store.set_markdown(compared.chat_id, True)
+                if session.chat_id is None:
+                    self._store.set_markdown(compared.chat_id, widgets.transcript.markdown)
+                    self._conversation.keep_choices_of(compared.chat_id)
                 await self._navigation.open(compared.chat_id)
             elif compared.text:
                 widgets.prompt.give_back(compared.text)

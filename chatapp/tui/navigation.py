@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from chatapp.tui.history import ChatChoice
     from chatapp.tui.inspecting import Inspecting
     from chatapp.tui.model_switch import ModelSwitch
+    from chatapp.tui.scoring import Scoring
     from chatapp.tui.verdicts import Verdicts
 
 
@@ -33,6 +34,7 @@ class Navigation:
     _turns: "ChatTurns"
     _models: "ModelSwitch"
     _verdicts: "Verdicts"
+    _scoring: "Scoring"
     _inspecting: "Inspecting"
     _deleted: "list[Deleted]" = field(init=False, default_factory=list)
 
@@ -47,6 +49,7 @@ class Navigation:
             self._verdicts.show()
             markdown = chat_id is not None and self._store.chat(chat_id).markdown
             widgets.transcript.show_markdown(markdown)
+            self._scoring.follow(is_other=is_other)
             await widgets.transcript.show(path, reasons)
             widgets.show_welcome(not path)
             widgets.show_problem("")

@@ -3,7 +3,8 @@
 Keep: an order counts only when the user keeps it.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -22,6 +23,7 @@ from chatapp.tui.options import Options
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import StoredMessage
+    from chatapp.tui.scoring import Scoring
 
 _LINE = 200
 
@@ -29,7 +31,8 @@ _LINE = 200
 class RankScreen(Dialog[list[int] | None]):
     """Gives the ids of the replies, the best first, or None when nothing was decided.
 
-    replies: two or more, in the order to begin with.
+    replies: two or more. ranks: where the user has put them before, from 1, by id; the others
+        come after these, those that are scored highest first, until the user moves one.
     """
 
     BINDING_GROUP_TITLE = "Ranking replies"
@@ -41,9 +44,14 @@ class RankScreen(Dialog[list[int] | None]):
         Binding("escape", "dismiss", "Cancel"),
     ]
 
-    def __init__(self, replies: "Sequence[StoredMessage]") -> None:
+    def __init__(
+        self, replies: "Sequence[StoredMessage]", ranks: Mapping[int, int], scoring: "Scoring"
+    ) -> None:
         super().__init__()
         self._replies = list(replies)
+        self._ranks = ranks
+        self._scoring = scoring
+        self._is_moved = False
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -54,7 +62,26 @@ class RankScreen(Dialog[list[int] | None]):
             yield Static("u moves a reply up, d down · Enter saves · Esc cancels", classes="hint")
 
     def on_mount(self) -> None:
+        self._scoring.changed.subscribe(self, self._take_scores)
+        self._sort()
         self._show(0)
+
+    def _take_scores(self, _: None) -> None:
+        index = self.query_one(OptionList).highlighted or 0
+        highlighted = self._replies[index]
+        if not self._is_moved:
+            self._sort()
+        # Who has not chosen a reply looks at the first.
+        self._show(self._replies.index(highlighted) if index else 0)
+
+    def _sort(self) -> None:
+        self._replies.sort(key=self._place)
+
+    def _place(self, reply: "StoredMessage") -> tuple[int, float]:
+        """A reply's place among the others: by the user's ranking, then by its score."""
+        score = self._scoring.score(reply)
+        rank = self._ranks.get(reply.id, len(self._replies) + 1)
+        return rank, math.inf if score is None else -score
 
     def _show(self, index: int) -> None:
         options = self.query_one(OptionList)
@@ -66,7 +93,9 @@ class RankScreen(Dialog[list[int] | None]):
         options.highlighted = index
 
     def _line(self, reply: "StoredMessage") -> str:
-        return " ".join(printable(reply.text[:_LINE]).split()) or "(empty)"
+        text = " ".join(printable(reply.text[:_LINE]).split()) or "(empty)"
+        score = self._scoring.score(reply)
+        return text if score is None else f"score {score:.2f}  {text}"
 
     @on(OptionList.OptionHighlighted)
     def _show_whole(self, event: OptionList.OptionHighlighted) -> None:
@@ -76,6 +105,7 @@ class RankScreen(Dialog[list[int] | None]):
         index = self.query_one(OptionList).highlighted or 0
         target = index + step
         if 0 <= target < len(self._replies):
+            self._is_moved = True
             self._replies.insert(target, self._replies.pop(index))
             self._show(target)
 

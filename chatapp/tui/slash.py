@@ -118,6 +118,14 @@ COMMANDS = (
         empty=True,
     ),
     Command(
+        "reward",
+        "[RUN]",
+        "score replies with a reward model; none ends it, alone, name it",
+        actions.use_reward,
+        actions.reward_names,
+        empty=True,
+    ),
+    Command(
         "markdown",
         "on|off",
         "show this chat's replies as Markdown",

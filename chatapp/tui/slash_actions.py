@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
     from chatapp.prompting.documents import DocumentSet
     from chatapp.tui.chat_widgets import ChatWidgets
+    from chatapp.tui.scoring import Scoring
 
 TEMPLATES_OWN = "default"
 NO_DOCUMENTS = "none"
 NO_TOOLS = "none"
+NO_REWARD = "none"
 
 _METHOD = "method="
 
@@ -45,6 +47,7 @@ class ChatControls(Protocol):
     store: Store
     widgets: "ChatWidgets"
     models: ModelSwitch
+    scoring: "Scoring"
 
     @property
     def app(self) -> "App[object]": ...
@@ -283,6 +286,19 @@ async def use_tools(chat: ChatControls, argument: str) -> None:
 def tool_names(chat: ChatControls) -> list[str]:
     registry = chat.conversation.find_tools()
     return [*registry.tools, *registry.servers, NO_TOOLS]
+
+
+async def use_reward(chat: ChatControls, argument: str) -> None:
+    if argument:
+        chat.scoring.use("" if argument == NO_REWARD else argument)
+    else:
+        chat.widgets.inform(f"Reward model of this chat: {chat.conversation.reward or 'none'}")
+
+
+def reward_names(chat: ChatControls) -> list[str]:
+    from chatapp.engine.reward_model import scores_replies
+
+    return [*filter(scores_replies, chat.models.names()), NO_REWARD]
 
 
 async def set_markdown(chat: ChatControls, argument: str) -> None:

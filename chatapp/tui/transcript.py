@@ -6,7 +6,7 @@ at the other end, so that a long chat costs no more than a short one.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from textual.containers import VerticalScroll
@@ -36,6 +36,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self.path: list[StoredMessage] = []
         self._reasons: dict[int, str] = {}
         self._feedback: Mapping[int, Feedback] = {}
+        self.score_words: Callable[[StoredMessage], str] = lambda message: ""
+        """What stands below a reply about its score."""
         self._first = self._last = 0
         self.markdown = False
         self.live: int | None = None
@@ -240,7 +242,8 @@ class Transcript(VerticalScroll, can_focus=False):
         if message.id == self.live:
             return ""
         words = status_words(message, self._reasons.get(message.id, ""))
-        return " · ".join(filter(None, (message.remark, words)))
+        score = self.score_words(message)
+        return " · ".join(filter(None, (message.remark, words, score)))
 
     def _hold(self, widget: Widget) -> None:
         """Keep a widget where it is on the screen through the next layout."""

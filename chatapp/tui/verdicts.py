@@ -12,17 +12,23 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store import Store, StoredMessage
     from chatapp.tui.chat_widgets import ChatWidgets
     from chatapp.tui.conversation import Conversation
+    from chatapp.tui.scoring import Scoring
 
 
 class Verdicts:
     """Takes the verdicts on the replies of a conversation, stores and shows them."""
 
     def __init__(
-        self, conversation: "Conversation", store: "Store", widgets: "ChatWidgets"
+        self,
+        conversation: "Conversation",
+        store: "Store",
+        widgets: "ChatWidgets",
+        scoring: "Scoring",
     ) -> None:
         self._conversation = conversation
         self._store = store
         self._widgets = widgets
+        self._scoring = scoring
 
     def show(self) -> None:
         """Show what the user has said of the chat's replies."""
@@ -65,9 +71,8 @@ class Verdicts:
             siblings = self._store.siblings(reply.id)
             feedback = self._store.feedback(reply.chat_id)
             ranks = {id: verdict.rank for id, verdict in feedback.items() if verdict.rank}
-            siblings.sort(key=lambda sibling: ranks.get(sibling.id, len(siblings) + 1))
             app = self._widgets.transcript.app
-            ranking = await app.push_screen_wait(RankScreen(siblings))
+            ranking = await app.push_screen_wait(RankScreen(siblings, ranks, self._scoring))
             if ranking is not None:
                 self._store.set_ranking(ranking)
                 self.show()

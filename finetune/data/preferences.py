@@ -126,7 +126,7 @@ def prompt_of(row: Row) -> list[Message]:
         raise BadRow(
             "no prompt", f"{row.location}: there is no prompt; there are {names(row.fields)}"
         )
-    if fields == ("prompt",) and not isinstance(row.fields["prompt"], str):
+    if fields == ("prompt",) and isinstance(row.fields["prompt"], list):
         return turns_of(row, "prompt")
     return request_of(row, fields[0], fields[1] if len(fields) > 1 else "")
 

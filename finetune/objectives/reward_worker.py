@@ -37,7 +37,10 @@ def value_of(answer: object) -> float:
     """What a function gave, as a number. Raises ValueError."""
     if not isinstance(answer, numbers.Real):
         raise ValueError(f"gave {answer!r:.60}, expected a number")
-    value = float(answer)
+    try:
+        value = float(answer)
+    except OverflowError:  # of an integer
+        value = math.inf
     if not math.isfinite(value):
         raise ValueError(f"gave {value}, expected a number")
     return value

@@ -81,7 +81,7 @@ class ChatStore(Database):
         row = self._row(
             "SELECT id, title, system, template, model, created, updated, leaf_id, archived,"
             " deleted, prompt, asked_template, markdown, chosen, documents, tools,"
-            " allowed_tools FROM chats WHERE id = ?",
+            " allowed_tools, reward FROM chats WHERE id = ?",
             (chat_id,),
             f"there is no chat {chat_id}",
         )
@@ -147,6 +147,10 @@ class ChatStore(Database):
     def set_chosen(self, chat_id: int, chosen: Mapping[str, object]) -> None:
         """Draw the chat's replies with these sampling parameters, by name."""
         self._change_chat(chat_id, "chosen", json.dumps(dict(chosen)))
+
+    def set_reward(self, chat_id: int, name: str) -> None:
+        """Have the chat's replies scored by a reward model; "" is by none."""
+        self._change_chat(chat_id, "reward", name)
 
     def set_documents(self, chat_id: int, documents: DocumentSet | None) -> None:
         """Let a chat draw on documents, or on none."""

@@ -40,7 +40,8 @@ class Chat:
     asked_template see `Basis`. markdown: its replies are shown as Markdown. model: what its last
     reply came from. chosen: the sampling parameters set for it, by name. documents: those it
     draws on; None without. tools: the names of those its model may call; allowed_tools: the keys
-    of those that the user has allowed for all of it (see `Tool.key`).
+    of those that the user has allowed for all of it (see `Tool.key`). reward: the name of the
+    reward model that scores its replies; "" without.
     """
 
     id: int
@@ -60,6 +61,7 @@ class Chat:
     documents: DocumentSet | None = None
     tools: tuple[str, ...] = ()
     allowed_tools: tuple[str, ...] = ()
+    reward: str = ""
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> "Chat":

@@ -127,5 +127,6 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         "ALTER TABLE messages ADD COLUMN calls TEXT NOT NULL DEFAULT '[]'",
     ),
     "how a reply came about": ("ALTER TABLE messages ADD COLUMN remark TEXT NOT NULL DEFAULT ''",),
+    "reward model": ("ALTER TABLE chats ADD COLUMN reward TEXT NOT NULL DEFAULT ''",),
 }
 """By name, in the order in which they are run: the statements of each."""

@@ -103,6 +103,8 @@ BAD_PREFERENCES = [
     ({"prompt": "Who?", "rejected": "Me."}, "'chosen' is missing"),
     ({"prompt": "", **TEXTS}, "'prompt' is empty"),
     ({"prompt": [], **TEXTS}, "prompt is an empty list"),
+    ({"prompt": None, **TEXTS}, "'prompt' is null, expected text"),
+    ({"prompt": 3, **TEXTS}, "'prompt' is the number 3, expected text"),
     ({"prompt": [ME], **TEXTS}, "expected 'user'"),
     ({"prompt": "Who?", "chosen": 3, "rejected": "You."}, "'chosen' is the number 3"),
     ({"prompt": [USER], "chosen": [ME, YOU], "rejected": [YOU]}, "expected one from 'assistant'"),

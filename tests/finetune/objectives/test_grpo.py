@@ -181,6 +181,7 @@ def good(prompt, reply, reference):
 def raises(prompt, reply, reference): raise KeyError("gone")
 def text(prompt, reply, reference): return "fine"
 def nan(prompt, reply, reference): return float("nan")
+def huge(prompt, reply, reference): return 10**400
 def slow(prompt, reply, reference): time.sleep(60)
 def leaves(prompt, reply, reference): import os; os._exit(3)
 number = 3
@@ -205,6 +206,7 @@ def test_a_function_of_the_users_own(tmp_path: Path) -> None:
         ("raises", r"mine\.py:raises raised KeyError: 'gone', for the reply 'abc' to 'What is 7"),
         ("text", r"gave 'fine', expected a number"),
         ("nan", r"gave nan, expected a number"),
+        ("huge", r"gave inf, expected a number"),
         ("slow", r"took longer than 1 seconds"),
         ("leaves", r"ended its process"),
     ],

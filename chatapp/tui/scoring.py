@@ -1,0 +1,196 @@
+"""The scores of a chat's replies by a reward model, computed on threads, one after the other.
+
+Keep: nobody waits for a score. None is begun while a reply is written, and one that comes when
+another reward model has been chosen is dropped.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from textual.screen import Screen
+from textual.signal import Signal
+
+from chatapp.tui.words import in_words
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.best_of import ReplyScorer
+    from chatapp.dialogue.store import Store, StoredMessage
+    from chatapp.tui.chat_widgets import ChatWidgets
+    from chatapp.tui.conversation import Conversation
+
+_Key = tuple[int, str]
+"""A reply's id, and its text: one that goes on has another."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A reward model to load. follows: whether for a chat that was opened, not for a command.
+
+    has_begun: whether it is being loaded.
+    """
+
+    name: str
+    follows: bool
+    has_begun: bool = False
+
+
+class Scoring:
+    """Has the replies of a conversation scored as they are shown. On the event loop."""
+
+    def __init__(
+        self,
+        conversation: "Conversation",
+        store: "Store",
+        screen: Screen[None],
+        widgets: "ChatWidgets",
+    ) -> None:
+        self._conversation = conversation
+        self._store = store
+        self._screen = screen
+        self._widgets = widgets
+        self._request: _Request | None = None
+        """The newest, until it is answered."""
+        self._name = ""
+        self._scorer: ReplyScorer | None = None
+        """By the name of before; None where that is "", or could not be loaded."""
+        self._scores: dict[_Key, float | str] = {}
+        self._wanted: dict[_Key, StoredMessage] = {}
+        self._is_scoring = False
+        self.changed = Signal[None](screen, "scores changed")
+
+    # The reward model
+
+    def use(self, name: str) -> None:
+        """Have replies scored by a reward model, as soon as it is loaded, or with "" by none."""
+        if name:
+            # The chat may be opened again from another folder.
+            path = os.path.abspath(os.path.expanduser(name))
+            self._load(_Request(path if os.path.isdir(path) else name, follows=False))
+            self._widgets.inform("Loading the reward model …")
+        else:
+            self._request = None
+            self._change("", None)
+            self._keep("Replies are not scored any more.")
+
+    def follow(self, *, is_other: bool) -> None:
+        """Have the replies of the chat that is opened scored by its own reward model.
+
+        is_other: whether it is another one, which goes on with nothing of the one before.
+        """
+        self._wanted.clear()
+        name = self._conversation.reward
+        if name != self._name:
+            self._change(name, None)
+            self._request = _Request(name, follows=True) if name else None
+            self.go_on()
+        elif is_other:
+            self._request = None
+
+    def _load(self, request: _Request) -> None:
+        self._request = request
+        request.has_begun = True
+
+        def run() -> None:
+            from chatapp.dialogue.best_of import ReplyScorer
+
+            loaded: ReplyScorer | str
+            try:
+                loaded = ReplyScorer.load(request.name)
+            except Exception as error:  # a broken installation fails in its own ways
+                loaded = in_words(error)
+            self._screen.call_later(self._take_model, request, loaded)
+
+        self._conversation.start_thread(run)
+
+    def _take_model(self, request: _Request, loaded: "ReplyScorer | str") -> None:
+        if request is not self._request:
+            return  # another one has been asked for since
+        self._request = None
+        if isinstance(loaded, str):
+            words = "This chat's replies are not scored" if request.follows else "/reward"
+            self._widgets.show_problem(f"{words}: {loaded}")
+            return
+        self._change(request.name, loaded)
+        if not request.follows:
+            self._keep(f"Replies are scored by {request.name}.")
+
+    def _change(self, name: str, scorer: "ReplyScorer | None") -> None:
+        self._name, self._scorer = name, scorer
+        self._scores.clear()
+        self._wanted.clear()
+        self._show()
+
+    def _keep(self, words: str) -> None:
+        """Store with the chat what scores its replies, and say so."""
+        self._conversation.reward = self._name
+        self._widgets.keep_choices()
+        self._widgets.inform(words)
+
+    # Scores
+
+    def score(self, reply: "StoredMessage") -> float | None:
+        """A reply's score; None where there is none, or none yet, and then it is asked for."""
+        known = self._known(reply)
+        return known if isinstance(known, float) else None
+
+    def words(self, reply: "StoredMessage") -> str:
+        """A reply's score in words, or why it has none; "" where it is only asked for as yet."""
+        known = self._known(reply)
+        if known is None:
+            return ""
+        return f"score {known:.2f}" if isinstance(known, float) else f"not scored: {known}"
+
+    def _known(self, reply: "StoredMessage") -> float | str | None:
+        if self._scorer is None:
+            return None
+        from chatapp.dialogue.scoring import can_be_scored  # the first frame needs none of it
+
+        key = reply.id, reply.text
+        if key not in self._scores and can_be_scored(reply):
+            self._wanted[key] = reply
+            self._screen.call_later(self.go_on)  # when the others on the screen are wanted as well
+        return self._scores.get(key)
+
+    def go_on(self) -> None:
+        """Do what has waited for the chat's own model, or for the end of a turn."""
+        conversation, request = self._conversation, self._request
+        if request is not None and not request.has_begun and conversation.model is not None:
+            self._load(request)
+        if conversation.turn is None and not self._is_scoring and self._wanted:
+            self._score_next()
+
+    def _score_next(self) -> None:
+        """Score what was asked for last: that is what the user looks at."""
+        scorer = self._scorer
+        assert scorer is not None
+        key, reply = self._wanted.popitem()
+        self._is_scoring = True
+
+        def run() -> None:
+            from chatapp.dialogue.scoring import stored_score
+
+            score: float | str
+            try:
+                score = stored_score(scorer, self._store, reply)
+            except Exception as error:  # a template may fail in its own ways
+                score = in_words(error)
+            self._screen.call_later(self._take_score, scorer, key, score)
+
+        self._conversation.start_thread(run)
+
+    def _take_score(self, scorer: "ReplyScorer", key: _Key, score: float | str) -> None:
+        self._is_scoring = False
+        if scorer is self._scorer:
+            self._scores[key] = score
+            self._wanted.pop(key, None)
+            self._show(key[0])
+        self.go_on()
+
+    def _show(self, message_id: int | None = None) -> None:
+        """Show what is known of a reply, or of all."""
+        transcript = self._widgets.transcript
+        for view in transcript.views:
+            if message_id in (None, view.message.id):
+                transcript.refresh_message(view.message)
+        self.changed.publish(None)
