@@ -53,9 +53,9 @@ class Servers:
 
     def ask(self, server: Server, cancel: threading.Event | None = None) -> Listing:
         """Have a server list its tools. Raises ToolError, which names it."""
-        seconds = min(server.timeout, _LISTING_SECONDS)
+        connection = self._connection(server)
         try:
-            listed = self._connection(server).ask(_listed, seconds, cancel or threading.Event())
+            listed = connection.ask(_listed, _LISTING_SECONDS, cancel or threading.Event())
         except ToolError as error:
             raise ToolError(f"{server.name}: {error}") from None
         except Stopped:

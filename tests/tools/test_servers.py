@@ -11,6 +11,7 @@ import psutil
 import pytest
 from tool_server import add_server
 
+from chatapp.tools import servers
 from chatapp.tools.registry import Registry, find_tools
 from chatapp.tools.tool import LONGEST_RESULT, ToolError, misfit_of, run
 
@@ -131,9 +132,12 @@ def _wait_for(path: Path) -> None:
         ),
     ],
 )
-def test_a_server_that_is_none_is_told(folder: Path, code: str, problem: str) -> None:
+def test_a_server_that_is_none_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
+) -> None:
     limit = 2 if "longer" in problem else 30
-    registry = server(folder, code, f"timeout = {limit}\n")
+    monkeypatch.setattr(servers, "_LISTING_SECONDS", limit)
+    registry = server(folder, code)
     started = time.monotonic()
     with pytest.raises(ToolError) as error:
         registry.chosen(["demo"])
