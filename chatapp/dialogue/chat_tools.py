@@ -4,6 +4,7 @@ Keep: they are looked up anew for every reply, so that a file that was changed o
 from then on.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,10 +45,10 @@ class ChatTools:
             raise ToolError(problem)
         self.names = chosen
 
-    def check(self, documents: DocumentSet | None) -> None:
+    def check(self, documents: DocumentSet | None, cancel: threading.Event | None = None) -> None:
         """Raises ToolError for one that is gone, or whose file is no good any more."""
         if self.names:
-            self.find(documents).chosen(self.names)
+            self.find(documents).chosen(self.names, cancel)
 
     def told(self, documents: DocumentSet | None) -> list[dict[str, Any]]:
         """What the model is told of those that there are."""

@@ -299,7 +299,7 @@ class Session:
         reply = self._message(message_id, "assistant")
         if self._store.latest_leaf(message_id) != message_id:
             raise ValueError("only the last reply of a chat can be continued")
-        self._tools.check(self._asked_documents())
+        self._tools.check(self._asked_documents(), cancel)
         path = self._path_to(message_id)
         prompt = self._write(path, sources=reply.sources)
         self._path = path
@@ -329,7 +329,7 @@ class Session:
         """
         if text is not None:
             text = _message_text(text)
-        self._tools.check(self._asked_documents())
+        self._tools.check(self._asked_documents(), cancel)
         sources = self._sources(path[-1].text if text is None else text, cancel)
         kept = beside if beside is not None and beside.calls else None
         prompt = self._write([*path, kept] if kept else path, text, sources)

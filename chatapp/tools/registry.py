@@ -30,14 +30,17 @@ class Registry:
     servers: Mapping[str, own.Server]
     running: Servers
 
-    def chosen(self, names: Iterable[str]) -> dict[str, Tool]:
+    def chosen(
+        self, names: Iterable[str], cancel: threading.Event | None = None
+    ) -> dict[str, Tool]:
         """Some of the tools; the name of a server stands for all of its tools. Servers are asked
-        for those that are not known yet. Raises ToolError for one that there is not."""
+        for those that are not known yet, until the event is set. Raises ToolError for one that
+        there is not."""
         tools, chosen = dict(self.tools), dict[str, Tool]()
         for name in names:
             server = self._server_of(name)
             if server is not None and name not in tools:
-                listed = self.running.ask(server).tools
+                listed = self.running.ask(server, cancel).tools
                 tools |= {each: tool for each, tool in listed.items() if each not in tools}
             if server is not None and name == server.name:
                 chosen |= {each: tool for each, tool in tools.items() if tool.server == name}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from chatapp.tools.connection import Connection, ServerLine
 from chatapp.tools.own import NAME, Server
 from chatapp.tools.schema import fault
-from chatapp.tools.tool import Arguments, Tool, ToolError, bounded, clean
+from chatapp.tools.tool import Arguments, Stopped, Tool, ToolError, bounded, clean
 from chatapp.userfiles import quoted
 
 if TYPE_CHECKING:
@@ -51,14 +51,15 @@ class Servers:
         """What is known of a server's tools without asking it; nothing before it was asked."""
         return self._listed.get(server, Listing())
 
-    def ask(self, server: Server) -> Listing:
+    def ask(self, server: Server, cancel: threading.Event | None = None) -> Listing:
         """Have a server list its tools. Raises ToolError, which names it."""
+        connection = self._connection(server)
         try:
-            listed = self._connection(server).ask(
-                _listed, min(server.timeout, _LISTING_SECONDS), threading.Event()
-            )
+            listed = connection.ask(_listed, _LISTING_SECONDS, cancel or threading.Event())
         except ToolError as error:
             raise ToolError(f"{server.name}: {error}") from None
+        except Stopped:
+            raise ToolError(f"{server.name}: stopped before it had listed its tools") from None
         tools: dict[str, Tool] = {}
         problems: list[str] = []
         for foreign in listed:

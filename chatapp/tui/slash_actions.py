@@ -264,8 +264,11 @@ async def use_tools(chat: ChatControls, argument: str) -> None:
     _refuse_while_busy(chat)
     names = argument.replace(",", " ").split()
     if not names:
+        registry = chat.conversation.find_tools()
+        if registry.servers:
+            chat.widgets.inform(f"Asking {', '.join(registry.servers)} for tools …")
         # On a thread, because servers may take their time.
-        there_are, problems = await asyncio.to_thread(chat.conversation.find_tools().listed)
+        there_are, problems = await asyncio.to_thread(registry.listed)
         on = chat.conversation.tools()
         others = [name for name in there_are if name not in on]
         words = f"On: {', '.join(on) or 'none'}. Off: {', '.join(others) or 'none'}."

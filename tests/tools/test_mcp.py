@@ -11,6 +11,7 @@ import psutil
 import pytest
 from tool_server import add_server
 
+from chatapp.tools import servers
 from chatapp.tools.registry import Registry, find_tools
 from chatapp.tools.tool import LONGEST_RESULT, ToolError, misfit_of, run
 
@@ -131,9 +132,12 @@ def _wait_for(path: Path) -> None:
         ),
     ],
 )
-def test_a_server_that_is_none_is_told(folder: Path, code: str, problem: str) -> None:
+def test_a_server_that_is_none_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
+) -> None:
     limit = 2 if "longer" in problem else 30
-    registry = server(folder, code, f"timeout = {limit}\n")
+    monkeypatch.setattr(servers, "_LISTING_SECONDS", limit)
+    registry = server(folder, code)
     started = time.monotonic()
     with pytest.raises(ToolError) as error:
         registry.chosen(["demo"])
@@ -142,6 +146,14 @@ def test_a_server_that_is_none_is_told(folder: Path, code: str, problem: str) ->
     assert "\n" not in str(error.value)
     assert time.monotonic() - started < limit + 8
     assert "calculator" in registry.listed()[0]
+
+
+def test_a_list_that_never_comes_can_be_stopped(folder: Path) -> None:
+    registry = server(folder, "import time; time.sleep(60)")
+    cancel = never()
+    threading.Timer(0.3, cancel.set).start()
+    with pytest.raises(ToolError, match="demo: stopped before it had listed its tools"):
+        registry.chosen(["demo_x"], cancel)
 
 
 def test_a_program_that_is_not_there_is_told(folder: Path) -> None:

@@ -40,6 +40,12 @@ async def order(driver: Driver, text: str) -> None:
     await driver.press("enter")
 
 
+async def switch_on(driver: Driver, *names: str) -> None:
+    """Let the model call these tools, and wait until it may."""
+    await order(driver, f"/tools {' '.join(names)}")
+    await driver.until(lambda: driver.chat.conversation.tools() == names)
+
+
 async def asked(driver: Driver, text: str) -> Approval:
     """Send a message whose reply calls a tool that asks, and wait for the question."""
     await order(driver, text)
@@ -55,7 +61,7 @@ async def test_a_call_is_folded_in_the_reply_and_opens_with_enter(
     scripted = model(tmp_path, *replies)
     async with open_app(scripted) as driver:
         await driver.ready()
-        await order(driver, "/tools calculator clock")
+        await switch_on(driver, "calculator", "clock")
         await driver.say("How many?")
         assert driver.texts == ["How many?", "See.\n\nNo."]
         assert "▸ calculator(expression=1 [b]) · failed" in driver.screen_text
@@ -78,7 +84,7 @@ async def test_nothing_runs_until_the_user_says_yes(
     replies = [call("touch", why="[b]\x1b[2J"), "Done."]
     async with open_app(model(tmp_path, *replies)) as driver:
         await driver.ready()
-        await order(driver, "/tools touch")
+        await switch_on(driver, "touch")
         await asked(driver, "Do it")
         assert "The model wants to run touch(why=[b]␛[2J). May it?" in driver.screen_text
         assert not touch.exists()
@@ -93,7 +99,7 @@ async def test_nothing_runs_until_the_user_says_yes(
 async def test_enter_alone_says_no(open_app: OpenApp, tmp_path: Path, touch: Path) -> None:
     async with open_app(model(tmp_path, call("touch"), "Then not.")) as driver:
         await driver.ready()
-        await order(driver, "/tools touch")
+        await switch_on(driver, "touch")
         approval = await asked(driver, "Do it")
         assert approval.query_one(OptionList).highlighted == 0
         await driver.press("enter")
@@ -108,7 +114,7 @@ async def test_esc_is_a_no_and_ends_the_reply(
 ) -> None:
     async with open_app(model(tmp_path, call("touch"), "never")) as driver:
         await driver.ready()
-        await order(driver, "/tools touch")
+        await switch_on(driver, "touch")
         approval = await asked(driver, "Do it")
         await driver.press("escape")
         await driver.idle()
@@ -124,14 +130,14 @@ async def test_a_tool_that_is_always_allowed_asks_no_more(
     scripted = model(tmp_path, call("touch"), "Done.")
     async with open_app(scripted) as driver:
         await driver.ready()
-        await order(driver, "/tools touch")
+        await switch_on(driver, "touch")
         await asked(driver, "Do it")
         await driver.press("end", "enter")
         await driver.idle()
         touch.unlink()
         scripted.prompts.clear()
         await driver.press("ctrl+n")
-        await order(driver, "/tools touch")
+        await switch_on(driver, "touch")
         await driver.say("Again")
         assert touch.exists()
 
@@ -144,19 +150,19 @@ async def test_tools_are_listed_switched_and_refused(
         await driver.ready()
         await order(driver, "/tools")
         listed = "On: none. Off: calculator, clock, calendar, units, manual, touch."
-        assert listed in driver.notices
+        await driver.until(lambda: listed in driver.notices)
         assert "bad.toml: 'description' is missing" in driver.problem
         await order(driver, "/tools calculator")
-        assert "Tools of this chat: calculator" in driver.notices
+        await driver.until(lambda: "Tools of this chat: calculator" in driver.notices)
         await order(driver, "/tools calculater")
-        assert "did you mean 'calculator'?" in driver.problem
+        await driver.until(lambda: "did you mean 'calculator'?" in driver.problem)
         driver.prompt.text = ""
         await order(driver, "/tools clock")
-        assert "this model calls calculator alone" in driver.problem
+        await driver.until(lambda: "this model calls calculator alone" in driver.problem)
         driver.prompt.text = ""
         assert driver.chat.conversation.tools() == ("calculator",)
         await order(driver, "/tools none")
-        assert driver.chat.conversation.tools() == ()
+        await driver.until(lambda: driver.chat.conversation.tools() == ())
 
 
 async def test_the_tools_of_a_server(open_app: OpenApp, tmp_path: Path) -> None:
