@@ -353,6 +353,7 @@ async def test_compared_replies_have_their_scores(
 ) -> None:
     async with open_app(ScriptedModel(VERSIONS)) as driver:
         await reward(driver, run)
+        await order(driver, "/set temperature 0.5")
         await driver.press(*"Count.", "f4")
         await driver.until(
             lambda: isinstance(driver.app.screen, CompareScreen) and driver.app.screen.focused
@@ -370,4 +371,5 @@ async def test_compared_replies_have_their_scores(
         await driver.press("1")
         await driver.until(lambda: driver.app.screen is driver.chat)
         await driver.until(notes_are(driver, "", expected[replies[0]]))
-        assert store.chat(1).reward == str(run)
+        chat = store.chat(1)
+        assert (chat.reward, chat.chosen) == (str(run), {"temperature": 0.5})
