@@ -64,11 +64,10 @@ def read_weights(
         if is_buffer(header.name):
             continue
         name = header.name if header.name in known else family.prefix + header.name
-        if name not in known:
+        if (piece := known.get(name)) is None:
             raise ModelError(
                 f"{header.file}: tensor {header.name!r} does not belong to a {files.family} model"
             )
-        piece = known[name]
         awaited.pop(name, None)
         pieces = unfinished.setdefault(piece.part.name, {})
         pieces[piece.index] = _read(piece, header, read)
@@ -81,13 +80,17 @@ def read_weights(
         else:
             yield piece.part.name, tensor
     for name in awaited:
-        sources = weight_sources(files)
-        where = sources[0] if len(sources) == 1 else files.path
-        raise ModelError(f"{where}: tensor {name!r} is missing")
+        raise _missing(files, name)
     own = ends.get("head.weight")
     if architecture.is_tied and own is not None and own.equal(ends["embed.weight"]):
         del ends["head.weight"]
     yield from ends.items()
+
+
+def _missing(files: ModelFiles, name: str) -> ModelError:
+    sources = weight_sources(files)
+    where = sources[0] if len(sources) == 1 else files.path
+    return ModelError(f"{where}: tensor {name!r} is missing")
 
 
 def _given(
