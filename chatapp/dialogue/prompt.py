@@ -254,11 +254,15 @@ class Writer(ABC):
         opened = parts[prompt.is_thinking :]
         return [id for part in opened for id in self._ids(part)] + self.reply_ids(reply)
 
-    def rest_ids(self, exchange: Exchange) -> list[int]:
-        """The tokens of a reply from the result of its last call on."""
+    def render_rest(self, exchange: Exchange) -> list[Segment]:
+        """A reply from the result of its last call on."""
         start = exchange.calls[-1].at + exchange.calls[-1].inside
         text = (exchange.reply or "")[start:] if exchange.calls[-1].inside else exchange.rest
-        return self._encode(Segment("assistant", text)) if text else []
+        return [Segment("assistant", text)] if text else []
+
+    def rest_ids(self, exchange: Exchange) -> list[int]:
+        """The tokens of a reply from the result of its last call on."""
+        return [id for part in self.render_rest(exchange) for id in self._encode(part)]
 
     def instruction_ids(self, system: str | None) -> list[int]:
         """The tokens of a prompt's opening."""

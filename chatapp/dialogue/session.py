@@ -62,8 +62,9 @@ class Started:
 class Reading:
     """What the model reads for one reply, and the reply as far as there is one.
 
-    reply: its row; None after a user's message. reply_ids: its tokens, those that were drawn
-    as long as this session remembers them. drawn: those with what a model told of them that
+    reply: its row; None after a user's message. segments, reply_ids: what follows the prompt of
+    it, as a prompt would hold it, left open; its tokens are those that were drawn as long as this
+    session remembers them. drawn: those with what a model told of them that
     does not show its inside; empty for others. left_out: old messages that do not fit. outdated:
     whether the reply was generated from another prompt, because the chat's instructions,
     template or prompt file, or the model's window, were others then.
@@ -75,6 +76,7 @@ class Reading:
     left_out: tuple[StoredMessage, ...]
     outdated: bool = False
     drawn: tuple[Token, ...] = ()
+    segments: tuple[Segment, ...] = ()
 
 
 SessionEvent = Started | ReplyEvent
@@ -256,11 +258,15 @@ class Session:
         sent = self._store.sent_prompt(message_id)
         outdated = sent not in (None, without_surrogates(prompt.text))
         ids: list[int] = []
+        segments: list[Segment] = []
+        writer = self._open_writer()
         if reply is not None and reply.calls:  # all but what follows the last is its prompt
             prompt = self._write([*path, up_to_call(reply)], sources=sources)
-            ids = self._open_writer().rest_ids(exchange_of(reply))
+            segments = writer.render_rest(exchange_of(reply))
+            ids = writer.rest_ids(exchange_of(reply))
         elif reply is not None:
-            ids = self._open_writer().written_ids(prompt, reply.text, reply.thoughts)
+            segments = writer.render_reply(reply.text)
+            ids = writer.written_ids(prompt, reply.text, reply.thoughts)
         room = self.model.context - len(prompt.ids)
         return Reading(
             prompt,
@@ -269,6 +275,7 @@ class Session:
             self._left_out(prompt, path),
             outdated=outdated,
             drawn=tuple(self._drawn.get(message_id, ())),
+            segments=tuple(segments),
         )
 
     def draft(self, text: str, instead_of: int | None = None) -> Reading:
@@ -283,10 +290,6 @@ class Session:
         text = _message_text(text)
         prompt = self._write(path, text, self._sources(text))
         return Reading(prompt, None, (), self._left_out(prompt, path))
-
-    def render_reply(self, text: str) -> list[Segment]:
-        """A reply as a prompt would hold it, left open."""
-        return self._open_writer().render_reply(text)
 
     def continue_reply(
         self, message_id: int, cancel: threading.Event | None = None

@@ -110,7 +110,7 @@ def test_demonstrations_are_chosen_for_each_message(store: Store, file: WriteFil
     assert 1 > first >= second > 0
     assert reading.prompt.dropped_shots == reading.left_out == ()
     assert reading.prompt.text == model.prompts[0]
-    assert text_of(session.render_reply("pink")) == " pink"
+    assert text_of(reading.segments) == " pink"
 
 
 @pytest.mark.parametrize("method", ["fixed", "random", "bm25", "knn", "mmr"])

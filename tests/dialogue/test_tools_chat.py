@@ -28,6 +28,7 @@ from chatapp.dialogue.template_choice import choose_template
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Sampling
 from chatapp.prompting.documents import DocumentSet
+from chatapp.prompting.segments import text_of
 from chatapp.prompting.template import CHAT
 from chatapp.tools.registry import find_tools
 from chatapp.tools.tool import Arguments, Tool, ToolError
@@ -155,6 +156,7 @@ def test_what_the_inspector_reads_holds_the_call(tmp_path: Path, store: Store) -
     assert not reading.outdated
     assert [part.text for part in reading.prompt.segments if part.kind == "tool"] == ["3648"]
     assert model.tokenizer.decode(reading.reply_ids) == "It is 3648."
+    assert text_of(reading.segments) == "It is 3648."  # and not what the prompt has already
     list(session.branch(reply.id, model.tokenizer.encode("It is not")))
     other = session.messages[-1]
     assert (other.sibling, other.calls) == (2, reply.calls)
@@ -185,6 +187,7 @@ def test_the_pattern_of_a_model_without_a_template_of_its_own(store: Store) -> N
     reading = session.read(reply.id)
     assert [part.text for part in reading.prompt.segments[-2:]] == [" She has <<48*76=", "3648>>"]
     assert model.tokenizer.decode(reading.reply_ids) == "3648 eggs."
+    assert text_of(reading.segments) == "3648 eggs."
     list(session.say("Bye"))
     assert "She has <<48*76=3648>>3648 eggs." in model.prompts[2]
     (row,) = to_training_rows(store.chat(reply.chat_id), session.messages)

@@ -92,9 +92,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         ids = tuple(session.model.tokenizer.encode(EXAMPLE))
         start = len(ids)
     else:
-        segments = reading.prompt.segments
-        if reading.reply is not None:
-            segments = (*segments, *session.render_reply(reading.reply.text))
+        segments = (*reading.prompt.segments, *reading.segments)
         ids, start = (*reading.prompt.ids, *reading.reply_ids), len(reading.prompt.ids)
     model = session.model
     trace: Trace | None = None
