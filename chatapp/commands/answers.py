@@ -91,7 +91,8 @@ def _call_in_words(call: "Call") -> str:
     from chatapp.tools.tool import in_words
 
     first, *more = call.result.splitlines() or [""]
-    return f"{call.name}({in_words(call.arguments)}): {first}{' …' if more else ''}"
+    name = " ".join(call.name.split())  # as the model wrote it
+    return f"{name}({in_words(call.arguments)}): {first}{' …' if more else ''}"
 
 
 def print_best(

@@ -4,6 +4,7 @@ Keep: nothing runs that is not on, does not fit its schema or was not allowed. W
 a call, the model is told, and the reply goes on or ends as any other.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -28,6 +29,9 @@ from chatapp.tools.tool import (
 
 MOST_CALLS = 10
 """In one reply."""
+
+# What a rounded number is exactly, behind it; in the text of a reply stands the number alone.
+_FRACTION = re.compile(r"(?<=…) \(-?\d+/\d+\)")
 
 _TOO_MANY = f"it asked for more than {MOST_CALLS} calls of tools in one reply"
 _REFUSED = Outcome("refused", "error: the user did not allow this call")
@@ -164,7 +168,7 @@ def _called(
     call = replace(_call(requested), result=result, status=outcome.ending)
     if not isinstance(pattern, InlineCalls):
         return Called(call, PARAGRAPH)  # white space, which waits for what is said next
-    value = result.partition("\n")[0] if outcome.ending == "done" else "?"
+    value = _FRACTION.sub("", result.partition("\n")[0]) if outcome.ending == "done" else "?"
     text = f"{value}{pattern.close}"
     return Called(replace(call, inside=len(text)), text)
 

@@ -63,7 +63,8 @@ class ToolCalls(Vertical):
         from chatapp.tools.tool import in_words
 
         status = _WORDS[call.status]
-        line = f"{call.name}({in_words(call.arguments)}){f' · {status}' if status else ''}"
+        name = " ".join(call.name.split())  # as the model wrote it
+        line = f"{name}({in_words(call.arguments)}){f' · {status}' if status else ''}"
         if self._is_open:
             return "\n".join([f"▾ {line}", *(f"  {part}" for part in call.result.splitlines())])
         first, *more = call.result.splitlines() or [""]

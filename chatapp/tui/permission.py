@@ -6,11 +6,12 @@ is stopped is a no.
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Vertical
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.widgets import OptionList, Static
@@ -71,8 +72,31 @@ def asked_on(
     return question.wait(cancel)
 
 
+class _Answers(Options):
+    """The answers, of which no key but the arrows leaves No, one line at a time."""
+
+    def action_cursor_up(self) -> None:
+        if self.highlighted:
+            super().action_cursor_up()
+
+    def action_cursor_down(self) -> None:
+        if self.highlighted != self.option_count - 1:
+            super().action_cursor_down()
+
+    def action_last(self) -> None:
+        """Nothing: a cursor that was to go to the end of a message says no yes."""
+
+
 class Approval(Vertical):
-    """Shows a question with its answers; nothing while there is none."""
+    """Shows a question with its answers; nothing while there is none.
+
+    All of what would run can be read before it is answered.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("pageup", "read(-1)", show=False, priority=True),
+        Binding("pagedown", "read(1)", show=False, priority=True),
+    ]
 
     @dataclass
     class Answered(Message):
@@ -84,12 +108,14 @@ class Approval(Vertical):
     def __init__(self) -> None:
         super().__init__()
         self._words = Static(markup=False)
-        self._options = Options(*(words for _, words in _ANSWERS))
+        self._page = VerticalScroll(self._words, can_focus=False)
+        self._options = _Answers(*(words for _, words in _ANSWERS))
         self._question: Question | None = None
         self.display = False
 
     def compose(self) -> ComposeResult:
-        yield self._words
+        yield self._page
+        yield Static("PgDn reads on", classes="more")
         yield self._options
 
     def ask(self, question: Question) -> None:
@@ -97,8 +123,20 @@ class Approval(Vertical):
         self._question = question
         self._words.update(printable(f"The model wants to run {question.text}. May it?"))
         self.display = True
+        self._page.scroll_home(animate=False)
         self._options.highlighted = 0
         self._options.focus()
+        self.call_after_refresh(self._tell_more)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._tell_more)
+
+    def _tell_more(self) -> None:
+        self.query_one(".more").display = bool(self._page.max_scroll_y)
+
+    def action_read(self, step: int) -> None:
+        """Read on in a long question, or back."""
+        self._page.scroll_relative(y=step * (self._page.size.height - 1), animate=False)
 
     def withdraw(self) -> None:
         """Ask no more: the turn is over."""

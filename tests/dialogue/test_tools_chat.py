@@ -174,6 +174,16 @@ def test_a_reply_with_a_call_goes_on_where_it_ended(tmp_path: Path, store: Store
     )
 
 
+def test_a_rounded_number_stands_in_the_text_without_its_fraction(store: Store) -> None:
+    model = ScriptedModel([" Each gets <<10/3=3>>3.", "3.33."])
+    session = Session(model, template=CHAT, store=store)
+    session.set_tools(["calculator"])
+    list(session.say("How many?"))
+    reply = session.messages[-1]
+    assert reply.text == "Each gets <<10/3=3.33333333333333…>>3.33."
+    assert reply.calls[0].result == "3.33333333333333… (10/3)"
+
+
 def test_the_pattern_of_a_model_without_a_template_of_its_own(store: Store) -> None:
     model = ScriptedModel([" She has <<48*76=99>>99 eggs", "3648 eggs.", " Bye."])
     session = Session(model, template=CHAT, store=store)

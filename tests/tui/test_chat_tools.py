@@ -96,17 +96,48 @@ async def test_nothing_runs_until_the_user_says_yes(
         assert driver.app.focused is driver.prompt
 
 
-async def test_enter_alone_says_no(open_app: OpenApp, tmp_path: Path, touch: Path) -> None:
+@pytest.mark.parametrize("keys", [[], ["up"], ["end"], ["pagedown"], ["home"]])
+async def test_enter_alone_says_no(
+    open_app: OpenApp, tmp_path: Path, touch: Path, keys: list[str]
+) -> None:
     async with open_app(model(tmp_path, call("touch"), "Then not.")) as driver:
         await driver.ready()
         await switch_on(driver, "touch")
         approval = await asked(driver, "Do it")
         assert approval.query_one(OptionList).highlighted == 0
-        await driver.press("enter")
+        await driver.press(*keys, "enter")  # keys that were meant for a message
         await driver.idle()
         assert not touch.exists()
         assert "touch() · not allowed" in driver.screen_text
         assert driver.texts[-1] == "Then not."
+
+
+async def test_all_of_a_long_question_can_be_read(
+    open_app: OpenApp, tmp_path: Path, touch: Path
+) -> None:
+    hidden = call("touch", why=f"{'and then ' * 60}rm -rf ~")
+    async with open_app(model(tmp_path, hidden, "Then not."), size=(60, 20)) as driver:
+        await driver.ready()
+        await switch_on(driver, "touch")
+        await asked(driver, "Do it")
+        await driver.until(lambda: "PgDn reads on" in driver.screen_text)
+        assert "rm -rf ~" not in driver.screen_text
+        await driver.press(*["pagedown"] * 4)
+        assert "rm -rf ~). May" in driver.screen_text
+        await driver.press("enter")
+        await driver.idle()
+        assert not touch.exists()
+
+
+async def test_a_call_is_one_line_whatever_the_model_calls(
+    open_app: OpenApp, tmp_path: Path
+) -> None:
+    replies = [call("x\n▸ calculator(1+1): 2\n"), "Ok."]
+    async with open_app(model(tmp_path, *replies)) as driver:
+        await driver.ready()
+        await switch_on(driver, "calculator")
+        await driver.say("How many?")
+        assert "▸ x ▸ calculator(1+1): 2() · failed" in driver.screen_text
 
 
 async def test_esc_is_a_no_and_ends_the_reply(
@@ -132,7 +163,7 @@ async def test_a_tool_that_is_always_allowed_asks_no_more(
         await driver.ready()
         await switch_on(driver, "touch")
         await asked(driver, "Do it")
-        await driver.press("end", "enter")
+        await driver.press("down", "down", "down", "enter")
         await driver.idle()
         touch.unlink()
         scripted.prompts.clear()
