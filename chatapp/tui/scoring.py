@@ -79,13 +79,14 @@ class Scoring:
         is_other: whether it is another one, which goes on with nothing of the one before.
         """
         self._wanted.clear()
-        name = self._conversation.reward
+        name, request = self._conversation.reward, self._request
         if name != self._name:
             self._change(name, None)
-            self._request = _Request(name, follows=True) if name else None
-            self.go_on()
-        elif is_other:
-            self._request = None
+        elif not is_other or (request is not None and request.follows):
+            return  # what is under way is for this chat as well
+        is_missing = bool(name) and self._scorer is None
+        self._request = _Request(name, follows=True) if is_missing else None
+        self.go_on()
 
     def _load(self, request: _Request) -> None:
         self._request = request

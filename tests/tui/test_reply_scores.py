@@ -155,6 +155,32 @@ async def test_a_chat_keeps_its_reward_model(
         assert store.chat(other + 3).reward == str(run)
 
 
+@pytest.mark.parametrize("command", ["", "/reward gone"])
+async def test_a_reward_model_that_is_being_loaded_scores_the_next_chat_too(
+    open_app: OpenApp, store: Store, run: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    first, second = fill(store, ["Count.", "One."]), fill(store, ["Count.", "Two."])
+    for chat in (first, second):
+        store.set_reward(chat, str(run))
+    expected = scored(run, "Count.", "Two.")
+    may_load, begun, load = threading.Event(), threading.Event(), ReplyScorer.load
+
+    def wait(name: str) -> ReplyScorer:
+        begun.set()
+        assert may_load.wait(30)
+        return load(name)
+
+    monkeypatch.setattr(ReplyScorer, "load", wait)
+    async with open_app(chat_id=first) as driver:
+        await driver.until(begun.is_set)
+        if command:  # what it asks for is for the first chat alone
+            await order(driver, command)
+        await driver.chat.navigation.open(second)
+        may_load.set()
+        await driver.until(notes_are(driver, "", expected))
+        assert (driver.problem, driver.chat.conversation.reward) == ("", str(run))
+
+
 async def test_a_reward_model_that_is_gone_is_told(
     open_app: OpenApp, store: Store, run: Path
 ) -> None:
