@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast, get_args
 from chatapp.dialogue.store import Status, Store
 from chatapp.foreign import without_surrogates
 from chatapp.passages.sources import Source
-from chatapp.prompting.calls import Call
+from chatapp.prompting.calls import DEEPEST, Call, depth
 from chatapp.prompting.messages import Role
 from chatapp.userfiles import UserError, quoted, read_text, reason, shown
 
@@ -175,7 +175,7 @@ def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedM
         thoughts = _text(row, "thoughts", where)
         sources = _parts(row, "sources", Source, where)
         calls = _parts(row, "calls", Call, where)
-        _check_places(calls, content, where)
+        _check_calls(calls, role, content, where)
         status = _status(row, where)
         messages.append(
             ImportedMessage(cast(Role, role), content, status, thoughts, sources, calls)
@@ -203,9 +203,13 @@ def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tupl
     tables = row.get(key, [])
     if not isinstance(tables, list):
         raise _unexpected(where, row, key, "a list")
+    model, what = strict_model(kind), key.removesuffix("s")
+    for number, table in enumerate(tables, 1):
+        if depth(table) > 1 + DEEPEST:  # the table itself, and a call's arguments
+            problem = f"nests lists and objects more than {DEEPEST} deep"
+            raise ImportingError(f"{where}, {what} {number}: {problem}")
     # An escape may stand for half a character, which no tokenizer takes.
     tables = json.loads(without_surrogates(json.dumps(tables, ensure_ascii=False)))
-    model, what = strict_model(kind), key.removesuffix("s")
     parts = (
         validated(model, table, ImportingError, origin=f"{where}, {what} {number}", what=what)
         for number, table in enumerate(tables, 1)
@@ -213,7 +217,9 @@ def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tupl
     return tuple(kind(**dict(part)) for part in parts)
 
 
-def _check_places(calls: Sequence[Call], content: str, where: str) -> None:
+def _check_calls(calls: Sequence[Call], role: str, content: str, where: str) -> None:
+    if calls and role == "user":
+        raise ImportingError(f"{where}: is from 'user' and has calls, which only replies have")
     end = 0
     for number, call in enumerate(calls, 1):
         if not (end <= call.at <= call.at + call.inside <= len(content)):

@@ -20,6 +20,10 @@ CallStatus = Literal["running", "done", "failed", "refused", "stopped"]
 _LONGEST = 100_000
 """Characters of a call; a longer one is text."""
 
+DEEPEST = 100
+"""Lists and objects within each other in a call's arguments; what nests deeper is no call, because
+Python stores and shows it by recursion, which has an end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Requested:
@@ -113,6 +117,17 @@ def as_text(call: Call) -> tuple[str, str]:
     document = {"name": call.name, "arguments": call.arguments}
     asked = f"<tool_call>{json.dumps(document, ensure_ascii=False)}</tool_call>"
     return asked, f"<tool_response>\n{call.result}\n</tool_response>"
+
+
+def depth(value: object) -> int:
+    """How many lists and objects of JSON stand within each other, the value among them."""
+    levels, inside = 0, [value]
+    while holders := [each for each in inside if isinstance(each, dict | list)]:
+        levels += 1
+        inside = [
+            part for each in holders for part in (each.values() if isinstance(each, dict) else each)
+        ]
+    return levels
 
 
 def with_calls(segments: Sequence[Segment], reply: str, calls: Sequence[Call]) -> list[Segment]:
@@ -316,7 +331,7 @@ def _requested(text: str, name: str) -> Requested | None:
     except (ValueError, RecursionError):
         return None
     if name:
-        return Requested(name, value) if isinstance(value, dict) else None
+        value = {"name": name, "arguments": value}
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
@@ -332,7 +347,7 @@ def _requested(text: str, name: str) -> Requested | None:
     called = value.get("name")
     if not isinstance(called, str) or not isinstance(arguments, dict):
         return None
-    return Requested(called, arguments)
+    return Requested(called, arguments) if depth(arguments) <= DEEPEST else None
 
 
 def _refused(constant: str) -> None:

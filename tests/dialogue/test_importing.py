@@ -11,7 +11,7 @@ from chatapp.dialogue.export import to_json, to_training_rows
 from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
 from chatapp.dialogue.store import Store
 from chatapp.passages.sources import Source
-from chatapp.prompting.calls import Call
+from chatapp.prompting.calls import DEEPEST, Call
 
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend \u2028"
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": HOSTILE}]
@@ -28,6 +28,14 @@ def file(tmp_path: Path, content: Any) -> Path:
     path = tmp_path / "chats.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
+
+
+def nested(levels: int) -> list[Any]:
+    """Lists within each other, of so many levels."""
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
 
 
 def test_what_was_exported_comes_back(store: Store, tmp_path: Path) -> None:
@@ -55,6 +63,7 @@ def test_sources_and_calls_come_back(store: Store, tmp_path: Path) -> None:
     calls = (
         Call("weather", {"city": HOSTILE, "days": [1, None]}, HOSTILE, "failed", 0),
         Call("calculator", {"expression": "2+2"}, "4", "done", 6, 3),
+        Call("search", {"deep": nested(DEEPEST - 1)}, "", "running", 10),  # as the program died
     )
     store.update_calls(reply.id, calls)
     document = to_json(store.chat(chat_id), store.path(chat_id))
@@ -63,6 +72,7 @@ def test_sources_and_calls_come_back(store: Store, tmp_path: Path) -> None:
     assert (again.sources, again.calls) == (sources, calls)
 
 
+TOO_DEEP = f"message 2, call 2: nests lists and objects more than {DEEPEST} deep"
 GOOD = {"name": "x", "arguments": {}, "result": "", "status": "done", "at": 0, "inside": 0}
 
 
@@ -74,6 +84,10 @@ GOOD = {"name": "x", "arguments": {}, "result": "", "status": "done", "at": 0, "
         ({"calls": [GOOD, {**GOOD, "at": -1}]}, "call 2: its place is not in the content"),
         ({"calls": [{**GOOD, "inside": 99}]}, "call 1: its place is not in the content"),
         ({"calls": [{"name": "x"}]}, "message 2, call 1: 'arguments' is missing"),
+        *(
+            ({"calls": [GOOD, {**GOOD, "arguments": {"a": nested(levels)}}]}, TOO_DEEP)
+            for levels in (DEEPEST, 900)
+        ),
         ({"sources": [{"file": "a"}]}, "message 2, source 1: 'place' is missing"),
         ({"sources": ["a"]}, "message 2, source 1:"),
     ],
@@ -85,6 +99,15 @@ def test_sources_and_calls_that_are_no_good_are_named(
     with pytest.raises(ImportingError) as error:
         read_chats(file(tmp_path, {"messages": turns}))
     assert problem in str(error.value)
+
+
+def test_calls_of_the_user_are_refused(tmp_path: Path) -> None:
+    path = file(tmp_path, {"messages": [{**TURNS[0], "calls": [GOOD]}, TURNS[1]]})
+    with pytest.raises(ImportingError) as error:
+        read_chats(path)
+    assert str(error.value) == (
+        f"{path}, message 1: is from 'user' and has calls, which only replies have"
+    )
 
 
 def test_training_rows_are_chats_a_line(store: Store, tmp_path: Path) -> None:

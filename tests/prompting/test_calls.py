@@ -8,6 +8,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from chatapp.prompting.calls import (
     CALCULATOR,
+    DEEPEST,
     HERMES,
     LLAMA,
     MISTRAL,
@@ -120,6 +121,20 @@ def test_any_text_without_a_call_comes_out_as_it_was(pattern: CallPattern) -> No
 def test_a_pattern_in_the_text_calls_only_what_is_on() -> None:
     calls = CallFilter(CALCULATOR, ["clock"])
     assert calls.push("She has <<1+1=2>>") == ("She has <<1+1=2>>", None)
+
+
+@pytest.mark.parametrize("form", ["object", "text", "after its name"])
+def test_a_call_whose_arguments_nest_too_deep_is_text(form: str) -> None:
+    def reply(levels: int) -> str:
+        arguments = '{"a":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+        if form == "after its name":
+            return f"{MISTRAL.begin}clock[ARGS]{arguments}"
+        written = json.dumps(arguments) if form == "text" else arguments
+        return f'{MISTRAL.begin}{{"name": "clock", "arguments": {written}}}'
+
+    assert read(MISTRAL, [reply(DEEPEST)])[1] is not None
+    for levels in (DEEPEST + 1, 900):
+        assert read(MISTRAL, [reply(levels)]) == (reply(levels), None)
 
 
 def test_a_call_that_never_ends_is_text_at_last() -> None:
