@@ -95,6 +95,7 @@ class Dialogs:
             return
         with self._widgets.store_errors():
             self._conversation.hold_with(choice.basis)
+            self._scoring.renew()
             self._widgets.show_problem("")
             self._models.show()
             self._inspecting.look_again()

@@ -1,7 +1,7 @@
 """The scores of a chat's replies by a reward model, computed on threads, one after the other.
 
 Keep: nobody waits for a score. None is begun while a reply is written, and one that comes when
-another reward model has been chosen is dropped.
+another reward model, or other instructions, have been chosen is dropped.
 """
 
 import os
@@ -116,9 +116,13 @@ class Scoring:
         if not request.follows:
             self._keep(f"Replies are scored by {request.name}.")
 
+    def renew(self) -> None:
+        """Score all replies anew, because the chat's instructions are others."""
+        self._change(self._name, self._scorer)
+
     def _change(self, name: str, scorer: "ReplyScorer | None") -> None:
         self._name, self._scorer = name, scorer
-        self._scores.clear()
+        self._scores = {}  # another one, by which a score that is under way knows that it is late
         self._wanted.clear()
         self._show()
 
@@ -163,7 +167,7 @@ class Scoring:
 
     def _score_next(self) -> None:
         """Score what was asked for last: that is what the user looks at."""
-        scorer = self._scorer
+        scorer, scores = self._scorer, self._scores
         assert scorer is not None
         key, reply = self._wanted.popitem()
         self._is_scoring = True
@@ -176,14 +180,14 @@ class Scoring:
                 score = stored_score(scorer, self._store, reply)
             except Exception as error:  # a template may fail in its own ways
                 score = in_words(error)
-            self._screen.call_later(self._take_score, scorer, key, score)
+            self._screen.call_later(self._take_score, scores, key, score)
 
         self._conversation.start_thread(run)
 
-    def _take_score(self, scorer: "ReplyScorer", key: _Key, score: float | str) -> None:
+    def _take_score(self, scores: dict[_Key, float | str], key: _Key, score: float | str) -> None:
         self._is_scoring = False
-        if scorer is self._scorer:
-            self._scores[key] = score
+        if scores is self._scores:
+            scores[key] = score
             self._wanted.pop(key, None)
             self._show(key[0])
         self.go_on()

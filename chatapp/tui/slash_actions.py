@@ -116,6 +116,7 @@ async def set_instructions(chat: ChatControls, argument: str) -> None:
         return
     _refuse_while_busy(chat)
     conversation.set_system(None if argument == TEMPLATES_OWN else argument)
+    chat.scoring.renew()
     conversation.measure()
     chat.widgets.inform("These instructions apply from the next message on.")
 

@@ -89,6 +89,9 @@ async def test_every_reply_has_its_score_below_it(open_app: OpenApp, run: Path) 
         first = scored(run, "Count.", "One.")
         await driver.until(notes_are(driver, "", first))
         await order(driver, "/system Be brief.")
+        plain, first = first, scored(run, "Count.", "One.", system="Be brief.")
+        assert plain != first
+        await driver.until(notes_are(driver, "", first))
         await driver.say("Go on.")
         second = scored(run, "Count.", "One.", "Go on.", "Two, and more.", system="Be brief.")
         await driver.until(notes_are(driver, "", first, "", second))
@@ -111,6 +114,21 @@ async def test_a_score_is_that_of_the_reply_as_it_stands(open_app: OpenApp, run:
         await driver.press("ctrl+up", "c")
         await driver.idle()
         await driver.until(notes_are(driver, "", f"{cut} · {scored(run, 'Count.', 'One, two.')}"))
+
+
+async def test_a_score_is_renewed_with_the_chats_instructions(
+    open_app: OpenApp, run: Path, gate: Gate
+) -> None:
+    async with open_app(ScriptedModel(["One."])) as driver:
+        await reward(driver, run)
+        await order(driver, "Count.")
+        await driver.until(lambda: gate.seen)
+        await order(driver, "/system Be brief.")  # while the reply is scored without them
+        gate.open.set()
+        await driver.until(lambda: driver.notes[1])
+        assert driver.notes == ["", scored(run, "Count.", "One.", system="Be brief.")]
+        await order(driver, "/prompt none")
+        await driver.until(notes_are(driver, "", scored(run, "Count.", "One.")))
 
 
 async def test_a_reply_that_was_cut_off_is_not_scored(
