@@ -1,7 +1,7 @@
 """The score of a reply of a stored chat by a reward model.
 
-Keep: a reply is scored behind the messages that a row of feedback would have before it, which is
-what reward models learn from.
+Keep: a reply is scored behind the prompt that the row of a preference (dpo) would have, because
+reward models learn from those: earlier replies as they were written, not as they were corrected.
 """
 
 from bisect import bisect_left

@@ -12,6 +12,7 @@ from fakes import ScriptedModel
 from textual.widgets import OptionList, Static
 
 from chatapp.dialogue.best_of import ReplyScorer
+from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.store import Store
 from chatapp.engine.used_models import note_model
 from chatapp.paths import TEMPLATE_FILE
@@ -129,6 +130,21 @@ async def test_a_score_is_renewed_with_the_chats_instructions(
         assert driver.notes == ["", scored(run, "Count.", "One.", system="Be brief.")]
         await order(driver, "/prompt none")
         await driver.until(notes_are(driver, "", scored(run, "Count.", "One.")))
+
+
+async def test_a_reply_is_scored_behind_the_prompt_that_its_preference_has(
+    open_app: OpenApp, store: Store, run: Path
+) -> None:
+    chat = fill(store, ["Count.", "One.", "Go on.", "Two."])
+    _, first, _, second = store.path(chat)
+    store.set_correction(first.id, "One, to begin with.")
+    store.set_correction(second.id, "Two, and more.")
+    *_, row = feedback_rows(store, chat, FeedbackFormat.DPO)
+    texts = [message["content"] for message in (*row["prompt"], *row["rejected"])]
+    async with open_app(chat_id=chat) as driver:
+        await reward(driver, run)
+        expected = scored(run, "Count.", "One."), scored(run, *texts)
+        await driver.until(notes_are(driver, "", expected[0], "", expected[1]))
 
 
 async def test_a_reply_that_was_cut_off_is_not_scored(
