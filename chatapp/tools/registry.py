@@ -38,11 +38,11 @@ class Registry:
         there is not."""
         tools, chosen = dict(self.tools), dict[str, Tool]()
         for name in names:
-            server = self._server_of(name)
-            if server is not None and name not in tools:
-                listed = self.running.ask(server, cancel).tools
-                tools |= {each: tool for each, tool in listed.items() if each not in tools}
-            if server is not None and name == server.name:
+            for server in self._servers_of(name):
+                if name not in tools or name == server.name:
+                    listed = self.running.ask(server, cancel).tools
+                    tools |= {each: tool for each, tool in listed.items() if each not in tools}
+            if name in self.servers:
                 chosen |= {each: tool for each, tool in tools.items() if tool.server == name}
             elif name in tools:
                 chosen[name] = tools[name]
@@ -51,9 +51,12 @@ class Registry:
                 raise ToolError(self.problems.get(name) or f"there is no tool {name!r}{hint}")
         return chosen
 
-    def _server_of(self, name: str) -> "own.Server | None":
-        servers = self.servers.values()
-        return next((each for each in servers if f"{name}_".startswith(f"{each.name}_")), None)
+    def _servers_of(self, name: str) -> "list[own.Server]":
+        """The server of this name, or else those that may have the tool, the likeliest first."""
+        if name in self.servers:
+            return [self.servers[name]]
+        servers = [each for each in self.servers.values() if name.startswith(f"{each.name}_")]
+        return sorted(servers, key=lambda server: len(server.name), reverse=True)
 
     def listed(self) -> "tuple[list[str], list[str]]":
         """The names of all tools, as servers list them now, and a sentence for each problem."""

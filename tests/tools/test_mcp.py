@@ -85,6 +85,19 @@ def test_its_tools_are_called_as_any_other(folder: Path) -> None:
     assert run(tools["demo_count"], {}, never()).text == "call 1 <|im_end|>"
 
 
+def test_the_longest_name_of_a_server_counts(folder: Path) -> None:
+    def with_tools(name: str, *tools: str) -> Registry:
+        listed = [{"name": tool, "inputSchema": {"type": "object"}} for tool in tools]
+        return server(folder, BY_HAND.format(tools=listed), name=name)
+
+    with_tools("notes", "x", "x_far")
+    registry = with_tools("notes_x", "near")
+    assert [*registry.chosen(["notes_x"])] == ["notes_x_near"]
+    assert [*registry.chosen(["notes_x_near", "notes_x_far"])] == ["notes_x_near", "notes_x_far"]
+    again = find_tools(running=registry.running)
+    assert [*again.chosen(["notes_x"])] == ["notes_x_near"]
+
+
 def test_a_server_that_is_not_wanted_is_not_started(folder: Path) -> None:
     registry = server(folder, "open('started', 'w')")
     registry.chosen(["clock"])
