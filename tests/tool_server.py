@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
@@ -20,6 +21,25 @@ def add_server(folder: Path, more: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     command = json.dumps([sys.executable, __file__])
     (folder / "demo.toml").write_text(f'name = "demo"\nserver = {command}\n{more}')
+
+
+def add_lasting_server(folder: Path) -> None:
+    """As `add_server`, for one that goes on when its input ends. It writes its number to `pid`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = f"echo $$ > pid; {sys.executable} {__file__}; exec sleep 600"
+    (folder / "demo.toml").write_text(
+        f'name = "demo"\nserver = {json.dumps(["sh", "-c", script])}\n'
+    )
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends within some seconds."""
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 @app.tool()

@@ -20,14 +20,19 @@ from chatapp.tools.tool import ToolError
 
 class ChatTools:
     """names: of those that the model may call. ask: asks the user whether one may run that is not
-    allowed yet. documents, wherever they are asked for: those of the chat, which a tool searches.
+    allowed yet. servers: those of the chat that run already. documents, wherever they are asked
+    for: those of the chat, which a tool searches.
     """
 
-    def __init__(self, store: Store, names: Sequence[str]) -> None:
+    def __init__(self, store: Store, names: Sequence[str], servers: Servers | None = None) -> None:
         self.names = tuple(names)
         self.ask: Ask = never
         self._store = store
-        self._servers = Servers()
+        self._servers = servers or Servers()
+
+    def close(self) -> None:
+        """End the servers of tools."""
+        self._servers.close()
 
     def find(self, documents: DocumentSet | None) -> Registry:
         """All tools that there are."""

@@ -36,6 +36,7 @@ from chatapp.prompting.documents import DocumentSet
 from chatapp.prompting.messages import Role
 from chatapp.prompting.segments import Segment
 from chatapp.tools.registry import Registry
+from chatapp.tools.servers import Servers
 
 __all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started"]
 
@@ -104,6 +105,8 @@ class Session:
         prompt: str = "",
         asked_template: str = "",
         documents: DocumentSet | None = None,
+        tools: Sequence[str] = (),
+        servers: Servers | None = None,
         generate: Generate | None = None,
     ) -> None:
         """Go on with the chat `chat_id`, or begin one, stored with its first message.
@@ -111,6 +114,8 @@ class Session:
         sampling: how replies are drawn where the chat's prompt file does not say.
         system, prompt, asked_template: a new chat's (see `Basis`); one that exists has its own.
         documents: what a new chat draws on; None is what its prompt file says.
+        tools: the names of those that the model may call in a new chat.
+        servers: those of the chat that run already; None starts its own.
         generate: what draws its replies; None is the model's own.
         Raises StoreError when there is no such chat.
         """
@@ -128,12 +133,16 @@ class Session:
         self.prompt = prompt if chat is None else chat.prompt
         self.asked_template = asked_template if chat is None else chat.asked_template
         self._documents = documents if chat is None else chat.documents
-        self._tools = ChatTools(store, () if chat is None else chat.tools)
+        self._tools = ChatTools(store, tools if chat is None else chat.tools, servers)
         self._grounding = Grounding(model)
         self._path = [] if chat_id is None else store.path(chat_id)
         self._writer: Writer | None = None
         self._usage: tuple[int, int] | None = None
         self._drawn: dict[int, list[Token]] = {}
+
+    def close(self) -> None:
+        """End what the chat has started: the servers of its tools."""
+        self._tools.close()
 
     @property
     def messages(self) -> list[StoredMessage]:

@@ -7,7 +7,7 @@ that nothing but what the user has set differs between them.
 import shlex
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 from chatapp.dialogue.session import Session, SessionEvent, Started
@@ -138,15 +138,16 @@ class Pair:
             generate=generate_by(model),
         )
         session.sampling = variant.sampling  # not what the prompt file would have
-        if self._chat_id is None and self._tools:
-            session.set_tools(self._tools)
-        if isinstance(self._message, str):
-            events = session.say(self._message, cancel)
-        else:
-            events = session.regenerate(self._message, cancel)
-        for event in events:
-            if isinstance(event, Started):
-                self._chat_id = event.message.chat_id
-                if event.user_message is not None:
-                    self._message = event.user_message.id
-            yield event
+        with closing(session):
+            if self._chat_id is None and self._tools:
+                session.set_tools(self._tools)
+            if isinstance(self._message, str):
+                events = session.say(self._message, cancel)
+            else:
+                events = session.regenerate(self._message, cancel)
+            for event in events:
+                if isinstance(event, Started):
+                    self._chat_id = event.message.chat_id
+                    if event.user_message is not None:
+                        self._message = event.user_message.id
+                yield event

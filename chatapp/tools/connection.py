@@ -91,8 +91,9 @@ class Connection:
     def close(self) -> None:
         """End the server, at once."""
         self.is_over = True
-        if self._process is not None:
-            end_tree(self._process.pid)
+        process = self._process  # read once: the connection's thread gives it up when it ends
+        if process is not None:
+            end_tree(process.pid)
 
     async def _serve(self) -> None:
         """Hold the connection until the server has ended."""

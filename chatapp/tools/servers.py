@@ -1,7 +1,7 @@
 """The tools of servers of the Model Context Protocol.
 
-Keep: a server is started when one of its tools is wanted, goes on for as long as its `Servers`
-are held, and is begun anew when it has ended. What it says of its tools is foreign text: bounded,
+Keep: a server is started when one of its tools is wanted, goes on until its `Servers` are closed,
+and is begun anew when it has ended before. What it says of its tools is foreign text: bounded,
 without control characters, and never more than a tool that asks.
 """
 
@@ -40,12 +40,20 @@ class Listing:
 
 
 class Servers:
-    """The servers that have been started. Held by one thread at a time."""
+    """The servers that have been started."""
 
     def __init__(self) -> None:
         self._running: dict[ServerLine, Connection] = {}
         self._listed: dict[Server, Listing] = {}
-        weakref.finalize(self, _close_all, self._running)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        weakref.finalize(self, _close_all, self._running)  # at the latest when the program ends
+
+    def close(self) -> None:
+        """End all of them at once; none is started any more."""
+        with self._lock:
+            self._is_closed = True
+            _close_all(self._running)
 
     def known(self, server: Server) -> Listing:
         """What is known of a server's tools without asking it; nothing before it was asked."""
@@ -53,8 +61,8 @@ class Servers:
 
     def ask(self, server: Server, cancel: threading.Event | None = None) -> Listing:
         """Have a server list its tools. Raises ToolError, which names it."""
-        connection = self._connection(server)
         try:
+            connection = self._connection(server)
             listed = connection.ask(_listed, _LISTING_SECONDS, cancel or threading.Event())
         except ToolError as error:
             raise ToolError(f"{server.name}: {error}") from None
@@ -74,10 +82,14 @@ class Servers:
         return self._listed[server]
 
     def _connection(self, server: Server) -> Connection:
-        connection = self._running.get(server.line)
-        if connection is None or connection.is_over:
-            connection = self._running[server.line] = Connection(server.line)
-        return connection
+        """The server, started if need be. Raises ToolError once all are closed."""
+        with self._lock:  # or two that ask at the same time would start it twice
+            if self._is_closed:
+                raise ToolError("its chat has been left")
+            connection = self._running.get(server.line)
+            if connection is None or connection.is_over:
+                connection = self._running[server.line] = Connection(server.line)
+            return connection
 
     def _tool(self, server: Server, foreign: "mcp_types.Tool") -> Tool:
         """A tool that a server has listed. Raises ToolError where it is no good."""

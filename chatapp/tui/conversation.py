@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from chatapp.prompting.documents import DocumentSet
     from chatapp.settings import Settings
     from chatapp.tools.registry import Registry
+    from chatapp.tools.servers import Servers
 
 _RECENT_CHATS = 30
 
@@ -79,6 +80,7 @@ class Conversation:
         self._basis = Basis()
         self._documents: DocumentSet | None = None
         self._tools: tuple[str, ...] = ()
+        self._servers: Servers | None = None
         self.reward = ""
         """The name of the reward model that is to score the replies; "" is none."""
         self.model: LanguageModel | None = None
@@ -269,7 +271,9 @@ class Conversation:
         """The tools that there are for the chat."""
         from chatapp.tools.registry import find_tools
 
-        return find_tools(self.documents()) if self.session is None else self.session.find_tools()
+        if self.session is not None:
+            return self.session.find_tools()
+        return find_tools(self.documents(), self._open_servers())
 
     def set_tools(self, names: Sequence[str]) -> None:
         """Let the model call these tools. Raises ValueError or UserError, and changes nothing,
@@ -278,6 +282,19 @@ class Conversation:
             raise ValueError("the model is not loaded yet")
         self.session.set_tools(names)
         self._tools = self.session.tools
+
+    def _open_servers(self) -> "Servers":
+        """Those of the chat's tools, which go on until it is left."""
+        from chatapp.tools.servers import Servers
+
+        self._servers = self._servers or Servers()
+        return self._servers
+
+    def end_servers(self) -> None:
+        """End the servers of the chat's tools, because it is left."""
+        servers, self._servers = self._servers, None
+        if servers is not None:
+            servers.close()
 
     def _read_documents(self, documents: "DocumentSet") -> None:
         from chatapp.passages.search import Documents
@@ -309,6 +326,8 @@ class Conversation:
         generations = [] if chat_id is None else self._store.generations(chat_id)
         self.stop()
         self.request = self.turn = None
+        if chat_id is None or chat_id != self.chat_id:
+            self.end_servers()
         self._chat_id, self._basis, self._documents = chat_id, Basis(), None
         self._tools = ()
         if chat_id is not None:  # a new chat goes on with what was chosen in the one before
@@ -554,6 +573,7 @@ class Conversation:
             prompt=basis.prompt,
             asked_template=basis.asked_template,
             documents=self._documents,
+            servers=self._open_servers(),
         )
         self.session.ask_by(partial(asked_on, self._listener))
         if chat_id is None and self._tools:

@@ -7,11 +7,11 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from tool_server import add_server
+from tool_server import add_lasting_server, add_server, ends
 
 from chatapp.tools import servers
+from chatapp.tools.connection import Connection, ServerLine
 from chatapp.tools.registry import Registry, find_tools
 from chatapp.tools.tool import LONGEST_RESULT, ToolError, misfit_of, run
 
@@ -118,11 +118,39 @@ def test_a_call_that_hangs_ends_its_server_with_all_below_it(folder: Path, ends_
         assert (outcome.ending, outcome.text) == ("failed", "error: it took longer than 4 seconds")
     else:
         assert outcome.ending == "stopped"
-    child = int(pid.read_text())
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(child) and psutil.Process(child).status() != "zombie":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert ends(int(pid.read_text()))
+
+
+def test_closed_servers_are_gone_and_stay_so(folder: Path) -> None:
+    add_lasting_server(folder)
+    registry = find_tools()
+    add = registry.chosen(["demo_add"])["demo_add"]
+    pid = int((folder / "pid").read_text())
+    registry.running.close()
+    assert ends(pid)
+    assert run(add, {"a": 2, "b": 3}, never()).text == "error: its chat has been left"
+    assert int((folder / "pid").read_text()) == pid
+
+
+def test_two_that_ask_at_once_start_one_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[ServerLine] = []
+
+    class Slow(Connection):
+        def __init__(self, line: ServerLine) -> None:
+            started.append(line)
+            time.sleep(0.1)
+            super().__init__(line)
+
+    monkeypatch.setattr(servers, "Connection", Slow)
+    registry = server(folder, BY_HAND.format(tools=[]))
+    threads = [threading.Thread(target=registry.listed) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(started) == 1
 
 
 def _wait_for(path: Path) -> None:

@@ -1,6 +1,7 @@
 """/tools, calls folded in a reply, and the question whether a tool may run."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.widgets import OptionList
 from thinking_model import thinking_model
-from tool_server import add_server
+from tool_server import add_lasting_server, add_server, ends
 
 from chatapp.dialogue.store import Store
 from chatapp.paths import tools_dir
@@ -216,3 +217,30 @@ async def test_the_tools_of_a_server(open_app: OpenApp, tmp_path: Path) -> None:
         await driver.press("escape")
         await driver.idle()
         assert "demo_hang() · stopped" in driver.screen_text
+
+
+async def started_server(driver: Driver) -> int:
+    """Have a server started that does not end by itself; its process."""
+    add_lasting_server(tools_dir())
+    await driver.ready()
+    await order(driver, "/tools demo")
+    await driver.until(driver.chat.conversation.tools)
+    return int((tools_dir() / "pid").read_text())
+
+
+async def test_a_server_ends_with_its_chat(open_app: OpenApp, tmp_path: Path) -> None:
+    async with open_app(model(tmp_path, "Hi.")) as driver:
+        pid = await started_server(driver)
+        await driver.press("ctrl+n")
+        assert ends(pid)
+
+
+async def test_a_server_ends_with_the_terminal(
+    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_app(model(tmp_path, "Hi.")) as driver:
+        pid = await started_server(driver)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "_exit", lambda status: None)
+            driver.app.hang_up()
+        assert ends(pid)

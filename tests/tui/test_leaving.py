@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 from conftest import OpenApp
+from tool_server import add_lasting_server, ends
 
 from chatapp.dialogue.store import Store, StoreError
-from chatapp.paths import database_path
+from chatapp.paths import database_path, tools_dir
 
 HERE = Path(__file__).parent
 PROGRAM = f"""
@@ -168,6 +169,19 @@ def test_while_a_model_does_not_listen(reply) -> None:
         assert program.wait() == 0
         assert "Traceback" not in program.output
     assert (reply().status, reply().text) == ("stopped", "one two three")
+
+
+def test_a_server_of_tools_while_a_model_does_not_listen(terminal: None) -> None:
+    add_lasting_server(tools_dir())
+    with started("stubborn") as program:
+        program.wait_for("ready")
+        program.send("/tools\r")
+        program.wait_for("Off:")
+        program.send("Hello\r")
+        program.wait_for("three")
+        program.send("\x11")
+        assert program.wait() == 0
+    assert ends(int((tools_dir() / "pid").read_text()))
 
 
 def test_killed_in_the_middle_of_a_reply(reply) -> None:
