@@ -573,9 +573,7 @@ class Conversation:
             prompt=basis.prompt,
             asked_template=basis.asked_template,
             documents=self._documents,
+            tools=self._tools,
             servers=self._open_servers(),
         )
         self.session.ask_by(partial(asked_on, self._listener))
-        if chat_id is None and self._tools:
-            with suppress(UserError):  # of a model that cannot call them
-                self.session.set_tools(self._tools)

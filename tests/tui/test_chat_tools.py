@@ -244,3 +244,18 @@ async def test_a_server_ends_with_the_terminal(
             patched.setattr(os, "_exit", lambda status: None)
             driver.app.hang_up()
         assert ends(pid)
+
+
+async def test_a_chat_begun_anew_keeps_its_tools(
+    open_app: OpenApp, tmp_path: Path, touch: Path
+) -> None:
+    async with open_app(model(tmp_path, "Hi.")) as driver:
+        await driver.ready()
+        await switch_on(driver, "touch")
+        (tools_dir() / "touch.toml").unlink()
+        await order(driver, "/template own")
+        assert not driver.problem
+        assert driver.chat.conversation.tools() == ("touch",)
+        await order(driver, "Do it")
+        await driver.until(lambda: "there is no tool 'touch'" in driver.problem)
+        assert driver.prompt.text == "Do it"
