@@ -58,12 +58,13 @@ class Registry:
         servers = [each for each in self.servers.values() if name.startswith(f"{each.name}_")]
         return sorted(servers, key=lambda server: len(server.name), reverse=True)
 
-    def listed(self) -> "tuple[list[str], list[str]]":
-        """The names of all tools, as servers list them now, and a sentence for each problem."""
+    def listed(self, cancel: threading.Event | None = None) -> "tuple[list[str], list[str]]":
+        """The names of all tools, as servers list them now, and a sentence for each problem.
+        Servers are asked until the event is set."""
         names, problems = [name for name, tool in self.tools.items() if not tool.server], []
         for server in self.servers.values():
             try:
-                listing = self.running.ask(server)
+                listing = self.running.ask(server, cancel)
             except ToolError as error:
                 problems.append(str(error))
             else:

@@ -4,7 +4,9 @@ Keep: widgets change only on the event loop; what a thread has to say comes as a
 streamed text through the turn controller.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
@@ -38,7 +40,7 @@ from chatapp.tui.prompt import Prompt
 from chatapp.tui.scoring import Scoring
 from chatapp.tui.sidebar import FROM as SIDEBAR_FROM
 from chatapp.tui.sidebar import Sidebar
-from chatapp.tui.slash_actions import SlashError
+from chatapp.tui.slash_actions import Rest, SlashError
 from chatapp.tui.sources import SourceScreen
 from chatapp.tui.turn import TurnEnded, TurnEvent, TurnFailed
 from chatapp.tui.verdicts import Verdicts
@@ -115,6 +117,7 @@ class ChatScreen(Screen[None]):
         self._first_chat = chat_id
         self._first_model = settings.model
         self._wants_sidebar = settings.chat_list == "shown"
+        self._stop_command: threading.Event | None = None
         self.conversation = Conversation(settings, store, load, self)
         self.widgets = ChatWidgets(self.conversation, store, self._completions)
         self.models = ModelSwitch(self.conversation, self.widgets)
@@ -206,11 +209,34 @@ class ChatScreen(Screen[None]):
 
     async def _run_command(self, text: str) -> None:
         self.widgets.show_problem("")
-        try:
+        with self._giving_back(text):
             await slash.run(text, self)
+
+    @contextmanager
+    def _giving_back(self, text: str) -> Iterator[None]:
+        """Say why a command cannot be carried out, and give its text back."""
+        try:
+            yield
         except (SlashError, StoreError) as error:
             self.widgets.prompt.give_back(text)
             self.widgets.show_problem(str(error))
+
+    def go_on_with(self, text: str, rest: Rest) -> None:
+        """Carry out what is left of a command beside all else, until it is done or Esc is
+        pressed. text: the command. Raises SlashError while another one goes on."""
+        if self._stop_command is not None:
+            raise SlashError("servers of tools are still being asked; Esc stops that")
+        self._stop_command = threading.Event()
+        self._finish_command(text, rest, self._stop_command)
+
+    @work
+    async def _finish_command(self, text: str, rest: Rest, stop: threading.Event) -> None:
+        try:
+            with self._giving_back(text):
+                await rest(stop)
+        finally:
+            stop.set()  # also when the program is left: nobody waits for its thread
+            self._stop_command = None
 
     def _completions(self, text: str) -> list[str]:
         return slash.completions(text, lambda command: command.values(self))
@@ -342,6 +368,8 @@ class ChatScreen(Screen[None]):
     async def action_stop(self) -> None:
         """Stop what is under way; with nothing under way, go back to the prompt."""
         prompt = self.widgets.prompt
+        if self._stop_command is not None:
+            self._stop_command.set()
         if not await self.turns.stop() and prompt.editing is not None:
             prompt.leave_edit()
         prompt.focus()

@@ -273,7 +273,7 @@ class Conversation:
 
         if self.session is not None:
             return self.session.find_tools()
-        return find_tools(self.documents(), self._open_servers())
+        return find_tools(self.documents(), self.servers())
 
     def set_tools(self, names: Sequence[str]) -> None:
         """Let the model call these tools. Raises ValueError or UserError, and changes nothing,
@@ -283,7 +283,7 @@ class Conversation:
         self.session.set_tools(names)
         self._tools = self.session.tools
 
-    def _open_servers(self) -> "Servers":
+    def servers(self) -> "Servers":
         """Those of the chat's tools, which go on until it is left."""
         from chatapp.tools.servers import Servers
 
@@ -574,6 +574,6 @@ class Conversation:
             asked_template=basis.asked_template,
             documents=self._documents,
             tools=self._tools,
-            servers=self._open_servers(),
+            servers=self.servers(),
         )
         self.session.ask_by(partial(asked_on, self._listener))

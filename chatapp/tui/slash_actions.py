@@ -6,9 +6,11 @@ Keep: an action either does all of what was asked, or says why not and does noth
 import asyncio
 import os
 import shlex
-from collections.abc import Iterable
+import threading
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from textual.app import App
 
     from chatapp.prompting.documents import DocumentSet
+    from chatapp.tools.registry import Registry
     from chatapp.tui.chat_widgets import ChatWidgets
     from chatapp.tui.scoring import Scoring
 
@@ -34,6 +37,10 @@ NO_TOOLS = "none"
 NO_REWARD = "none"
 
 _METHOD = "method="
+
+
+Rest = Callable[[threading.Event], Awaitable[None]]
+"""What is left to do of a command that takes its time; the event is set when it is to stop."""
 
 
 class SlashError(UserError):
@@ -62,6 +69,7 @@ class ChatControls(Protocol):
     def action_learn(self) -> object: ...
     def action_prompts(self) -> object: ...
     def hold_with(self, choice: PromptChoice) -> None: ...
+    def go_on_with(self, text: str, rest: "Rest") -> None: ...
 
 
 async def show_help(chat: ChatControls, argument: str) -> None:
@@ -264,24 +272,56 @@ def _documents(argument: str) -> "DocumentSet":
 async def use_tools(chat: ChatControls, argument: str) -> None:
     _refuse_while_busy(chat)
     names = argument.replace(",", " ").split()
-    if not names:
-        registry = chat.conversation.find_tools()
-        if registry.servers:
-            chat.widgets.inform(f"Asking {', '.join(registry.servers)} for tools …")
-        # On a thread, because servers may take their time.
-        there_are, problems = await asyncio.to_thread(registry.listed)
-        on = chat.conversation.tools()
-        others = [name for name in there_are if name not in on]
-        words = f"On: {', '.join(on) or 'none'}. Off: {', '.join(others) or 'none'}."
-        chat.widgets.inform(words)
-        chat.widgets.show_problem(" ".join(f"{problem}." for problem in problems))
-        return
+    registry = chat.conversation.find_tools()
     chosen = [] if names == [NO_TOOLS] else names
+    text = f"/tools {argument}".rstrip()
+    if not names:
+        chat.go_on_with(text, partial(_list_tools, chat, registry))
+    elif registry.tools.keys() >= set(chosen):
+        _set_tools(chat, chosen)
+    else:
+        chat.go_on_with(text, partial(_choose_tools, chat, registry, chosen))
+
+
+async def _list_tools(chat: ChatControls, registry: "Registry", cancel: threading.Event) -> None:
+    if registry.servers:
+        chat.widgets.inform(f"Asking {', '.join(registry.servers)} for tools …")
+    # On a thread, because servers may take their time.
+    there_are, problems = await asyncio.to_thread(registry.listed, cancel)
+    if _was_left(chat, registry):
+        return
+    on = chat.conversation.tools()
+    others = [name for name in there_are if name not in on]
+    words = f"On: {', '.join(on) or 'none'}. Off: {', '.join(others) or 'none'}."
+    chat.widgets.inform(words)
+    chat.widgets.show_problem(" ".join(f"{problem}." for problem in problems))
+
+
+async def _choose_tools(
+    chat: ChatControls, registry: "Registry", names: list[str], cancel: threading.Event
+) -> None:
     try:
-        await asyncio.to_thread(chat.conversation.set_tools, chosen)
+        chosen = await asyncio.to_thread(registry.chosen, names, cancel)
+    except UserError as error:
+        if _was_left(chat, registry):
+            return
+        raise SlashError(f"/tools: {error}") from None
+    if not _was_left(chat, registry):
+        _refuse_while_busy(chat)  # a message may have been sent meanwhile
+        _set_tools(chat, list(chosen))
+
+
+def _set_tools(chat: ChatControls, names: list[str]) -> None:
+    try:
+        chat.conversation.set_tools(names)
     except (UserError, ValueError) as error:
         raise SlashError(f"/tools: {error}") from None
     chat.widgets.inform(f"Tools of this chat: {', '.join(chat.conversation.tools()) or 'none'}")
+
+
+def _was_left(chat: ChatControls, registry: "Registry") -> bool:
+    """Whether another chat has been opened since its tools were looked for."""
+    return chat.conversation.servers() is not registry.running
 
 
 def tool_names(chat: ChatControls) -> list[str]:

@@ -259,3 +259,42 @@ async def test_a_chat_begun_anew_keeps_its_tools(
         await order(driver, "Do it")
         await driver.until(lambda: "there is no tool 'touch'" in driver.problem)
         assert driver.prompt.text == "Do it"
+
+
+@pytest.fixture
+def silent() -> None:
+    """A server that never answers."""
+    tools_dir().mkdir(parents=True)
+    (tools_dir() / "silent.toml").write_text('name = "silent"\nserver = ["sleep", "600"]\n')
+
+
+@pytest.mark.parametrize("command", ["/tools", "/tools silent"])
+async def test_a_server_that_does_not_answer_holds_nothing_up(
+    open_app: OpenApp, tmp_path: Path, silent: None, command: str
+) -> None:
+    async with open_app(model(tmp_path, "Hi.")) as driver:
+        await driver.ready()
+        await order(driver, command)
+        if command == "/tools":
+            await driver.until(lambda: "Asking silent for tools …" in driver.notices)
+        await driver.say("Hello")
+        assert driver.texts == ["Hello", "Hi."]
+        assert driver.problem == ""
+        await order(driver, command)
+        assert "servers of tools are still being asked; Esc stops that" in driver.problem
+        driver.prompt.text = ""
+        await driver.press("escape")
+        await driver.until(lambda: "silent: stopped before it had listed" in driver.problem)
+        await order(driver, "/tools clock")
+        await driver.until(lambda: "Tools of this chat: clock" in driver.notices)
+
+
+async def test_tools_that_come_late_are_not_another_chats(
+    open_app: OpenApp, tmp_path: Path, silent: None
+) -> None:
+    async with open_app(model(tmp_path, "Hi.")) as driver:
+        await driver.ready()
+        await order(driver, "/tools silent")
+        await driver.press("ctrl+n")
+        await driver.until(lambda: not driver.app.workers)
+        assert (driver.problem, driver.prompt.text) == ("", "")
