@@ -62,6 +62,13 @@ class ChatTools:
         tools = self.find(documents).tools
         return [tools[name].to_dict() for name in self.names if name in tools]
 
+    def is_all_told(self, documents: DocumentSet | None) -> bool:
+        """Whether `told` leaves out none because its server has not been asked yet."""
+        if not self.names:
+            return True
+        registry = self.find(documents)
+        return not any(registry.may_have(name) for name in self.names)
+
     def toolbox(self, documents: DocumentSet | None, chat_id: int) -> Toolbox:
         """The tools as they are now. Raises ToolError for one that is gone."""
         tools = self.find(documents).chosen(self.names)

@@ -68,7 +68,8 @@ class Reading:
     session remembers them. drawn: those with what a model told of them that
     does not show its inside; empty for others. left_out: old messages that do not fit. outdated:
     whether the reply was generated from another prompt, because the chat's instructions,
-    template or prompt file, or the model's window, were others then.
+    template or prompt file, or the model's window, were others then; False as long as a server
+    of its tools has not been asked, without whose tools it is written here.
     """
 
     prompt: Prompt
@@ -266,6 +267,7 @@ class Session:
         prompt = self._write(path, sources=sources)
         sent = self._store.sent_prompt(message_id)
         outdated = sent not in (None, without_surrogates(prompt.text))
+        outdated = outdated and self._tools.is_all_told(self._asked_documents())
         ids: list[int] = []
         segments: list[Segment] = []
         writer = self._open_writer()

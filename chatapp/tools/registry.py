@@ -51,6 +51,10 @@ class Registry:
                 raise ToolError(self.problems.get(name) or f"there is no tool {name!r}{hint}")
         return chosen
 
+    def may_have(self, name: str) -> bool:
+        """Whether a tool that is not known may be one of a server."""
+        return name not in self.tools and bool(self._servers_of(name))
+
     def _servers_of(self, name: str) -> "list[own.Server]":
         """The server of this name, or else those that may have the tool, the likeliest first."""
         if name in self.servers:

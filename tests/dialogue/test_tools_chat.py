@@ -16,6 +16,7 @@ import killed_during_a_call
 import pytest
 from fakes import ScriptedModel
 from thinking_model import SPECIAL, thinking_model
+from tool_server import add_server
 
 from chatapp.dialogue.call_events import Called, Calling
 from chatapp.dialogue.calling import MOST_CALLS, Toolbox
@@ -543,6 +544,22 @@ def test_another_model_reads_the_calls_of_a_chat(tmp_path: Path, store: Store) -
     list(again.say("Sure?"))
     assert "<tool_response>\n3648\n</tool_response>" in other.prompts[0]
     assert other.prompts[0].endswith("It is 3648.<|endoftext|>\nUser: Sure?\nAssistant:")
+
+
+def test_a_reply_is_not_outdated_because_a_server_was_not_asked_yet(
+    tmp_path: Path, store: Store, home: Path
+) -> None:
+    add_server(home / "config" / "tools")
+    session, model = opened(tmp_path, store, ["Hi."], "demo_add")
+    list(session.say("Hi"))
+    session.close()
+    reply = session.messages[-1].id
+    again = Session(model, template=session.template, store=store, chat_id=session.chat_id)
+    assert not again.read(reply).outdated
+    again.set_system("Be brief.")
+    again.set_tools(["demo_count"])
+    assert again.read(reply).outdated
+    again.close()
 
 
 def test_a_tool_that_is_gone_is_named(tmp_path: Path, store: Store, home: Path) -> None:
