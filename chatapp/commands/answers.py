@@ -88,11 +88,10 @@ def print_answer(
 
 def _call_in_words(call: "Call") -> str:
     """A call and the first line of its result."""
-    from chatapp.tools.tool import in_words
+    from chatapp.tools.tool import call_in_words
 
     first, *more = call.result.splitlines() or [""]
-    name = " ".join(call.name.split())  # as the model wrote it
-    return f"{name}({in_words(call.arguments)}): {first}{' …' if more else ''}"
+    return f"{call_in_words(call.name, call.arguments)}: {first}{' …' if more else ''}"
 
 
 def print_best(

@@ -50,7 +50,7 @@ from typing import Any
 from chatapp.dialogue.store import Chat, StoredMessage
 from chatapp.engine.events import THINKING
 from chatapp.prompting.calls import Call
-from chatapp.tools.tool import in_words
+from chatapp.tools.tool import call_in_words
 
 _NAMES = {"user": "User", "assistant": "Assistant"}
 
@@ -139,7 +139,7 @@ def to_training_rows(
 
 def _call_in_words(call: Call) -> str:
     """A call and its result as a code block, which nothing in them can end."""
-    lines = f"{call.name}({in_words(call.arguments)})\n{call.result}".splitlines()
+    lines = f"{call_in_words(call.name, call.arguments)}\n{call.result}".splitlines()
     return "\n".join(f"    {line}" for line in lines)
 
 

@@ -118,10 +118,10 @@ def clean(text: str) -> str:
     return printable(_CONTROL.sub("", lines)).strip()
 
 
-def in_words(arguments: Arguments) -> str:
-    """The arguments of a call on one line, to be read by people."""
+def call_in_words(name: str, arguments: Arguments) -> str:
+    """A call on one line, to be read by people. name: as the model wrote it."""
     parts = (
         f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in arguments.items()
     )
-    return " ".join(printable(", ".join(parts)).split())
+    return " ".join(printable(f"{name.strip()}({', '.join(parts)})").split())

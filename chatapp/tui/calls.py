@@ -60,11 +60,10 @@ class ToolCalls(Vertical):
         self._lines.update(printable("\n".join(map(self._told, self._calls))))
 
     def _told(self, call: "Call") -> str:
-        from chatapp.tools.tool import in_words
+        from chatapp.tools.tool import call_in_words
 
         status = _WORDS[call.status]
-        name = " ".join(call.name.split())  # as the model wrote it
-        line = f"{name}({in_words(call.arguments)}){f' · {status}' if status else ''}"
+        line = call_in_words(call.name, call.arguments) + (f" · {status}" if status else "")
         if self._is_open:
             return "\n".join([f"▾ {line}", *(f"  {part}" for part in call.result.splitlines())])
         first, *more = call.result.splitlines() or [""]

@@ -65,9 +65,9 @@ def asked_on(
     listener: MessagePump, tool: "Tool", given: "Arguments", cancel: threading.Event
 ) -> "Decision":
     """Ask the user, by way of the screen, whether a tool may run with what it is given."""
-    from chatapp.tools.tool import in_words
+    from chatapp.tools.tool import call_in_words
 
-    question = Question(f"{tool.name}({in_words(given)})")
+    question = Question(call_in_words(tool.name, given))
     listener.post_message(ToolAsks(question))
     return question.wait(cancel)
 

@@ -13,7 +13,7 @@ import pytest
 
 from chatapp.tools import grants
 from chatapp.tools.registry import find_tools
-from chatapp.tools.tool import LONGEST_RESULT, Tool, clean, in_words, misfit_of, run
+from chatapp.tools.tool import LONGEST_RESULT, Tool, call_in_words, clean, misfit_of, run
 
 GOOD = 'name = "echo"\ndescription = "Says it."\ncommand = ["cat"]\n'
 
@@ -255,6 +255,6 @@ def test_a_permission_is_for_what_the_tool_was(folder: Path) -> None:
     assert not grants.is_allowed(tool)
 
 
-def test_arguments_in_words_are_one_printable_line() -> None:
-    words = in_words({"city": "A\n\x1b[31mb", "days": 3, "tags": ["x"]})
-    assert words == 'city=A ␛[31mb, days=3, tags=["x"]'
+def test_a_call_in_words_is_one_printable_line() -> None:
+    words = call_in_words("x\ny\x1b", {"city": "A\n\x1b[31mb", "days": 3, "tags": ["x"]})
+    assert words == 'x y␛(city=A ␛[31mb, days=3, tags=["x"])'
