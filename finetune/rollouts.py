@@ -140,9 +140,10 @@ class Rollouts:
         rewards = torch.tensor(group.rewards, dtype=torch.float32)[None]
         if len(group.rewards) == 1:  # to measure
             return torch.stack([torch.zeros(1), rewards[0], torch.zeros(1)])
-        is_alike = torch.isclose(rewards.std(1), torch.zeros(1)).expand(len(group.rewards))
+        is_alike = (rewards == rewards[0, 0]).all().expand(len(group.rewards))
         advantage = advantages(rewards, self.config.scale_rewards)[0]
-        return torch.stack([advantage, rewards[0], is_alike.float()])
+        # Equal rewards may differ from their mean by a rounding, which says nothing of them.
+        return torch.stack([advantage * ~is_alike, rewards[0], is_alike.float()])
 
     def _reference(self, batch: Tensors) -> Tensor:
         """log-probabilities of the tokens by the model that the run began with."""

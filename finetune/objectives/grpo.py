@@ -109,6 +109,14 @@ def advantages(rewards: Tensor, scaled: bool) -> Tensor:
     return centred / (rewards.std(1, keepdim=True) + _SMALLEST_DEVIATION) if scaled else centred
 
 
+def with_signal(batch: Tensors) -> Tensors:
+    """The sequences of a batch that have an advantage; the first, if none has, so that there is a
+    loss. Without a KL the others' gradient is 0, and on easy and on hard prompts they are most."""
+    has_signal = (batch["advantage"] != 0).any(1)
+    has_signal[0] |= ~has_signal.any()
+    return {key: value[has_signal] for key, value in batch.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grpo:
     """See above. config: its table of the configuration.
@@ -177,29 +185,29 @@ class Grpo:
         self, call: nn.Module, model: Any, batch: Tensors, counts: Tensor, done: float
     ) -> Tensor:
         n_tokens, n_replies = map(float, counts.clamp(min=1))
+        learnt = batch if self.config.beta else with_signal(batch)
+
+        def mean(key: str) -> Tensor:
+            mask = batch["response_mask"]
+            sums = reply_sums(batch[key] * mask, batch)
+            return (sums / reply_sums(mask, batch).clamp(min=1)).sum() / n_replies
 
         def compute(hidden: Tensor) -> Tensor:
-            mask = batch["response_mask"]
-            logps = self.log_probs(hidden, model, batch)
-            ratios = (logps - batch.get("old", logps.detach())).exp()
-            loss, kl, clipped = self._of_tokens(logps, ratios, batch)
-            tokens = reply_sums(mask, batch).clamp(min=1)
-
-            def mean(key: str) -> Tensor:
-                sums = reply_sums(batch[key] * mask, batch)
-                return (sums / tokens).sum() / n_replies
-
+            mask = learnt["response_mask"]
+            logps = self.log_probs(hidden, model, learnt)
+            ratios = (logps - learnt.get("old", logps.detach())).exp()
+            loss, kl, clipped = self._of_tokens(logps, ratios, learnt)
             told = {
                 "reward": mean("reward"),
                 "no_signal": mean("no_signal"),
-                "length": mask.sum() / n_replies,
+                "length": batch["response_mask"].sum() / n_replies,
                 "kl": (kl.detach() * mask).sum() / n_tokens,
                 "clipped": (clipped * mask).sum() / n_tokens,
             }
             return torch.stack([(loss * mask).sum() / n_tokens, *(told[n] for n in self._told)])
 
         with in_place_of(model.get_output_embeddings(), compute):
-            losses: Tensor = call(**model_inputs(batch)).logits
+            losses: Tensor = call(**model_inputs(learnt)).logits
         return losses
 
     def _of_tokens(

@@ -17,6 +17,7 @@ from torch import Tensor
 from chatapp.prompting.messages import Message
 from finetune.check import examine, show
 from finetune.config import ConfigError, FinetuneConfig
+from finetune.data.batches import collate
 from finetune.data.packing import pack
 from finetune.data.prompts import Asked
 from finetune.keys import keys
@@ -122,6 +123,32 @@ def test_the_loss_is_that_of_the_formula(
     assert logs["length"] == pytest.approx(len(losses) / 8)
     if beta:
         assert logs["kl"] == pytest.approx(torch.stack(kls).mean().item(), rel=1e-4)
+
+
+def test_only_what_has_a_signal_is_computed_unless_a_kl_holds_it() -> None:
+    model = tiny.gpt2(0)
+    computed: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, __, given: computed.append(len(given["input_ids"])), with_kwargs=True
+    )
+    rows = Drawn(False, model, model, 1.0)
+    batch = collate([rows[index] for index in range(len(rows))], 0)
+    computed.clear()
+    for beta in (0.0, 0.3):
+        wanted = settings(beta=beta)
+        objective = Grpo(config=wanted, rewards=Rewards(wanted.rewards))
+        counts = objective.count([batch], model, model)
+        for advantage in (batch["advantage"], torch.zeros_like(batch["advantage"])):
+            objective.losses(model, model, {**batch, "advantage": advantage}, counts, 0.0)
+    assert computed == [4, 1, 8, 8]
+
+
+def test_equal_rewards_give_no_advantage_at_all(tmp_path: Path) -> None:
+    made = rollouts(tmp_path, rewards=[{"kind": "length", "weight": 0.8}], replies=7)
+    rows = made.material.data.train
+    (batch,) = made([collate([rows[0], rows[1]], 0)], rows, 0)
+    assert batch["no_signal"].any()
+    assert not batch["advantage"].any()
 
 
 def test_without_a_deviation_the_advantage_is_the_difference() -> None:
