@@ -63,6 +63,7 @@ class LocalModel(LocalGenerator):
         self._pool = CachePool(partial(decoder.new_cache, self.batch_tokens), CACHE_BYTES)
         self._cache, _ = self._pool.take([decoder.architecture.vocabulary])
         self._lookup = Lookup()
+        self._read_last: tuple[list[int], Tensor] = ([], torch.empty(0))
 
     @classmethod
     def load(
@@ -117,6 +118,9 @@ class LocalModel(LocalGenerator):
     ) -> tuple[Tensor, int, KeyValueCache]:
         """`next_logits` of a prompt, and the cache that holds it until the next computation."""
         tokens = [*self.start, *ids]
+        last, logits = self._read_last
+        if tokens == last == self._cache.ids:  # several replies to one prompt
+            return logits, len(ids) - 1, self._cache
         self._cache, reused = self._pool.take(tokens)
         try:
             logits = self.decoder.forward(
@@ -125,6 +129,7 @@ class LocalModel(LocalGenerator):
         except BaseException:
             self.forget()
             raise
+        self._read_last = tokens, logits
         return logits, max(0, reused - len(self.start)), self._cache
 
     def _logits_after(

@@ -156,6 +156,28 @@ def test_what_prompts_share_is_computed_once(local: LocalModel) -> None:
     assert [getattr(end, "reused_tokens", None) for end in others] == [len(shared)] * 4
 
 
+def test_a_prompt_with_several_replies_is_computed_once(
+    local: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [7, 8, 9]
+    prompts = [PROMPT, PROMPT, others, PROMPT, PROMPT]
+    requests = [
+        Request(ids, replace(DRAWN, seed=seed, max_tokens=4)) for seed, ids in enumerate(prompts)
+    ]
+    wanted = [outcome(alone(local, request)) for request in requests]
+    local.forget()
+    computed: list[int] = []
+    forward = local.decoder.forward
+
+    def counted(ids: list[int], *given: Any, **named: Any) -> torch.Tensor:
+        computed.append(len(ids))
+        return forward(ids, *given, **named)
+
+    monkeypatch.setattr(local.decoder, "forward", counted)
+    assert [outcome(events) for events in together(local, requests)] == wanted
+    assert computed == [len(PROMPT), len(others), len(PROMPT)]
+
+
 def test_one_cancelled_leaves_the_others(local: LocalModel) -> None:
     cancels = [threading.Event() for _ in range(4)]
     requests = [
