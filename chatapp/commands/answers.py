@@ -95,7 +95,7 @@ def _call_in_words(call: "Call") -> str:
 
 
 def print_best(
-    answer: "Callable[[Sampling, threading.Event], Iterator[Event]]",
+    answers: "Callable[[Sequence[Sampling], threading.Event], Sequence[Iterator[Event]]]",
     model: str,
     choices: "Choices",
     template: str,
@@ -122,7 +122,7 @@ def print_best(
 
     with _interruptible(cancel):
         try:
-            replies = best_of(answer, scorer, asked, count, sampling, cancel, tell)
+            replies = best_of(answers, scorer, asked, count, sampling, cancel, tell)
         except ValueError as error:
             raise UserError(str(error)) from None
         finally:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.calling import Toolbox
     from chatapp.dialogue.store import Chat
     from chatapp.engine.events import Event
-    from chatapp.engine.model import LanguageModel, Sampling
+    from chatapp.engine.model import Generate, LanguageModel, Sampling
     from chatapp.parameters import Choices
     from chatapp.passages.sources import Source
     from chatapp.prompting.chat_template import Template
@@ -147,7 +147,7 @@ def ask(
     asked = _Question(loaded, chosen, text, own_system, sources)
     named = settings.model, choices, chosen.name
     if reward:
-        print_best(asked.answer, *named, reward, asked.messages, best_of, as_json=as_json)
+        print_best(asked.answers, *named, reward, asked.messages, best_of, as_json=as_json)
         return
     answer: Callable[[Sampling, threading.Event], Iterator[ReplyEvent]] = asked.answer
     told = list(sources)
@@ -261,7 +261,16 @@ class _Question:
         instructions = [Message("system", self.system)] if self.system else []
         return [*instructions, Message("user", self.text)]
 
-    def answer(self, sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
+    def answers(
+        self, samplings: "Sequence[Sampling]", cancel: threading.Event
+    ) -> "list[Iterator[Event]]":
+        """Several answers, to be drawn in turn."""
+        generate = self.model.together(len(samplings))
+        return [self.answer(sampling, cancel, generate) for sampling in samplings]
+
+    def answer(
+        self, sampling: "Sampling", cancel: threading.Event, generate: "Generate | None" = None
+    ) -> "Iterator[Event]":
         """The answer."""
         from chatapp.dialogue import oneshot
 
@@ -273,6 +282,7 @@ class _Question:
             sources=self.sources,
             sampling=sampling,
             cancel=cancel,
+            generate=generate,
         )
 
     def answer_with_tools(

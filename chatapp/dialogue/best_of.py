@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from chatapp.dialogue.template_choice import own_template
+from chatapp.engine.batch import MOST_AT_ONCE
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Sampling
@@ -76,7 +77,7 @@ class Scored:
 
 
 def best_of(
-    ask: Callable[[Sampling, threading.Event], Iterator[Event]],
+    ask: Callable[[Sequence[Sampling], threading.Event], Sequence[Iterator[Event]]],
     scorer: ReplyScorer,
     messages: Sequence[Message],
     count: int,
@@ -86,28 +87,38 @@ def best_of(
 ) -> list[Scored]:
     """Replies, the best first; fewer when it was cancelled, then with those that were whole.
 
-    sampling: with a seed, from which each further reply counts on. tell: called with how many
-        replies are there. A reply that failed is not scored; when the first one fails, it is
-        the only one.
+    ask: gives replies that are drawn in turn. sampling: with a seed, from which each further reply
+        counts on. tell: called with how many replies are there. A reply that failed is not scored,
+        and the last one; when there is no other, it is what there is.
     """
     assert sampling.seed is not None
+    samplings = [replace(sampling, seed=sampling.seed + number) for number in range(count)]
     scored: list[Scored] = []
-    for number in range(count):
-        text = thoughts = ""
-        finished = Finished("error")
-        for event in ask(replace(sampling, seed=sampling.seed + number), cancel):
-            text += event.text
-            thoughts += event.thought or ""
-            if isinstance(event, Finished):
-                finished = event
-        if finished.reason in ("error", "cancelled"):
-            return sorted(scored, key=_by_score) or [
-                Scored(text, thoughts, finished, float("-inf"))
-            ]
-        score = scorer.score(messages, text.strip()) if text.strip() else float("-inf")
-        scored.append(Scored(text, thoughts, finished, score))
-        tell(number + 1)
+    for start in range(0, count, MOST_AT_ONCE):
+        for reply in _whole(ask(samplings[start : start + MOST_AT_ONCE], cancel)):
+            if reply.finished.reason in ("error", "cancelled"):
+                return sorted(scored, key=_by_score) or [reply]
+            if text := reply.text.strip():
+                reply = replace(reply, score=scorer.score(messages, text))
+            scored.append(reply)
+            tell(len(scored))
     return sorted(scored, key=_by_score)
+
+
+def _whole(replies: Sequence[Iterator[Event]]) -> Iterator[Scored]:
+    """Each reply as soon as it has ended, not scored yet."""
+    said: list[list[Event]] = [[] for _ in replies]
+    going_on = list(zip(replies, said, strict=True))
+    while going_on:
+        for reply in list(going_on):
+            events, so_far = reply
+            event = next(events)
+            so_far.append(event)
+            if isinstance(event, Finished):
+                going_on.remove(reply)
+                text = "".join(each.text for each in so_far)
+                thoughts = "".join(each.thought or "" for each in so_far)
+                yield Scored(text, thoughts, event, float("-inf"))
 
 
 def _by_score(reply: Scored) -> float:

@@ -16,7 +16,7 @@ from chatapp.dialogue.prompt import Exchange, Prompt, trimmed
 from chatapp.dialogue.reply import reply_events
 from chatapp.dialogue.template_choice import writer_for
 from chatapp.engine.events import Event
-from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
 from chatapp.passages.index import Progress
 from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
@@ -32,10 +32,12 @@ def ask(
     sources: Sequence[Source] = (),
     sampling: Sampling,
     cancel: threading.Event | None = None,
+    generate: Generate | None = None,
 ) -> Iterator[Event]:
     """The reply to a single message.
 
     system: instructions in place of the template's own. sources: what `find_sources` has found.
+    generate: in place of the model's own.
     Raises ValueError when `text` is empty, MessageTooLong when it does not fit the window.
     """
     if not text.strip():
@@ -43,7 +45,9 @@ def ask(
     writer = writer_for(model, template)
     exchange = Exchange(text, passages=texts_in_prompt(sources))
     prompt = writer.write(system, [exchange], max_tokens=sampling.max_tokens)
-    yield from trimmed(reply_events(model, prompt, sampling, stop=writer.stop, cancel=cancel))
+    yield from trimmed(
+        reply_events(model, prompt, sampling, stop=writer.stop, cancel=cancel, generate=generate)
+    )
 
 
 def ask_with_tools(
