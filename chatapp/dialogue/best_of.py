@@ -88,8 +88,8 @@ def best_of(
     """Replies, the best first; fewer when it was cancelled, then with those that were whole.
 
     ask: gives replies that are drawn in turn. sampling: with a seed, from which each further reply
-        counts on. tell: called with how many replies are there. A reply that failed is not scored,
-        and the last one; when there is no other, it is what there is.
+        counts on. tell: called with how many replies are there. A reply that fails ends it all,
+        and is given only when no other was whole.
     """
     assert sampling.seed is not None
     samplings = [replace(sampling, seed=sampling.seed + number) for number in range(count)]

@@ -64,6 +64,7 @@ class LocalModel(LocalGenerator):
         self._cache, _ = self._pool.take([decoder.architecture.vocabulary])
         self._lookup = Lookup()
         self._read_last: tuple[list[int], Tensor] = ([], torch.empty(0))
+        """The tokens that `read` was given last, and the logits after them."""
 
     @classmethod
     def load(

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent))
 from test_finetune_trl import DATA, SMALL, clock, make_model
 
 STEPS, PAIRS = 12, 8
@@ -185,12 +183,12 @@ def beside_trl(method: str, folder: Path) -> tuple[dict[str, float], dict[str, f
     pytest.importorskip("trl")
     make_model(folder, SMALL)
     found: dict[str, list[dict[str, float]]] = {}
-    own = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     for _ in range(2):
         for who in (f"trl {method}", f"our {method}"):
             done = subprocess.run(
                 [sys.executable, __file__, who, str(folder)],
-                env={**os.environ, **own, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+                env={**os.environ, **own}, capture_output=True, text=True,
             )  # fmt: skip
             assert done.returncode == 0, done.stderr[-3000:]
             found.setdefault(who, []).append(json.loads(done.stdout.strip().splitlines()[-1]))
