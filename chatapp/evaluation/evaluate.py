@@ -178,11 +178,11 @@ class Selectors:
         """What the majority of the k nearest says of each item, without a language model.
 
         Nearest by the baseline of the method that selects, by the encoder in force. None where
-        there are no demonstrations.
+        there are no demonstrations, and no labels: answers that are written are seldom another's.
         """
-        if not cell.shots:
-            return None
         prompt = prompt_of(self._task, cell)
+        if not (cell.shots and prompt.labels):
+            return None
         baseline = {"method": prompt.select.selector.baseline}
         prompt = replace(prompt, select=prompt.select.model_copy(update=baseline))
         selector = self.of(prompt)

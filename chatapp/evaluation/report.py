@@ -36,7 +36,8 @@ class Result:
     mean, spread, interval, interval_of: over seeds, see `metrics.Estimate`.
     n: items. seeds: runs, one where nothing is drawn.
     majority: the measure of always giving the commonest gold answer of these items.
-    vote: the measure of the vote of the k nearest examples; None without demonstrations.
+    vote: the measure of the vote of the k nearest examples; None without
+        demonstrations or labels.
     head: the measure of the answers of the model's head; None where it has none for the task.
     gold_label_share: of the demonstrations, how many have the item's gold answer; None
         without demonstrations. gold_in_demonstrations: of the items, how many have a

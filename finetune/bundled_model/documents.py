@@ -25,6 +25,7 @@ from finetune.bundled_model.generators import (
     dialogues,
     everyday,
     incontext,
+    openers,
     people,
     repetition,
 )
@@ -42,6 +43,8 @@ from finetune.bundled_model.talks import stories, talks
 from finetune.bundled_model.teacher import chats, read_taught
 
 Rows = Iterable[dict[str, Any]]
+
+TALKS = ("self_dialogue", "persona_chat", "topical_chat")
 
 # What a word is made of, which tokens hide, takes more rows to learn than other tasks.
 LETTERS = {
@@ -79,7 +82,8 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
     def count(rows: int) -> int:
         return max(1, round(rows * scale))
 
-    yield from _told(data, seed, kept_out=False)
+    told = {name: list(rows) for name, rows in _told(data, seed, kept_out=False)}
+    yield from told.items()
     for name, rows in _told(data, seed, kept_out=True):
         yield f"kept_out/{name}", rows
     yield "books", books(data / "books")
@@ -103,6 +107,8 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
     yield "close", dialogues.close_rows(count(20000), seed + 3)
     asides = [*ABOUT_ITSELF, *everyday.talks()]
     yield "everyday", everyday.rows(ABOUT_ITSELF, count(20000), seed)
+    begun = [row["messages"][0]["content"] for name in TALKS for row in told[name]]
+    yield "openers", openers.rows(begun, asides, count(20000), seed)
     yield "abstention", abstention.rows(asides, asked, count(30000), seed)
     yield "people", people.rows(asides, tasks, count(20000), seed + 5)
     yield "follow_ups", dialogues.rows(asides, tasks, count(12000), seed)
@@ -124,7 +130,7 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
 
 def _told(data: Path, seed: int, *, kept_out: bool) -> Iterator[tuple[str, Rows]]:
     """Talks of people and stories by name: those for training or for measuring."""
-    for name in ("self_dialogue", "persona_chat", "topical_chat"):
+    for name in TALKS:
         path = data / "dialogue" / f"{name}.jsonl.gz"
         yield name, talks(path, people.names(), seed, kept_out=kept_out)
     for name in ("fairytale_qa", "short_stories"):

@@ -175,6 +175,12 @@ def test_bm25_is_measured_against_its_own_vote() -> None:
     assert selectors.voted(cell) == [vote(POOL, row["examples"]) for row in rows]
 
 
+def test_answers_that_are_written_are_not_voted_on() -> None:
+    task = make(labels=(), metrics=("exact_match",))
+    _, found = run(task, Grid((2,), ("knn",)))
+    assert [(each.scoring, each.vote) for each in found] == [("text", None)]
+
+
 def test_a_vote_is_a_setting_of_its_own() -> None:
     model = Biased()
     rows, found = run(make(), Grid((2,), ("vote",)), model=model)

@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
         build(data, tmp_path / name, seed=3, scale=0.001)
     first = tmp_path / "first"
     files = sorted(str(path.relative_to(first)) for path in first.rglob("*.jsonl"))
-    assert len(files) == 33
+    assert len(files) == 34
     for name in files:
         text = (tmp_path / "first" / name).read_text()
         assert text == (tmp_path / "second" / name).read_text()
@@ -78,6 +78,19 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
             assert set(json.loads(line)) <= {"text", "messages", "parts"}
     solved = json.loads((tmp_path / "first" / "grade_school.jsonl").read_text())
     assert solved["messages"][1]["content"] == "<<1+1=2>>2\nThe answer is 2"
+
+
+def test_no_opener_is_of_a_talk_kept_out(tmp_path: Path) -> None:
+    build(sources(tmp_path / "data"), tmp_path / "out", scale=0.01)
+
+    def first(name: str) -> set[str]:
+        rows = (tmp_path / "out" / f"{name}.jsonl").read_text().splitlines()
+        return {json.loads(row)["messages"][0]["content"] for row in rows}
+
+    kept_out = first("kept_out/persona_chat")
+    assert kept_out
+    assert first("openers") <= first("persona_chat") | first("self_dialogue")
+    assert not first("openers") & kept_out
 
 
 def test_sentences_are_grouped(tmp_path: Path) -> None:
@@ -94,7 +107,7 @@ def test_every_stage_is_valid_and_learns_from_files_that_are_written(tmp_path: P
     build(sources(tmp_path / "data"), tmp_path / "out", taught, scale=0.001)
     written = {f"data/{path.name}" for path in (tmp_path / "out").glob("*.jsonl")}
     stages = sorted((Path(__file__).parents[3] / "finetune" / "bundled_model").glob("*.toml"))
-    assert len(stages) == 9
+    assert len(stages) == 10
     for stage in stages:
         kind = PretrainConfig if stage.stem.endswith("base") else FinetuneConfig
         config = load_config(kind, stage, [])

@@ -1,0 +1,88 @@
+"""What people open a talk with, and a reply by rules that takes up what was said.
+
+In talks of people the reply to an opener is one of hundreds that would do, which teaches a small
+model the commonest one, whatever was said. The rules of tables/openers.toml give each kind of
+opener its own few replies, most of which name what the opener names.
+
+Keep: an opener is a first message of a talk for training, never of one kept out.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from finetune.bundled_model.generators.content import table
+from finetune.bundled_model.generators.dialogues import Asides, Turns, chat_row, typed
+from finetune.bundled_model.generators.tasks import filled
+
+_SENTENCE = re.compile(r"[^.?!]+[.?!]*")
+_LONGEST_NAME = 6
+"""Words of what is named; more is half of a sentence."""
+
+
+@cache
+def _kinds() -> list[tuple[re.Pattern[str], tuple[str, ...]]]:
+    kinds = table("openers")["kind"]
+    return [(re.compile(kind["pattern"], re.IGNORECASE), tuple(kind["replies"])) for kind in kinds]
+
+
+def replies_to(opener: str) -> list[str]:
+    """The replies that fit an opener: to its last question, or where it asks none to its last
+    sentence. None where other generators reply to it.
+    """
+    sentences = [each.strip() for each in _SENTENCE.findall(opener) if each.strip()]
+    if not sentences:
+        return []
+    asked = [each for each in sentences if each.endswith("?")]
+    sentence = (asked or sentences)[-1]
+    for pattern, replies in _kinds():
+        found = pattern.search(sentence)
+        if found is None:
+            continue
+        name = _name(found.groupdict().get("x") or "")
+        fitting = [filled(each, {"x": name}) for each in replies if name or "{x}" not in each]
+        if fitting or not replies:
+            return fitting
+    return []
+
+
+def _name(text: str) -> str:
+    """What is named, without the words around it; empty where it names nothing."""
+    rules = table("openers")
+    text = re.sub(r"\B'|'\B|\"", "", text).strip()
+    cut = None
+    while cut != text:
+        cut = text
+        text = re.sub(rf"^{rules['before']}", "", text, flags=re.IGNORECASE)
+        text = re.sub(rf"{rules['after']}$", "", text, flags=re.IGNORECASE)
+    if len(text.split()) > _LONGEST_NAME or re.fullmatch(rules["vague"], text, re.IGNORECASE):
+        return ""
+    return _turned_round(text)
+
+
+_TURNED = {"your": "my", "my": "your", "you": "me", "me": "you", "i": "you", "our": "your"}
+
+
+def _turned_round(text: str) -> str:
+    """A text as the other speaker says it."""
+    return re.sub(r"[A-Za-z']+", lambda found: _TURNED.get(found[0].lower(), found[0]), text)
+
+
+def rows(openers: Sequence[str], asides: Asides, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """`count` chats that begin with an opener and its reply, some with a turn more.
+
+    asides: questions and the replies to any of them.
+    """
+    answered = [(each, replies) for each in openers if (replies := replies_to(each))]
+    draw = random.Random(seed)
+    for _ in range(count):
+        turns: Turns = []
+        for _ in range(draw.choice((1, 1, 1, 2))):
+            opener, replies = draw.choice(answered)
+            turns += [opener, draw.choice(replies)]
+        if draw.random() < 0.3:
+            said, others = draw.choice(asides)
+            turns += [typed(draw, draw.choice(said)), draw.choice(others)]
+        yield chat_row(turns)
