@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from finetune.adapters import trained_parameters
 from finetune.config import ConfigError, FinetuneConfig
-from finetune.data.batches import BucketSampler, LongestFirst, RowOrder, micro_batches
+from finetune.data.batches import BucketSampler, ProbeOrder, RowOrder, micro_batches
 from finetune.export import complete
 from finetune.figures import best_figure
 from finetune.material import Material, processes
@@ -27,7 +27,6 @@ from finetune.objectives.objective import RowSets
 from finetune.rollouts import Rollouts
 from finetune.trainer import ObjectiveTrainer
 
-_PROBE_STEPS = 3
 FEW_STEPS = 20
 """A run of fewer steps is warned of."""
 
@@ -56,10 +55,11 @@ def too_few(steps: int) -> str:
 
 
 def timed_steps(material: Material) -> tuple[int, float, int]:
-    """Parameters trained, seconds a step, and peak memory in bytes, from three real steps.
+    """Parameters trained, seconds a step, and peak memory in bytes, from four real steps.
 
-    The first step takes the longest rows, which decide the memory, and is not timed. Nothing
-    is written; the model has learned a little.
+    The first step takes the longest rows, which decide the memory, and is not timed; the others
+    are a short, a middling and a long one of the epoch. Nothing is written; the model has
+    learned a little.
     """
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
@@ -83,17 +83,17 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         now = time.perf_counter()
         self.seconds.append(now - self.begun)
         self.begun = now
-        control.should_training_stop = state.global_step == _PROBE_STEPS
+        control.should_training_stop = state.global_step == ProbeOrder.steps
 
 
 def build_trainer(material: Material, output: Path, *, probe: bool = False) -> ObjectiveTrainer:
-    """The trainer of a run. `probe`: for a few steps that leave nothing, longest rows first."""
+    """The trainer of a run. `probe`: for a few steps that leave nothing, see `ProbeOrder`."""
     config, data = material.config, material.data
     settings = config.train
     step_rows = settings.batch_size * settings.accumulate * processes()
     order: RowOrder = BucketSampler(data.train.lengths, step_rows, config.seed)
     if probe:
-        order = LongestFirst(data.train.lengths, order, step_rows)
+        order = ProbeOrder(data.train.lengths, order, step_rows)
     measures = bool(data.held_out) and not probe
     _check_trackers(settings.report_to)
     quiet_transformers()

@@ -55,16 +55,30 @@ class ByLength:
     def set_epoch(self, epoch: int) -> None: ...
 
 
-class LongestFirst:
-    """One step of the longest rows, then another order."""
+class ProbeOrder:
+    """One step of the longest rows, then a short, a middling and a long step of an order.
+
+    Their mean is near that of all steps, where the first few of an order may be of any length.
+    """
+
+    steps = 4
 
     def __init__(self, lengths: Sequence[int], order: RowOrder, step_rows: int) -> None:
-        self._first = list(ByLength(lengths))[:step_rows]
+        self._lengths = lengths
         self._order = order
+        self._step_rows = step_rows
 
     def __iter__(self) -> Iterator[int]:
-        first = set(self._first)
-        return iter([*self._first, *(row for row in self._order if row not in first)])
+        rows = list(self._order)
+        steps = [
+            rows[start : start + self._step_rows] for start in range(0, len(rows), self._step_rows)
+        ]
+        steps.sort(key=lambda step: sum(self._lengths[row] for row in step))
+        chosen = [steps[len(steps) * part // 6] for part in (1, 3, 5)]
+        longest = list(ByLength(self._lengths))[: self._step_rows]
+        probed = [row for step in (longest, *chosen) for row in step]
+        # As many rows as there are: a short set may hold one twice and another never.
+        return iter((probed + rows)[: len(rows)])
 
     def set_epoch(self, epoch: int) -> None:
         self._order.set_epoch(epoch)

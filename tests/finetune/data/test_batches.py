@@ -1,10 +1,11 @@
 """The order of an epoch and the micro-batches of each process: every row once."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.data.batches import BucketSampler, ByLength, MicroBatches
+from finetune.data.batches import BucketSampler, ByLength, MicroBatches, ProbeOrder
 
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=40)
 
@@ -57,3 +58,17 @@ def test_every_row_is_dealt_out_once() -> None:
     assert sorted(row for batches in dealt for batch in batches for row in batch) == [
         -1, 0, 1, 2, 3, 4,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_probed_steps_are_as_long_as_those_of_an_epoch(seed: int) -> None:
+    lengths = np.random.default_rng(seed).lognormal(4, 0.8, 5000).astype(int) + 4
+    probed = list(ProbeOrder(lengths, BucketSampler(lengths, 32, seed), 32))
+    assert len(probed) == len(lengths)
+    longest, *timed = (lengths[probed[32 * n : 32 * (n + 1)]].sum() for n in range(4))
+    assert longest == np.sort(lengths)[-32:].sum()
+    assert np.mean(timed) == pytest.approx(lengths.mean() * 32, rel=0.2)
+
+
+def test_few_rows_are_probed_too() -> None:
+    assert sorted(ProbeOrder([3, 1, 2], ByLength([3, 1, 2]), 8)) == [0, 1, 2]
