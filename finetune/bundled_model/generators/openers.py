@@ -30,7 +30,7 @@ def _kinds() -> list[tuple[re.Pattern[str], tuple[str, ...]]]:
 
 def replies_to(opener: str) -> list[str]:
     """The replies that fit an opener: to its last question, or where it asks none to its last
-    sentence. None where other generators reply to it.
+    sentence. Empty where other generators reply to it.
     """
     sentences = [each.strip() for each in _SENTENCE.findall(opener) if each.strip()]
     if not sentences:
