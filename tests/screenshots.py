@@ -104,7 +104,7 @@ async def compare(driver: Driver) -> AsyncIterator[float]:
     driver.prompt.text = "/compare seed=2"
     await driver.press("enter")
     await driver.until(lambda: "Enter asks both" in driver.screen_text)
-    await driver.press(*"My name is Clara.", "enter")
+    await driver.press(*"I had a bad day.", "enter")
     await driver.until(lambda: "Both bad" in driver.screen_text)
     yield 1
 
