@@ -178,7 +178,7 @@ class Selectors:
         """What the majority of the k nearest says of each item, without a language model.
 
         Nearest by the baseline of the method that selects, by the encoder in force. None where
-        there are no demonstrations, and no labels: answers that are written are seldom another's.
+        there are no demonstrations or no labels: answers that are written are seldom alike.
         """
         prompt = prompt_of(self._task, cell)
         if not (cell.shots and prompt.labels):
