@@ -1,7 +1,8 @@
 """Sums in the GPT-3 paper's phrasing, few-shot prompts of them, and in other words.
 
 Keep: no problem that the evaluation asks (the first ones of seed 0, see
-chatapp.evaluation.gpt3_tasks) is in a training row, in whatever wording.
+chatapp.evaluation.gpt3_tasks) is in a row of this module. Chats and single questions of other
+modules do hold such sums and products.
 """
 
 import random

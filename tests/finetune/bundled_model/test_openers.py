@@ -17,7 +17,7 @@ from finetune.bundled_model.generators.content import table
         ("Hello there! I'm from Madrid.", "Madrid"),
     ],
 )
-def test_every_reply_names_what_the_opener_names(opener: str, named: str) -> None:
+def test_a_reply_names_what_the_opener_names(opener: str, named: str) -> None:
     replies = openers.replies_to(opener)
     assert any(named in reply for reply in replies)
     assert not any("{" in reply for reply in replies)
