@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,21 @@ def timed_steps(material: Material) -> tuple[int, float, int]:
     """Parameters trained, seconds a step, and peak memory in bytes, from four real steps.
 
     The first step takes the longest rows, which decide the memory, and is not timed; the others
-    are a short, a middling and a long one of the epoch. Nothing is written; the model has
-    learned a little.
+    are a short, a middling and a long one of the epoch, which tell the seconds a token. Nothing
+    is written; the model has learned a little.
     """
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         trainer = build_trainer(material, Path(folder), probe=True)
         trainer.add_callback(clock)
         trainer.train()
-    timed = clock.seconds[1:] or clock.seconds
-    return trained_parameters(material.model), sum(timed) / len(timed), peak_memory()
+    assert isinstance(trainer.order, ProbeOrder)
+    # A set of few steps comes round again.
+    steps = list(zip(clock.seconds, cycle(trainer.order.tokens()), strict=False))
+    seconds, tokens = map(sum, zip(*(steps[1:] or steps), strict=True))
+    lengths = material.data.train.lengths
+    mean_step = sum(lengths) / len(trainer.order.tokens())
+    return trained_parameters(material.model), seconds / tokens * mean_step, peak_memory()
 
 
 class _Clock(TrainerCallback):  # type: ignore[misc]

@@ -56,10 +56,7 @@ class ByLength:
 
 
 class ProbeOrder:
-    """One step of the longest rows, then a short, a middling and a long step of an order.
-
-    Their mean is near that of all steps, where the first few of an order may be of any length.
-    """
+    """One step of the longest rows, then a short, a middling and a long step of an order."""
 
     steps = 4
 
@@ -79,6 +76,14 @@ class ProbeOrder:
         probed = [row for step in (longest, *chosen) for row in step]
         # As many rows as there are: a short set may hold one twice and another never.
         return iter((probed + rows)[: len(rows)])
+
+    def tokens(self) -> list[int]:
+        """Of each step, as this order gives them out."""
+        rows, size = list(self), self._step_rows
+        return [
+            sum(self._lengths[row] for row in rows[start : start + size])
+            for start in range(0, len(rows), size)
+        ]
 
     def set_epoch(self, epoch: int) -> None:
         self._order.set_epoch(epoch)
