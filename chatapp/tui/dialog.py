@@ -17,6 +17,7 @@ class LeftOnce(Screen[ScreenResultType]):
             return AwaitComplete()
         while self.app.screen is not self:
             self.app.pop_screen()
+        self.workers.cancel_node(self)  # what they would show in is about to go
         return super().dismiss(result)
 
 

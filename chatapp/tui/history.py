@@ -194,8 +194,6 @@ class HistoryScreen(Dialog[ChatChoice | None]):
         except StoreError as error:
             self._show_nothing(str(error))
             return
-        if not self.is_attached:  # closed while the store was asked
-            return
         self._list.highlighted = min(index, found - 1) if found else None
         nothing = "The archive is empty." if self._archive else "No chats yet."
         self._show_nothing("" if found else "No chat has these words." if query else nothing)

@@ -175,6 +175,7 @@ def open_app(store: Store) -> OpenApp:
                 await driver.ready()
             yield driver
             driver.chat.conversation.close(5)
+            app.workers.cancel_all()  # as at the end of every real run
 
     return opened
 

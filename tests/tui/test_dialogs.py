@@ -1,10 +1,14 @@
-"""Screens over the chat are left once, however fast the keys come."""
+"""Screens over the chat are left once, however fast the keys come, whatever they wait for."""
+
+import threading
 
 import pytest
 from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.command import CommandPalette
 
+from chatapp.dialogue.store import Store, StoreError
+from chatapp.tui.branches import BranchScreen
 from chatapp.tui.history import HistoryScreen
 from chatapp.tui.library import LibraryScreen
 
@@ -42,3 +46,39 @@ async def test_a_second_enter_leaves_no_second_screen(
         await driver.settle()
         assert driver.app.is_running
         assert driver.chat in driver.app.screen_stack
+
+
+@pytest.mark.parametrize(
+    ("key", "method", "screen"),
+    [("ctrl+o", "chats", HistoryScreen), ("ctrl+b", "tree", BranchScreen)],
+)
+async def test_what_comes_after_a_screen_was_left_is_shown_nowhere(
+    open_app: OpenApp,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    method: str,
+    screen: type,
+) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(*_: object, **__: object) -> list[object]:
+        asked.set()
+        answer.wait(10)
+        raise StoreError("the disk is gone")
+
+    async with open_app(ScriptedModel(["One."])) as driver:
+        await driver.say("Hello")
+        monkeypatch.setattr(store, method, slow)
+        await driver.press(key)
+        await driver.until(asked.is_set)
+        left = driver.app.screen
+        assert isinstance(left, screen)
+        left.dismiss(None)
+        waiting = [worker for worker in driver.app.workers if worker.node is left]
+        assert waiting
+        assert all(worker.is_cancelled for worker in waiting)
+        answer.set()
+        await driver.until(lambda: driver.app.screen is driver.chat)
+        await driver.settle()
+        assert driver.app.is_running
