@@ -10,14 +10,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import transformers
-
 from chatapp.dialogue.template_choice import own_template
-from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.folder import ModelFiles, find_model, model_folder
 from chatapp.engine.generation import PieceTokenizer
 from chatapp.engine.head import HEAD_FILE, HeadSpec
-from chatapp.engine.pretrained import context_of
+from chatapp.engine.pretrained import context_of, read_config
 from chatapp.engine.tokenizer_files import chat_tokenizer
 from chatapp.paths import RUN_RECORD
 from chatapp.prompting.chat_template import Template
@@ -72,7 +69,7 @@ def open_subject(
     """
     files = find_model(model)
     tokenizer, start = chat_tokenizer(files)
-    window = _context(files) - len(start)
+    window = context_of(read_config(files)) - len(start)
     config = _configuration(run, data_file, overrides)
     if model != run:
         config = _that_fits(config, window)
@@ -143,16 +140,6 @@ def _reward_head(model: str, files: ModelFiles, kind: str) -> HeadSpec | None:
     if not (files.path / HEAD_FILE).is_file():
         raise ConfigError(f"{model} has no head that scores replies; compare reward models")
     return HeadSpec.load(files.path)
-
-
-def _context(files: ModelFiles) -> int:
-    try:
-        config: Any = transformers.AutoConfig.from_pretrained(
-            files.whole.path, trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:  # transformers lets many kinds through
-        raise ModelError(f"{files.whole.path}: {first_line(error)}") from None
-    return context_of(config)
 
 
 def _configuration(run: str, data_file: str, overrides: Sequence[str]) -> FinetuneConfig:

@@ -37,13 +37,17 @@ def context_of(config: Any) -> int:
 
 
 def read_config(files: ModelFiles) -> Any:
-    """A model's configuration as transformers reads it. Raises ModelError."""
-    import transformers
+    """A model's configuration as transformers reads it, of a folder or GGUF. Raises ModelError."""
+    from transformers import AutoConfig
 
-    folder = files.whole.path
+    whole = files.whole
     try:
-        return transformers.AutoConfig.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
+        if whole.is_gguf and is_mapped(whole.config):
+            values = {key: value for key, value in whole.config.items() if key != "model_type"}
+            return AutoConfig.for_model(whole.family, **values)
+        folder, name = (whole.path.parent, whole.path.name) if whole.is_gguf else (whole.path, None)
+        return AutoConfig.from_pretrained(
+            folder, gguf_file=name, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # transformers lets many kinds through
         raise ModelError(
@@ -132,11 +136,10 @@ def _load(kind: Any, files: ModelFiles, folder: Path | None, **options: Any) -> 
 
 def _load_gguf(files: ModelFiles) -> tuple[Any, Any]:
     """A model of transformers with the tensors of a GGUF file, and the report of these."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    values = {key: value for key, value in files.config.items() if key != "model_type"}
+    config = read_config(files)
     try:
-        config = AutoConfig.for_model(files.family, **values)
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # transformers lets many kinds through

@@ -127,6 +127,9 @@ def test_a_gguf_file_is_trained_like_a_folder(
     assert one.tokenizer.encode("User: What comes after 7?\nAssistant:") == ids
     assert one.tokenizer.end_id == other.tokenizer.end_id
     assert one.score([(ids, ids)])[0] == pytest.approx(other.score([(ids, ids)])[0], abs=1e-3)
+    for model in (str(run), "base.gguf"):
+        (measured,) = evaluate(model, str(run), "rows.json", 0, 8, lambda *_: None).sets.values()
+        assert 0 < measured.figures["loss"] < 20
 
 
 def test_an_adapter_is_trained_on_as_a_whole_model_only(tmp_path: Path) -> None:
