@@ -4,6 +4,8 @@ Keep: nothing else in this program uses one, so that a new release of torch has 
 checked against. Each is what torch's own compiler calls on a CPU.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,23 @@ def has_onednn() -> bool:
 def has_onednn_int8() -> bool:
     """Whether oneDNN multiplies in int8 here."""
     return has_onednn() and hasattr(torch.ops.onednn, "qlinear_prepack")
+
+
+@cache
+def onednn_int8_takes_eight_bits() -> bool:
+    """Whether oneDNN's int8 products are exact here for activations of all eight bits.
+
+    CPUs without VNNI instructions add pairs of products in 16 bits, and what does not fit there
+    is cut: 2 · 255 · 127 is too large, 2 · 127 · 127 is not. Tried, not read from a list of
+    CPUs: which instructions are taken is oneDNN's own choice.
+    """
+    weight = torch.full((64, 64), 127, dtype=torch.int8)
+    packed, ones, zeros = prepack_int8(weight), torch.ones(64), torch.zeros(64)
+    for rows in (1, 16):
+        x = torch.full((rows, 64), 255, dtype=torch.uint8)
+        if not (onednn_int8_linear(x, packed, ones, zeros.int(), zeros) == 255 * 127 * 64).all():
+            return False
+    return True
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from random_models import MakeGPT2, logits_of
 from torch.nn import functional as F
 
+from chatapp.engine import linear as linear_module
 from chatapp.engine import precision as precision_module
 from chatapp.engine.decoder import decoder as decoder_module
 from chatapp.engine.decoder.decoder import Decoder
@@ -28,6 +31,7 @@ from chatapp.engine.load import load_model
 from chatapp.engine.machine import Memory
 from chatapp.engine.model import Sampling
 from chatapp.engine.precision import precision_for
+from chatapp.engine.torch_internals import onednn_int8_takes_eight_bits
 
 CPU = torch.device("cpu")
 IDS = [(7 * n * n + 3) % 340 for n in range(60)]
@@ -39,12 +43,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@pytest.fixture(params=[8, 7])
+def bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many bits of an activation this machine multiplies exactly; 7 can be had on all."""
+    if request.param == 8 and not onednn_int8_takes_eight_bits():
+        pytest.skip("this CPU has no VNNI: 8 bits overflow")
+    monkeypatch.setattr(linear_module, "onednn_int8_takes_eight_bits", lambda: request.param == 8)
+    return int(request.param)
+
+
 def kept_files(home: Path, kind: str = "int8") -> list[Path]:
     return sorted((home / "cache" / kind).glob("*"))
 
 
 @pytest.mark.parametrize("shape", [(33, 7), (96, 32), (768, 3072)])
 @pytest.mark.parametrize("rows", [1, 2, 5, 70])
+@pytest.mark.usefixtures("bits")
 def test_an_int8_layer_is_near_the_float32_one(shape: tuple[int, int], rows: int) -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(shape, generator=generator)
@@ -66,7 +80,9 @@ def test_an_int8_layer_is_near_the_float32_one(shape: tuple[int, int], rows: int
 
 
 @pytest.mark.parametrize("shape", [(96, 576), (4096, 4160)])
-def test_a_few_large_activations_leave_the_others_what_they_are(shape: tuple[int, int]) -> None:
+def test_a_few_large_activations_leave_the_others_what_they_are(
+    bits: int, shape: tuple[int, int]
+) -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(shape, generator=generator)
     x = torch.randn(6, shape[1], generator=generator)
@@ -76,16 +92,36 @@ def test_a_few_large_activations_leave_the_others_what_they_are(shape: tuple[int
     wanted = F.linear(x, integers * scale[:, None])  # what the activations' rounding adds is seen
     found = Int8Linear(integers, scale)(x)
     error = (found - wanted).norm(dim=-1) / F.linear(plain, weight).norm(dim=-1)
-    assert float(error.max()) < 0.02
+    # Rounded twice, a bit less is two less.
+    assert float(error.max()) < (0.015 if bits == 8 else 0.06)
     assert torch.allclose(Int8Linear(integers, scale)(x[1:2]), found[1:2], rtol=1e-4, atol=1e-2)
 
 
-def test_the_largest_weights_sum_without_overflow() -> None:
+@pytest.mark.usefixtures("bits")
+@pytest.mark.parametrize("rows", [1, 16])
+def test_the_largest_weights_sum_without_overflow(rows: int) -> None:
     layer = Int8Linear(*quantise(torch.ones(16, 4096)))
-    assert torch.allclose(layer(torch.ones(1, 4096)), torch.tensor(4096.0))
-    assert torch.allclose(layer(-torch.ones(1, 4096)), torch.tensor(-4096.0))
+    assert torch.allclose(layer(torch.ones(rows, 4096)), torch.tensor(4096.0))
+    assert torch.allclose(layer(-torch.ones(rows, 4096)), torch.tensor(-4096.0))
 
 
+def test_a_cpu_whose_products_overflow_in_eight_bits() -> None:
+    program = """
+import torch
+from chatapp.engine.linear import Int8Linear, quantise
+for rows in (1, 16):
+    y = Int8Linear(*quantise(torch.ones(64, 4096)))(torch.ones(rows, 4096))
+    assert torch.allclose(y, torch.tensor(4096.0)), y
+"""
+    # oneDNN can be told to use the instructions of older CPUs, on which this failed once.
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.usefixtures("bits")
 def test_rows_of_zeros_and_of_no_numbers() -> None:
     weight = torch.ones(4, 16)
     weight[1] = 0
