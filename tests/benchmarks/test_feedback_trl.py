@@ -6,7 +6,7 @@ reference, computed once, as well as TRL's, computed beside each step. GRPO: the
 many replies of as many tokens to each, and the same check; the time is that of whole steps,
 drawing included, by the engine here and by transformers' `generate` there.
 Each measurement is a process of its own on one core, by the core's time, which other work on the
-machine does not change. Needs trl, and the folder of the shared data in CHATAPP_TEST_DATA. Run with
+machine does not change. Needs trl, and the folder of the shared data in SHARED_DATA. Run with
 `pytest -m benchmark -s tests/benchmarks/test_feedback_trl.py`.
 """
 
@@ -201,7 +201,7 @@ def beside_trl(method: str, folder: Path) -> tuple[dict[str, float], dict[str, f
 @pytest.fixture(scope="module", autouse=True)
 def data() -> None:
     if not DATA.is_dir():
-        pytest.skip("the shared data is not there; name its folder in CHATAPP_TEST_DATA")
+        pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
 
 
 @pytest.mark.benchmark

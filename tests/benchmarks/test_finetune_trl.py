@@ -8,7 +8,7 @@ model is measured so with `python tests/benchmarks/test_finetune_trl.py (trl|our
 Each measurement is a process
 of its own on one core, by the core's time, which other work on the machine does not change.
 Needs trl, and the folder of the shared data in
-CHATAPP_TEST_DATA. Run with `pytest -m benchmark -s tests/benchmarks/test_finetune_trl.py`.
+SHARED_DATA. Run with `pytest -m benchmark -s tests/benchmarks/test_finetune_trl.py`.
 """
 
 import json
@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-DATA = Path(os.environ.get("CHATAPP_TEST_DATA", "nowhere"))
+DATA = Path(os.environ.get("SHARED_DATA", "nowhere"))
 WARM, STEPS, ROWS, LENGTH = 1, 5, 8, 512
 SMALL = {"n_layer": 6, "n_embd": 384, "n_head": 6}
 GPT2 = {"n_layer": 12, "n_embd": 768, "n_head": 12}
@@ -316,7 +316,7 @@ def measured(
 @pytest.fixture(scope="module", autouse=True)
 def data() -> None:
     if not DATA.is_dir():
-        pytest.skip("the shared data is not there; name its folder in CHATAPP_TEST_DATA")
+        pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
 
 
 @pytest.mark.benchmark

@@ -3,14 +3,13 @@
 Every method learns the same rows, drawn by the seed; 500 reviews, which nobody learns, and TREC's
 500 test questions are measured. Word counts are single words in logistic regression and in naive
 Bayes, as scikit-learn has them. Needs scikit-learn and the folder of the shared data in
-CHATAPP_TEST_DATA. Run with `pytest -m benchmark -s tests/benchmarks/test_head_accuracy.py`, or one
+SHARED_DATA. Run with `pytest -m benchmark -s tests/benchmarks/test_head_accuracy.py`, or one
 cell of the table as
 
     python tests/benchmarks/test_head_accuracy.py TASK (counts|MODEL) ROWS SEEDS [key=value …]
 """
 
 import json
-import os
 import random
 import sys
 import tempfile
@@ -18,35 +17,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-
-DATA = Path(os.environ.get("CHATAPP_TEST_DATA", "nowhere"))
-ITEMS = 500
-
-Rows = list[dict[str, str]]
+from label_rows import DATA, Rows, labelled
 
 # Chosen on 300 rows that are neither learnt nor measured; reviews want 4 epochs at 3e-4, and 100
 # rows some 20 epochs.
 SETTINGS = {"train": {"epochs": 8, "batch_size": 16, "learning_rate": 1e-3}}
-
-
-def labelled(task: str) -> tuple[Rows, Rows]:
-    """The rows to learn from and those to measure, in an order that does not change."""
-    folder = DATA / "classify"
-    if task == "mr":
-        rows = [
-            {"text": line.strip(), "label": label}
-            for label in ("pos", "neg")
-            for line in (folder / f"mr_{label}.txt").read_text("latin-1").split("\n")
-            if line.strip()
-        ]
-        random.Random(0).shuffle(rows)
-        return rows[2 * ITEMS :], rows[:ITEMS]
-    sets = []
-    for name in ("train", "test"):
-        lines = (folder / f"trec_{name}.txt").read_text("latin-1").strip().split("\n")
-        pairs = (line.split(" ", 1) for line in lines)
-        sets.append([{"text": text, "label": label.split(":")[0]} for label, text in pairs])
-    return sets[0], sets[1]
 
 
 def drawn(rows: Rows, count: int, seed: int) -> Rows:
@@ -125,7 +100,7 @@ def tell(task: str, method: str, count: int, seeds: int, *overrides: str) -> dic
 def test_a_head_on_the_bundled_model_knows_types_of_question_as_well_as_word_counts() -> None:
     pytest.importorskip("sklearn")
     if not DATA.is_dir():
-        pytest.skip("the shared data is not there; name its folder in CHATAPP_TEST_DATA")
+        pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
     (head,) = tell("trec", "bundled", 500, 3).values()
     counts = tell("trec", "counts", 500, 3)
     assert fmean(head) > fmean(counts["bayes"])

@@ -158,10 +158,10 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def published() -> Path:
-    data = os.environ.get("CHATAPP_TEST_DATA")
+    data = os.environ.get("SHARED_DATA")
     folder = Path(data or "", "gpt2_bpe")
     if data is None or not (folder / "encoder.json").is_file():
-        pytest.skip("CHATAPP_TEST_DATA names no folder with gpt2_bpe/encoder.json")
+        pytest.skip("SHARED_DATA names no folder with gpt2_bpe/encoder.json")
     return folder
 
 

@@ -214,14 +214,14 @@ def test_templates_that_alike_texts_come_from_have_one_fingerprint() -> None:
 
 
 def published() -> list[Path]:
-    data = os.environ.get("CHATAPP_TEST_DATA", "")
+    data = os.environ.get("SHARED_DATA", "")
     return sorted(Path(data, "chat_templates").glob("*.jinja")) if data else []
 
 
 @pytest.mark.parametrize("path", published() or [None], ids=lambda path: path.stem if path else "-")
 def test_templates_of_real_models(path: Path | None) -> None:
     if path is None:
-        pytest.skip("the shared data is not there; name its folder in CHATAPP_TEST_DATA")
+        pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
     source = path.read_text(encoding="utf-8")
     template = opened(source)
     for chat in conversations(HOSTILE):

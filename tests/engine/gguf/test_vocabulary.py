@@ -79,14 +79,14 @@ def test_what_is_not_known_is_refused_by_name(change: dict[str, Any], words: str
 
 
 def published() -> list[Path]:
-    data = os.environ.get("CHATAPP_TEST_DATA", "")
+    data = os.environ.get("SHARED_DATA", "")
     return sorted(Path(data, "vocabularies").glob("*.gguf")) if data else []
 
 
 @pytest.mark.parametrize("path", published() or [None], ids=lambda path: path.stem if path else "-")
 def test_vocabularies_of_real_models(path: Path | None) -> None:
     if path is None:
-        pytest.skip("the shared data is not there; name its folder in CHATAPP_TEST_DATA")
+        pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
     metadata = GGUFFile(path).metadata
     tokenizer = gguf_tokenizer(metadata, path.name)
     tokenizer.encode_special_tokens = True

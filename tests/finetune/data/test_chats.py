@@ -186,14 +186,14 @@ def test_a_long_chat_is_made_to_fit_or_refused() -> None:
 
 
 def published() -> list[Path]:
-    data = os.environ.get("CHATAPP_TEST_DATA", "")
+    data = os.environ.get("SHARED_DATA", "")
     return sorted(Path(data, "chat_templates").glob("*.jinja")) if data else []
 
 
 @pytest.mark.parametrize("path", published() or [None], ids=lambda path: path.stem if path else "-")
 def test_templates_of_real_models_teach_each_reply_behind_its_prompt(path: Path | None) -> None:
     if path is None:
-        pytest.skip("the shared data is not there; name its folder in CHATAPP_TEST_DATA")
+        pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
     source = path.read_text(encoding="utf-8")
     template, tokenizer = opened(source), WordTokenizer(SPECIAL)
     messages = chat("One", "First .", "Two", "Second .", "Three", "Third .", system="Be brief.")

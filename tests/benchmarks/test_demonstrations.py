@@ -1,0 +1,80 @@
+"""Demonstrations near the query beside random ones: types of question (TREC) and reviews (MR).
+
+All rows to learn from are the pool: TREC's 5,452 training questions, 9,662 reviews. Run with
+`pytest -m benchmark -s tests/benchmarks/test_demonstrations.py`, or write the prompt file and the
+items to measure for `chatapp eval FOLDER/TASK.toml --test FOLDER/items.jsonl …` with
+
+    python tests/benchmarks/test_demonstrations.py (trec|mr) FOLDER
+
+Needs the folder of the shared data in SHARED_DATA while the files are written.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from label_rows import DATA, Rows, labelled
+
+NAMES = {
+    "HUM": "person",
+    "LOC": "place",
+    "NUM": "number",
+    "DESC": "description",
+    "ENTY": "thing",
+    "ABBR": "abbreviation",
+    "pos": "positive",
+    "neg": "negative",
+}
+PROMPTS = {
+    "trec": """description   = "What kind of answer a question asks for"
+instruction   = "Say what kind of answer each question asks for."
+input_prefix  = "Question: "
+output_prefix = "Type:"
+labels        = ["person", "place", "number", "description", "thing", "abbreviation"]
+""",
+    "mr": """description   = "Whether a sentence of a movie review is positive or negative"
+instruction   = "Say whether each review is positive or negative."
+input_prefix  = "Review: "
+output_prefix = "Sentiment:"
+labels        = ["positive", "negative"]
+""",
+}
+
+
+def write(task: str, folder: Path) -> None:
+    """Write the prompt file, its pool and the items to measure."""
+
+    def lines(rows: Rows) -> str:
+        named = ({"input": row["text"], "label": NAMES[row["label"]]} for row in rows)
+        return "".join(json.dumps(row) + "\n" for row in named)
+
+    pool, items = labelled(task)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pool.jsonl").write_text(lines(pool))
+    (folder / "items.jsonl").write_text(lines(items))
+    (folder / f"{task}.toml").write_text(PROMPTS[task] + 'examples_file = "pool.jsonl"\n')
+
+
+@pytest.mark.benchmark
+def test_near_demonstrations_beat_random_ones(tmp_path: Path) -> None:
+    if not DATA.is_dir():
+        pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
+    write("trec", tmp_path)
+    command = f"eval {tmp_path}/trec.toml --test {tmp_path}/items.jsonl --limit 100 --shots 8"
+    asked = [*command.split(), "--select", "random,knn:tfidf", "--report", f"{tmp_path}/report"]
+    subprocess.run([sys.executable, "-m", "chatapp", *asked], check=True)
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    found = {
+        each["selection"]: each["mean"]
+        for each in report["results"]
+        if each["metric"] == "accuracy"
+    }
+    print(found)
+    random, nearest = found.values()
+    assert nearest > random + 0.2  # several times the intervals
+
+
+if __name__ == "__main__":
+    write(sys.argv[1], Path(sys.argv[2]))
