@@ -4,7 +4,7 @@
     chatapp eval --lambada passages.jsonl
 
 Of stories that the bundled model was not taught (`python -m finetune.bundled_model DATA data`):
-five sentences in a row of 50 words or more. LAMBADA (Paperno et al. 2016) had people choose passages
+five sentences in a row of 50 words or more. LAMBADA (Paperno et al. 2016) had people choose those
 whose last word can be guessed from the whole and not from the last sentence. Here it is a word of
 four letters or more in small letters that stands before the last sentence and nowhere else in it,
 as most of theirs do; people looked at none, so figures are not those of LAMBADA.
