@@ -10,12 +10,8 @@ folder with the averaged weights, in float16.
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from chatapp.engine.folder import find_model
-from chatapp.engine.pretrained import load_causal
-from finetune.adapters import copy_companions
 from finetune.config import ConfigError
 from finetune.scripts import run
 
@@ -27,6 +23,12 @@ def average(
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="of the earlier weights")] = 0.2,
 ) -> None:
     """Write the weighted mean of two stages' weights."""
+    import torch
+
+    from chatapp.engine.folder import find_model
+    from chatapp.engine.pretrained import load_causal
+    from finetune.adapters import copy_companions
+
     files = find_model(later)
     old, new = load_causal(find_model(earlier)), load_causal(files)
     before, after = old.state_dict(), new.state_dict()

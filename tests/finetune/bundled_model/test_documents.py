@@ -107,7 +107,7 @@ def test_every_stage_is_valid_and_learns_from_files_that_are_written(tmp_path: P
     build(sources(tmp_path / "data"), tmp_path / "out", taught, scale=0.001)
     written = {f"data/{path.name}" for path in (tmp_path / "out").glob("*.jsonl")}
     stages = sorted((Path(__file__).parents[3] / "finetune" / "bundled_model").glob("*.toml"))
-    assert len(stages) == 11
+    assert len(stages) == 12
     for stage in stages:
         kind = PretrainConfig if stage.stem.endswith("base") else FinetuneConfig
         config = load_config(kind, stage, [])
