@@ -68,6 +68,10 @@ class ChatTemplateError(UserError, ValueError):
     """A chat template that cannot be used, or that refuses a chat."""
 
 
+class _EndlessError(ChatTemplateError):
+    """A chat template that would take too much in any form of a chat."""
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """A chat template with the special tokens of its tokenizer.
@@ -192,6 +196,8 @@ class ChatTemplate:
         for tools, form in product(lists, forms):
             try:
                 text = self._run(form, announce, tools)
+            except _EndlessError:
+                raise
             except ChatTemplateError as error:
                 refusal = refusal or error
                 continue
@@ -228,6 +234,8 @@ class ChatTemplate:
     def _run(self, turns: Turns, announce: bool, tools: Any = None) -> Traced:
         import jinja2
 
+        from chatapp.prompting.sandbox import BoundPassedError
+
         chat = [
             {"role": turn.role, "content": turn.content, **_thoughts(turn), **turn.call}
             for turn in turns
@@ -249,9 +257,8 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             problem = str(error.message or type(error).__name__)
-            raise ChatTemplateError(
-                f"{self.origin}: the chat template refuses this chat: {problem}"
-            ) from None
+            kind = _EndlessError if isinstance(error, BoundPassedError) else ChatTemplateError
+            raise kind(f"{self.origin}: the chat template refuses this chat: {problem}") from None
         except Exception as error:  # a foreign program may raise anything
             raise ChatTemplateError(
                 f"{self.origin}: the chat template fails: {type(error).__name__}: {error}"

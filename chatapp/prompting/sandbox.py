@@ -40,6 +40,10 @@ _EXACT_FILTERS = frozenset(
 )
 
 
+class BoundPassedError(jinja2.TemplateError):
+    """A template took more steps, time or memory than any that is meant well."""
+
+
 class _Instrumented(NodeTransformer):
     """A program that counts the turns of its loops, and joins strings by `+`.
 
@@ -69,16 +73,17 @@ class Program:
         self.variables = variables
 
     def render(self, **variables: Any) -> str:
-        """What the template writes. Raises jinja2.TemplateError, or whatever it provokes."""
+        """What the template writes. Raises BoundPassedError or another jinja2.TemplateError, or
+        whatever it provokes."""
         steps, started = 0, time.thread_time()
 
         def count_step() -> str:
             nonlocal steps
             steps += 1
             if steps > _MOST_STEPS:
-                raise jinja2.TemplateError(f"it takes more than {_MOST_STEPS:,} steps")
+                raise BoundPassedError(f"it takes more than {_MOST_STEPS:,} steps")
             if time.thread_time() - started > _MOST_SECONDS:
-                raise jinja2.TemplateError(f"it takes more than {_MOST_SECONDS:.0f} seconds")
+                raise BoundPassedError(f"it takes more than {_MOST_SECONDS:.0f} seconds")
             return ""
 
         return self._template.render(**variables, _count_step=count_step)
@@ -212,9 +217,9 @@ def _check_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def _checked(result: Any) -> Any:
-    """The result. Raises jinja2.TemplateError when it is a text or a list of no sane length."""
+    """The result. Raises BoundPassedError when it is a text or a list of no sane length."""
     if isinstance(result, str | list | tuple) and len(result) > _LONGEST_TEXT:
-        raise jinja2.TemplateError(f"it makes a text of more than {_LONGEST_TEXT:,} characters")
+        raise BoundPassedError(f"it makes a text of more than {_LONGEST_TEXT:,} characters")
     return result
 
 
@@ -222,7 +227,7 @@ def _concatenated(parts: Iterable[str]) -> Traced:
     """What a template has written. Raises jinja2.TemplateError before it is too much."""
     parts = list(parts)
     if sum(map(len, parts)) > _LONGEST_TEXT:
-        raise jinja2.TemplateError(f"it makes a text of more than {_LONGEST_TEXT:,} characters")
+        raise BoundPassedError(f"it makes a text of more than {_LONGEST_TEXT:,} characters")
     return joined(parts)
 
 

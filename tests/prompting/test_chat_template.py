@@ -10,6 +10,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import Message
+from chatapp.prompting.sandbox import Program
 from chatapp.prompting.segments import Segment, text_of
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<turn>", "<think>")
@@ -205,6 +206,18 @@ def test_a_bad_template_is_one_sentence(source: str, words: str) -> None:
     with pytest.raises(ChatTemplateError, match=words) as caught:
         opened(source).render([Message("user", "Hi")])
     assert "\n" not in str(caught.value)
+
+
+def test_what_takes_too_much_is_tried_in_one_form_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[Program] = []
+    real = Program.render
+    monkeypatch.setattr(
+        Program, "render", lambda self, **given: rendered.append(self) or real(self, **given)
+    )
+    endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(ChatTemplateError, match="steps"):
+        opened(endless).render([Message("system", "s"), Message("user", "Hi")])
+    assert len(rendered) == 1
 
 
 def test_templates_that_alike_texts_come_from_have_one_fingerprint() -> None:
