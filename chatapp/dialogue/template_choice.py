@@ -11,7 +11,7 @@ from pathlib import Path
 from chatapp.dialogue.chat_writer import ChatWriter
 from chatapp.dialogue.prompt import PromptWriter, Writer
 from chatapp.dialogue.served import SERVED, MessagesWriter
-from chatapp.engine.folder import ModelFiles, gguf_file
+from chatapp.engine.folder import ModelFiles, gguf_file, model_folder
 from chatapp.engine.model import ChatModel, LanguageModel
 from chatapp.paths import GGUF_TEMPLATE
 from chatapp.prompting.chat_template import (
@@ -130,7 +130,7 @@ def own_template(folder: Path, special: Collection[str]) -> Template | None:
     own = load_template(folder)
     if own is not None or not folder.is_dir():
         return own
-    brought = _brought_by(ModelFiles.read(folder).tokenizer, special)
+    brought = _brought_by(ModelFiles.read(folder, model_folder).tokenizer, special)
     trained = saved_fingerprint(folder)
     if trained and (brought is None or brought.fingerprint != trained):
         found = f"{brought.origin} has another one now" if brought else "there is none now"

@@ -79,7 +79,8 @@ class ModelFiles:
     def read(cls, path: Path, find_base: "Callable[[str], Path] | None" = None) -> "ModelFiles":
         """The model in a folder, or in a GGUF file.
 
-        find_base: gives the folder of an adapter's base; `model_folder` by default.
+        find_base: gives the folder of an adapter's base by its name; by default only a name that
+            is a path is found.
         Raises ModelError, also when an adapter's base is missing.
         """
         if (file := gguf_file(path)) is not None:
@@ -89,7 +90,7 @@ class ModelFiles:
             _refuse_unfinished(path)
             return cls(path, _read_config(path / CONFIG), None, path, template)
         config = _read_config(path / ADAPTER_CONFIG)
-        base = _base_of(path / ADAPTER_CONFIG, config, find_base or model_folder)
+        base = _base_of(path / ADAPTER_CONFIG, config, find_base or _folder_at)
         tokenizer = path if (path / TOKENIZER_CONFIG).is_file() else base.path
         return cls(path, config, base, tokenizer, template or base.template)
 
@@ -150,7 +151,7 @@ class ModelFiles:
 
 def find_model(name: str) -> ModelFiles:
     """What the model of a name is, downloaded if need be. Raises ModelError."""
-    return ModelFiles.read(model_folder(name))
+    return ModelFiles.read(model_folder(name), model_folder)
 
 
 def find_local_model(name: str) -> ModelFiles:
@@ -234,7 +235,7 @@ def model_identity(model: LanguageModel) -> str:
     """
     if model.folder is None:
         return model.name
-    return f"{ModelFiles.read(model.folder).digest()}-{model.precision}"
+    return f"{ModelFiles.read(model.folder, model_folder).digest()}-{model.precision}"
 
 
 def architectures(config: dict[str, Any]) -> list[str]:
@@ -290,6 +291,13 @@ def _read_config(path: Path) -> dict[str, Any]:
         return read_json_object(path, ModelError)
     except FileNotFoundError:
         raise ModelError(f"{path}: there is no such file") from None
+
+
+def _folder_at(path: str) -> Path:
+    """The folder at a path. Raises ModelError."""
+    if not (folder := Path(os.path.expanduser(path))).is_dir():
+        raise ModelError(f"{path}: there is no such folder")
+    return folder
 
 
 def _base_of(path: Path, config: dict[str, Any], find: Callable[[str], Path]) -> ModelFiles:

@@ -97,7 +97,7 @@ class SentenceEncoder:
             _LONGEST,
         )
         self._longest = int(min(limits))
-        digest = ModelFiles.read(folder).digest()
+        digest = ModelFiles.read(folder, model_folder).digest()
         self.fingerprint = f"{digest}-{self._pooling}-{self._longest}"
 
     def encode(self, texts: Sequence[str]) -> Embeddings:

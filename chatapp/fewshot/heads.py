@@ -7,7 +7,7 @@ instruction, no demonstrations.
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.folder import ModelFiles, model_folder
 from chatapp.engine.head import HEAD_FILE, HeadModel, HeadSpec, framed
 from chatapp.engine.model import LanguageModel
 from chatapp.fewshot.answering import Answer, Question
@@ -26,7 +26,7 @@ def head_of(model: LanguageModel) -> HeadModel | None:
     spec = HeadSpec.load(model.folder)
     if spec.task != "classification" or not spec.labels:
         return None
-    return HeadModel.load(model.name, ModelFiles.read(model.folder))
+    return HeadModel.load(model.name, ModelFiles.read(model.folder, model_folder))
 
 
 class HeadAnswerer:

@@ -18,11 +18,11 @@ _DEFAULTS = llama.DEFAULTS | {
 }
 
 
-def _read(fields: ConfigFields) -> Architecture:
+def _read_mistral(fields: ConfigFields) -> Architecture:
     architecture = llama.read(fields)
     window = fields.size("sliding_window") if fields.has("sliding_window") else None
     attentions = tuple(replace(each, window=window) for each in architecture.attentions)
     return replace(architecture, attentions=attentions)
 
 
-MISTRAL = Family(_DEFAULTS, _read, "model.", llama.TENSORS)
+MISTRAL = Family(_DEFAULTS, _read_mistral, "model.", llama.TENSORS)

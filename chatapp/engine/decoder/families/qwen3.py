@@ -18,7 +18,7 @@ _TENSORS = llama.TENSORS | {
 }
 
 
-def _read(fields: ConfigFields) -> Architecture:
+def _read_qwen3(fields: ConfigFields) -> Architecture:
     has_bias = fields.flag("attention_bias")
     return replace(
         qwen2.with_windows(llama.read(fields), fields),
@@ -28,4 +28,4 @@ def _read(fields: ConfigFields) -> Architecture:
     )
 
 
-QWEN3 = Family(_DEFAULTS, _read, "model.", _TENSORS)
+QWEN3 = Family(_DEFAULTS, _read_qwen3, "model.", _TENSORS)
