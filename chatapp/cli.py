@@ -18,8 +18,8 @@ from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
 from chatapp.commands.console import complain
 from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
-from chatapp.engine.threads import wait_briefly
-from chatapp.userfiles import UserError
+from chatapp.common.userfiles import UserError
+from chatapp.engine.kernels.threads import wait_briefly
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Store
@@ -78,7 +78,7 @@ def chat(
     if inline and not sys.stderr.isatty():
         raise UserError("a chat below the prompt is drawn on standard error; it is no terminal")
 
-    from chatapp.settings import load_settings
+    from chatapp.common.settings import load_settings
     from chatapp.tui.app import run
 
     store = _open_store(unsaved=unsaved, may_ask=in_terminal)
@@ -103,8 +103,9 @@ def _open_store(*, unsaved: bool, may_ask: bool) -> "Store":
 
     unsaved: in memory alone. may_ask: whether the user can be offered that.
     """
-    from chatapp.dialogue.store import Store, StoreError
-    from chatapp.paths import database_path
+    from chatapp.common.paths import database_path
+    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.database import StoreError
 
     if unsaved:
         return Store(None)
@@ -130,7 +131,7 @@ def _report(error: Exception) -> int:
 
 def _log(error: Exception) -> str:
     """Write the traceback to the log file; returns where it is."""
-    from chatapp.paths import log_dir
+    from chatapp.common.paths import log_dir
 
     path = log_dir() / "chatapp.log"
     try:

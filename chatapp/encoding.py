@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from chatapp.engine.model import Tokenizer
-from chatapp.prompting.segments import Segment
+from chatapp.prompting.messages import Segment
 
 
 class Encode(Protocol):

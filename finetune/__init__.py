@@ -17,7 +17,7 @@ def train(config: Mapping[str, Any] | str | Path, *overrides: str, device: str =
     """
     from rich.console import Console
 
-    from finetune.config import FinetuneConfig, lay_over, load_config, validated
+    from finetune.config.sections import FinetuneConfig, lay_over, load_config, validated
     from finetune.run import train as run
 
     if isinstance(config, Mapping):

@@ -16,24 +16,28 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from chatapp.foreign import printable
-from finetune.config import FinetuneConfig
-from finetune.data.chats import Span
-from finetune.data.encoding import Encoded
+from chatapp.common.foreign import printable
+from finetune.config.sections import FinetuneConfig
+from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import Rows
 from finetune.data.preparation import dropped_lines
-from finetune.display import duration, memory, short_middling_long
-from finetune.masks import legend, masked
-from finetune.material import Material, gather
 from finetune.objectives.grpo import Grpo, PromptRows
 from finetune.objectives.head_rows import HeadRows
 from finetune.objectives.heads import HeadObjective
 from finetune.objectives.kto import Kto
 from finetune.objectives.l3 import L3
-from finetune.objectives.pair_rows import PairRows
-from finetune.pair_preview import pair_figures, show_pairs
-from finetune.prompt_preview import prompt_figures, show_prompts
-from finetune.steps import steps_of_run, timed_steps, too_few
+from finetune.objectives.rows import PairRows
+from finetune.training.display import duration, memory, short_middling_long
+from finetune.training.previews import (
+    legend,
+    masked,
+    pair_figures,
+    prompt_figures,
+    show_pairs,
+    show_prompts,
+)
+from finetune.training.run_setup import Material, gather
+from finetune.training.trainer_factory import steps_of_run, timed_steps, too_few
 
 BAR = 14
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chatapp.engine.threads import wait_briefly
-from chatapp.foreign import printable
+from chatapp.common.foreign import printable
+from chatapp.engine.kernels.threads import wait_briefly
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,10 +52,10 @@ def check(config: Config, overrides: Overrides = None, as_json: AsJson = False) 
     with _errors_in_words():
         from rich.console import Console
 
-        from finetune.config import FinetuneConfig, load_config
+        from finetune.config.sections import FinetuneConfig, load_config
 
         settings = load_config(FinetuneConfig, config, overrides or [])
-        from chatapp.settings import load_settings
+        from chatapp.common.settings import load_settings
         from finetune.check import examine, show
 
         examination = examine(settings, load_settings().device)
@@ -69,10 +69,10 @@ def check(config: Config, overrides: Overrides = None, as_json: AsJson = False) 
 def train(config: Config, overrides: Overrides = None) -> None:
     """Fine-tune a model on the rows of CONFIG; `chatapp --model RUN` then chats with it."""
     with _errors_in_words() as console:
-        from finetune.config import FinetuneConfig, load_config
+        from finetune.config.sections import FinetuneConfig, load_config
 
         settings = load_config(FinetuneConfig, config, overrides or [])
-        from chatapp.settings import load_settings
+        from chatapp.common.settings import load_settings
         from finetune import run
 
         _made(run.train(settings, console, load_settings().device))
@@ -82,7 +82,7 @@ def train(config: Config, overrides: Overrides = None) -> None:
 def resume(run: Run, overrides: Overrides = None) -> None:
     """Go on with a run that was stopped, from its last checkpoint, as if it had not been."""
     with _errors_in_words() as console:
-        from chatapp.settings import load_settings
+        from chatapp.common.settings import load_settings
         from finetune.run import resume
 
         _made(resume(run, overrides or [], console, load_settings().device))
@@ -112,9 +112,9 @@ def evaluate(
         from rich.console import Console
         from rich.text import Text
 
-        from chatapp.settings import load_settings
+        from chatapp.common.settings import load_settings
         from finetune.evaluation import compare
-        from finetune.measured import show
+        from finetune.measuring.results import show
 
         overrides = [each for each in others or () if _OVERRIDE.match(each)]
         models = [run, *(each for each in others or () if not _OVERRIDE.match(each))]
@@ -148,13 +148,13 @@ def predict(
     """Answer texts by a head: the label with its probabilities, or the score of regression."""
     goes_on = f"; the same command goes on where {output} ends" if output else ""
     with _errors_in_words(f"interrupted{goes_on}") as console:
-        from finetune.config import ConfigError
+        from finetune.config.sections import ConfigError
 
         if bool(text.strip()) == bool(inputs):
             raise ConfigError("expected --input with a text, or --inputs with a file of them")
         if output and not inputs:
             raise ConfigError("--output is for the answers to --inputs")
-        from chatapp.settings import load_settings
+        from chatapp.common.settings import load_settings
         from finetune.prediction import open_predictor, parsed
 
         predictor = open_predictor(run, load_settings().device)
@@ -219,11 +219,11 @@ def feedback(
     is among those that F8 lists in the chat.
     """
     with _errors_in_words() as console:
+        from chatapp.common.paths import database_path
+        from chatapp.common.settings import load_settings
         from chatapp.dialogue.feedback import FeedbackFormat
         from chatapp.dialogue.store import Store
-        from chatapp.paths import database_path
-        from chatapp.settings import load_settings
-        from finetune.config import ConfigError, FinetuneConfig, load_config
+        from finetune.config.sections import ConfigError, FinetuneConfig, load_config
         from finetune.feedback import choose, collected, free_output, write_configuration
 
         if lesson not in ("", *FeedbackFormat):
@@ -256,7 +256,7 @@ def merge(
 ) -> None:
     """Write an adapter and its base model as one whole model."""
     with _errors_in_words():
-        from finetune.merging import merge
+        from finetune.merge import merge
 
         merge(run, out)
         _made(out)
@@ -285,7 +285,7 @@ def keys(
 ) -> None:
     """List the keys of a configuration: what each takes, its default, and what it does."""
     with _errors_in_words():
-        from finetune.keys import keys, lines
+        from finetune.config.keys import keys, lines
 
         chosen = keys(section)
         if as_json:
@@ -300,7 +300,7 @@ def pretrain(config: Config, overrides: Overrides = None) -> None:
     with _errors_in_words(
         "interrupted; the same command goes on from the last checkpoint"
     ) as console:
-        from finetune.config import PretrainConfig, load_config
+        from finetune.config.sections import PretrainConfig, load_config
 
         settings = load_config(PretrainConfig, config, overrides or [])
         from finetune.pretrain import pretrain as run
@@ -332,9 +332,9 @@ def _errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
 
 def _verdict(error: Exception) -> tuple[int, str]:
     """Exit status and sentence of an error; one that nobody foresaw is raised again."""
+    from chatapp.common.userfiles import UserError
     from chatapp.evaluation.journal import NotWritten
-    from chatapp.userfiles import UserError
-    from finetune.config import Interrupted
+    from finetune.config.sections import Interrupted
 
     if isinstance(error, UserError):
         return 2, str(error)
@@ -350,7 +350,7 @@ def _verdict(error: Exception) -> tuple[int, str]:
 
 def _made(folder: Path) -> None:
     """A model's folder on standard output, and among those that `chatapp models list` shows."""
-    from chatapp.engine.used_models import note_model
+    from chatapp.models.resolving import note_model
 
     note_model(folder)
     _answer(str(folder))

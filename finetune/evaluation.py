@@ -11,26 +11,25 @@ from typing import Any, cast
 
 import torch
 
-from chatapp.engine.generation import PieceTokenizer
-from chatapp.engine.head import HeadSpec
-from chatapp.engine.load import load_model
-from chatapp.engine.pretrained import load_causal
+from chatapp.engine.backends.head import HeadSpec
+from chatapp.engine.backends.transformers_loading import load_causal
+from chatapp.engine.model import PieceTokenizer
 from chatapp.evaluation.metrics import estimate
-from chatapp.prompting.promptfile import Measure
+from chatapp.models.loading import load_model
+from chatapp.prompting.files.promptfile import Measure
+from finetune.config.objectives import GrpoSettings, L3Settings
 from finetune.data.batches import ByLength, collate, loader
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows, response_labels
-from finetune.data.pairs import EncodedJudged
-from finetune.judged import Judge, preferred
-from finetune.measured import Answer, Evaluation, Measured
-from finetune.objective_settings import GrpoSettings, L3Settings
-from finetune.objectives.chat_rows import with_start
-from finetune.objectives.head_answers import Output, answer_document, head_figures
-from finetune.objectives.head_module import Classifier, load_head
+from finetune.data.preferences import EncodedJudged
+from finetune.measuring.evaluated_models import Subject, on_shared_rows, open_subject
+from finetune.measuring.preference_metrics import Judge, preferred
+from finetune.measuring.results import Answer, Evaluation, Measured
 from finetune.objectives.head_rows import HeadExample
+from finetune.objectives.heads import Classifier, Output, answer_document, head_figures, load_head
 from finetune.objectives.l3 import L3
-from finetune.replies import greedy_replies, questions, stops
-from finetune.subjects import Subject, on_shared_rows, open_subject
+from finetune.objectives.rows import with_start
+from finetune.training.sample_replies import greedy_replies, questions, stops
 
 BATCH = 8
 STRETCH = 256

@@ -11,11 +11,11 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from chatapp.common.userfiles import write_whole
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.store import Store
-from chatapp.engine.folder import find_model
-from chatapp.userfiles import write_whole
-from finetune.config import ConfigError
+from chatapp.models.resolving import find_model
+from finetune.config.sections import ConfigError
 
 Rows = Sequence[dict[str, Any]]
 _STEPS = 40

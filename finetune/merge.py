@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
-from chatapp.engine.checkpoint.safetensors import tensor_headers
-from chatapp.engine.folder import ModelFiles, find_model
-from chatapp.engine.head import HEAD_FILE, HEAD_WEIGHTS
-from chatapp.engine.pretrained import load_causal
-from finetune.adapters import copy_companions, require_new_folder
-from finetune.config import ConfigError
+from chatapp.engine.backends.head import HEAD_FILE, HEAD_WEIGHTS
+from chatapp.engine.backends.transformers_loading import load_causal
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.safetensors import tensor_headers
+from chatapp.models.resolving import find_model
+from finetune.config.sections import ConfigError
+from finetune.training.adapters import copy_companions, require_new_folder
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -12,23 +12,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from chatapp.engine.device import device_for
-from chatapp.engine.folder import find_model
-from chatapp.engine.head import HEAD_FILE, HeadSpec
-from chatapp.engine.pretrained import context_of, load_causal
-from chatapp.engine.tokenizer_files import chat_tokenizer
+from chatapp.common.userfiles import UserError
+from chatapp.engine.backends.head import HEAD_FILE, HeadSpec
+from chatapp.engine.backends.transformers_loading import context_of, load_causal
+from chatapp.engine.kernels.device import device_for
+from chatapp.engine.tokenizers import chat_tokenizer
 from chatapp.evaluation.batch import unanswered
 from chatapp.evaluation.inputs import read_inputs
 from chatapp.evaluation.journal import Journal, JournalRow
-from chatapp.userfiles import UserError
-from finetune.config import ConfigError, TrainSource
+from chatapp.models.resolving import find_model
+from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import Labelled, read_fields, read_labelled
 from finetune.data.preparation import LONGEST
 from finetune.data.tables import Row
-from finetune.objectives.head_answers import answer_document
-from finetune.objectives.head_module import Classifier, load_head
 from finetune.objectives.head_rows import ROLES
-from finetune.record import configuration_of, read_record
+from finetune.objectives.heads import Classifier, answer_document, load_head
+from finetune.training.record import configuration_of, read_record
 
 STRETCH = 256
 """Rows that are answered, and then written, together."""

@@ -28,12 +28,10 @@ from transformers import (
     set_seed,
 )
 
-from chatapp.prompting.segments import END_OF_TEXT
+from chatapp.common.userfiles import read_json_object
+from chatapp.prompting.messages import END_OF_TEXT
 from chatapp.prompting.template import named
-from chatapp.userfiles import read_json_object
-from finetune.callbacks import RunCallback
-from finetune.checkpoints import last_checkpoint
-from finetune.config import ConfigError, PretrainConfig, Source, validated
+from finetune.config.sections import ConfigError, PretrainConfig, Source, validated
 from finetune.data.corpus import (
     Document,
     Ids,
@@ -44,13 +42,14 @@ from finetune.data.corpus import (
     read_documents,
     train_tokenizer,
 )
-from finetune.data.split import draw, is_held_out
-from finetune.export import save_chat
-from finetune.initial import begin
-from finetune.log import RunLog
-from finetune.record import RESULT_FILE, check_same_data, write_json
-from finetune.steps import quiet_transformers
-from finetune.trainer import FiniteTrainer
+from finetune.data.tables import draw, is_held_out
+from finetune.training.callbacks import RunCallback
+from finetune.training.checkpoints import last_checkpoint
+from finetune.training.export import save_chat
+from finetune.training.initial_weights import begin
+from finetune.training.record import RESULT_FILE, RunLog, check_same_data, write_json
+from finetune.training.trainer import FiniteTrainer
+from finetune.training.trainer_factory import quiet_transformers
 
 CONFIG_FILE = "pretrain.json"
 LOSSES_FILE = "losses.jsonl"

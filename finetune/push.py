@@ -7,17 +7,11 @@ no checkpoint, no pickle, and no path of this machine.
 from pathlib import Path
 from typing import Any, Protocol
 
+from chatapp.engine.backends.head import HEAD_FILE
 from chatapp.engine.errors import first_line
-from chatapp.engine.folder import (
-    ADAPTER_CONFIG,
-    BUNDLED,
-    COMPANIONS,
-    CONFIG,
-    ModelFiles,
-    find_model,
-)
-from chatapp.engine.head import HEAD_FILE
-from finetune.config import ConfigError
+from chatapp.engine.files.model_files import ADAPTER_CONFIG, COMPANIONS, CONFIG, ModelFiles
+from chatapp.models.resolving import BUNDLED, find_model
+from finetune.config.sections import ConfigError
 
 FILES = (
     CONFIG,

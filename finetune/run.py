@@ -15,21 +15,21 @@ from types import FrameType
 
 from rich.console import Console
 
+from chatapp.common.paths import RUN_RECORD
+from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError
-from chatapp.engine.used_models import note_model
-from chatapp.paths import RUN_RECORD
-from chatapp.userfiles import read_json_object
-from finetune.callbacks import RunCallback
-from finetune.checkpoints import check_whole, drop_optimizer_states, last_checkpoint
-from finetune.config import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
-from finetune.display import duration, memory
-from finetune.export import publish
-from finetune.log import LOG_FILE, RunLog
-from finetune.material import Material, gather
-from finetune.memory import peak_memory
-from finetune.objectives.reward_function import RewardError
-from finetune.record import (
+from chatapp.models.resolving import note_model
+from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
+from finetune.measuring.report import header, write_report
+from finetune.objectives.rewards import RewardError
+from finetune.training.callbacks import RunCallback
+from finetune.training.checkpoints import check_whole, drop_optimizer_states, last_checkpoint
+from finetune.training.display import duration, memory, peak_memory
+from finetune.training.export import publish
+from finetune.training.record import (
+    LOG_FILE,
     RESULT_FILE,
+    RunLog,
     begun_on,
     check_unchanged,
     configuration_of,
@@ -38,11 +38,10 @@ from finetune.record import (
     without_places,
     write_json,
 )
-from finetune.reference_run import keep_reference
-from finetune.report import header, write_report
-from finetune.samples import sampler
-from finetune.steps import build_trainer
-from finetune.trainer import NotFinite, ObjectiveTrainer
+from finetune.training.run_setup import Material, gather, keep_reference
+from finetune.training.sample_replies import sampler
+from finetune.training.trainer import NotFinite, ObjectiveTrainer
+from finetune.training.trainer_factory import build_trainer
 
 BAD_BATCH_FILE = "bad_batch.jsonl"
 

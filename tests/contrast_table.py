@@ -12,7 +12,7 @@ from textual.color import Color
 from textual.constants import DIM_FACTOR
 from textual.theme import BUILTIN_THEMES, Theme
 
-from chatapp.shading import contrast
+from chatapp.common.shading import contrast
 from chatapp.tui.theme import CALM, readable
 
 THEMES = {CALM.name: CALM} | {

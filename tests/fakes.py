@@ -15,13 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
-from chatapp.engine.model import (
-    ContextOverflow,
-    Generate,
-    Request,
-    Sampling,
-    one_after_another,
-)
+from chatapp.engine.model import ContextOverflow, Generate, Request, Sampling, one_after_another
 
 _WORD = re.compile(r" ?[^\s]+|\s")
 _SURROGATE = re.compile("[\ud800-\udfff]")

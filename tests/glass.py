@@ -13,12 +13,12 @@ from fakes import ScriptedModel
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.architecture import Architecture, Attention
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
-from chatapp.engine.tokenizer import END_OF_TEXT, BPETokenizer
-from chatapp.lab.stepper import Stepper
+from chatapp.engine.tokenizers.byte_level import END_OF_TEXT, BPETokenizer
+from chatapp.lab.predictions import Stepper
 from chatapp.lab.traces import Trace
 
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import write_tiny_gpt2
 
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.local import LocalModel
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
 
 LogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]
 

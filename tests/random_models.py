@@ -15,8 +15,8 @@ from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.local import LocalModel
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
 
 # The same examples each time, and no clock on a machine that does other things as well.
 settings.register_profile("chatapp", deadline=None, derandomize=True)

@@ -52,7 +52,7 @@ def write_tiny_reward_model(folder: Path, *, context: int = 1024) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    from chatapp.engine.head import HEAD_WEIGHTS, HeadSpec
+    from chatapp.engine.backends.head import HEAD_WEIGHTS, HeadSpec
     from chatapp.prompting.template import CHAT, save_template
 
     write_tiny_gpt2(folder, context=context)

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from chatapp.commands.console import complain, status, write, write_json
-from chatapp.userfiles import UserError
+from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.call_events import ReplyEvent
+    from chatapp.common.parameters import Choices
+    from chatapp.dialogue.events import ReplyEvent
     from chatapp.engine.events import Event, Finished
     from chatapp.engine.model import Sampling
-    from chatapp.parameters import Choices
     from chatapp.passages.sources import Source
-    from chatapp.prompting.calls import Call
-    from chatapp.prompting.messages import Message
+    from chatapp.prompting.messages import Call, Message
 
 _INTERRUPTED = 130
 
@@ -40,8 +39,8 @@ def print_answer(
     sources: "Sequence[Source]" = (),
 ) -> None:
     """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
-    from chatapp.dialogue.call_events import Called
-    from chatapp.dialogue.prompt import seeded
+    from chatapp.dialogue.events import Called
+    from chatapp.dialogue.writers.prompt import seeded
     from chatapp.engine.events import Finished
 
     sampling = seeded(choices.sampling)
@@ -106,8 +105,8 @@ def print_best(
     as_json: bool,
 ) -> None:
     """Print the answer that a reward model scores highest of so many. Raises typer.Exit."""
-    from chatapp.dialogue.best_of import ReplyScorer, best_of
-    from chatapp.dialogue.prompt import seeded
+    from chatapp.dialogue.reply_scores import ReplyScorer, best_of
+    from chatapp.dialogue.writers.prompt import seeded
 
     sampling = seeded(choices.sampling)
     if count > 1 and sampling.temperature == 0:

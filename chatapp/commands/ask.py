@@ -13,10 +13,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chatapp.commands import completion
+from chatapp.commands import options
 from chatapp.commands.answers import print_answer, print_best
+from chatapp.commands.ask_inputs import (
+    allowed_names,
+    chat_to_go_on_with,
+    instructions,
+    is_allowed,
+    message_of,
+    names_in,
+    open_store,
+    standard_input,
+    toolbox_of,
+)
 from chatapp.commands.console import complain, status
 from chatapp.commands.docs import METHOD_HELP, show_reading
+from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import (
     JsonOption,
     ModelOption,
@@ -25,52 +37,47 @@ from chatapp.commands.options import (
     sampling_options,
     settings_of,
 )
-from chatapp.commands.question import (
-    chat_to_go_on_with,
-    instructions,
-    message_of,
-    open_store,
-    standard_input,
-)
-from chatapp.commands.tools import allowed_names, is_allowed, names_in, toolbox_of
-from chatapp.parameters import known_values
-from chatapp.userfiles import UserError
+from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.call_events import ReplyEvent
-    from chatapp.dialogue.calling import Toolbox
-    from chatapp.dialogue.store import Chat
+    from chatapp.dialogue.events import ReplyEvent
+    from chatapp.dialogue.store.rows import Chat
+    from chatapp.dialogue.tool_calls import Toolbox
     from chatapp.engine.events import Event
     from chatapp.engine.model import Generate, LanguageModel, Sampling
-    from chatapp.parameters import Choices
     from chatapp.passages.sources import Source
     from chatapp.prompting.chat_template import Template
-    from chatapp.prompting.documents import DocumentSet
+    from chatapp.prompting.files.documents import DocumentSet
     from chatapp.prompting.messages import Message
-    from chatapp.settings import Settings
 
 
 QuestionArgument = Annotated[
     str | None, typer.Argument(help="The message. Standard input is appended to it.")
 ]
+
 FilesOption = Annotated[
     list[Path] | None,
     typer.Option("--file", "-f", help="Put a text file into the message; may be repeated."),
 ]
+
 SystemOption = Annotated[
     str | None,
     typer.Option(help="Instructions in place of the template's own, or a file with them."),
 ]
+
 PersonaOption = Annotated[
-    str | None, typer.Option(help="Instructions by name.", autocompletion=completion.personas)
+    str | None, typer.Option(help="Instructions by name.", autocompletion=options.personas)
 ]
+
 LastOption = Annotated[
     bool, typer.Option("--continue", "-c", help="Continue the last chat, and store it there.")
 ]
+
 ChatOption = Annotated[
     int | None,
-    typer.Option("--chat", help="Continue the chat of this id.", autocompletion=completion.chats),
+    typer.Option("--chat", help="Continue the chat of this id.", autocompletion=options.chats),
 ]
+
 ThinkOption = Annotated[
     bool | None,
     typer.Option(
@@ -79,27 +86,32 @@ ThinkOption = Annotated[
         show_default=False,
     ),
 ]
+
 BestOfOption = Annotated[
     int,
     typer.Option(
         "--best-of", min=1, max=256, help="Sample so many answers and print the best by --reward."
     ),
 ]
+
 RewardOption = Annotated[
     str, typer.Option(help="A run of finetune with objective.kind = 'reward'.")
 ]
+
 DocsOption = Annotated[
     list[str] | None,
     typer.Option(
         help="A file, folder or pattern whose passages are read; may be repeated. A chat keeps it."
     ),
 ]
+
 ToolsOption = Annotated[
     str,
     typer.Option(
         help="Tools that the model may call, with commas: calculator,clock. A chat keeps them."
     ),
 ]
+
 YesToolsOption = Annotated[
     str, typer.Option(help="Those of them that would ask before they run, and may.")
 ]
@@ -182,7 +194,7 @@ def _check_together(
 
 def _template(model: "LanguageModel", requested: str, asked: str, think: bool | None) -> "Template":
     """The template to ask in, with a warning where it is not the model's. Raises UserError."""
-    from chatapp.dialogue.template_choice import choose_template, mismatch, with_thinking
+    from chatapp.dialogue.writers.choosing import choose_template, mismatch, with_thinking
 
     try:
         chosen = choose_template(model, requested, asked)
@@ -199,7 +211,7 @@ def _documents(
     paths: "Sequence[str] | None", method: str, chat: "Chat | None"
 ) -> "DocumentSet | None":
     """What `--docs` names; for a chat, wherever it goes on. Raises DocumentsError."""
-    from chatapp.prompting.documents import DocumentSet
+    from chatapp.prompting.files.documents import DocumentSet
 
     if not paths:
         return None
@@ -363,44 +375,3 @@ def complete(
 
     choices = choices_for(language_model, settings)
     print_answer(answer, settings.model, choices, None, as_json=as_json)
-
-
-def load(name: str, precision: str, device: str) -> "LanguageModel":
-    """Load a model, saying so on a terminal. Raises ModelError."""
-    from chatapp.engine.generation_config import generation_config
-    from chatapp.engine.load import load_model
-    from chatapp.engine.remote import RemoteModel
-    from chatapp.engine.used_models import note_model
-
-    def say(sentence: str) -> None:
-        status("")
-        complain(sentence)
-
-    status(f"Loading {name} …")
-    try:
-        model = load_model(name, precision=precision, device=device, say=say)
-    finally:
-        status("")
-    note_model(name)
-    if isinstance(model, RemoteModel) and model.remark:
-        complain(model.remark)
-    for sentence in generation_config(model).ignored:
-        complain(sentence)
-    return model
-
-
-def choices_for(
-    model: "LanguageModel", settings: "Settings", chat: "Chat | None" = None
-) -> "Choices":
-    """The sampling parameters of an answer, and whose each is.
-
-    chat: the one that is continued, whose own give way to flags alone.
-    """
-    from chatapp.engine.generation_config import generation_config
-
-    choices = settings.choices(generation_config(model).sampling)
-    if chat is None:
-        return choices
-    flags = {name for name, origin in settings.origins.items() if origin == "flag"}
-    own = known_values(chat.chosen)
-    return choices.of("this chat", {name: own[name] for name in own if name not in flags})

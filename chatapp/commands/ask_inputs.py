@@ -2,16 +2,20 @@
 the chat that it goes on with.
 
 Keep: what is no text is refused in a sentence that names where it stands.
+
+The tools of `chatapp ask`: which are on, and which may run though they would ask.
+
+Keep: a command has nobody to ask, so that a tool that would ask runs only where it was named.
 """
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chatapp.userfiles import (
+from chatapp.common.userfiles import (
     UserError,
     encoding_hint,
     missing_path,
@@ -21,9 +25,16 @@ from chatapp.userfiles import (
 )
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Chat, Store
+    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.rows import Chat
+    from chatapp.dialogue.tool_calls import Toolbox
+    from chatapp.engine.model import LanguageModel
+    from chatapp.prompting.chat_template import Template
+    from chatapp.tools.tool import Tool
+
 
 _MOST_INPUT = 16 * 2**20
+
 """Bytes that are read: far more than any model's window."""
 
 
@@ -56,8 +67,8 @@ def instructions(
         return (None if system is None else _text_or_file(system)), ""
     if system is not None:
         raise UserError("--system and --persona are both instructions; give one of them")
-    from chatapp.prompting.library import personas
-    from chatapp.prompting.promptfile import Persona, load_for_chat
+    from chatapp.prompting.files.library import personas
+    from chatapp.prompting.files.promptfile import Persona, load_for_chat
 
     known = personas()
     if persona not in known:
@@ -71,8 +82,8 @@ def instructions(
 @contextmanager
 def open_store() -> Iterator["Store"]:
     """The user's chats."""
+    from chatapp.common.paths import database_path
     from chatapp.dialogue.store import Store
-    from chatapp.paths import database_path
 
     with closing(Store(database_path())) as store:
         yield store
@@ -126,3 +137,37 @@ def _decoded(data: bytes, place: str) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{place}, line {line}: is not valid UTF-8 {encoding_hint(data)}") from None
+
+
+def names_in(option: str) -> list[str]:
+    """The names in an option, which stand between commas."""
+    return [name.strip() for name in option.split(",") if name.strip()]
+
+
+def allowed_names(names: Collection[str], tools: Collection[str]) -> Collection[str]:
+    """The tools that need not ask. Raises UserError for one that is not on, where some are."""
+    for name in names:
+        # A tool of a server may be named by itself where all of the server's are on.
+        if tools and not any(f"{name}_".startswith(f"{each}_") for each in tools):
+            raise UserError(f"--yes-tools names {name!r}, which is not among --tools")
+    return names
+
+
+def is_allowed(tool: "Tool", names: Collection[str]) -> bool:
+    """Whether a tool, or the server that it is one of, is among these."""
+    return tool.name in names or tool.server in names
+
+
+def toolbox_of(
+    model: "LanguageModel", template: "Template", names: Collection[str], allowed: Collection[str]
+) -> "Toolbox":
+    """Tools for one question. Raises UserError for one that there is not, or that the model has
+    no way to call."""
+    from chatapp.dialogue.tool_calls import Toolbox, out_of_reach
+    from chatapp.dialogue.writers.choosing import writer_for
+    from chatapp.tools.registry import find_tools
+
+    tools = find_tools().chosen(names)
+    if problem := out_of_reach(writer_for(model, template).calls, list(tools)):
+        raise UserError(problem)
+    return Toolbox(tools, lambda tool, arguments, cancel: is_allowed(tool, allowed))

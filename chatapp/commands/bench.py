@@ -6,11 +6,10 @@ Keep: a figure comes with what it was measured on, so that it can be reported.
 import time
 from dataclasses import asdict
 
-from chatapp.commands.ask import load
-from chatapp.commands.console import write, write_json
+from chatapp.commands.console import interruptible, write, write_json
+from chatapp.commands.loading import load
 from chatapp.commands.options import JsonOption, ModelOption, PrecisionOption
-from chatapp.commands.prompts import interruptible
-from chatapp.userfiles import UserError
+from chatapp.common.userfiles import UserError
 
 
 def bench(
@@ -19,7 +18,7 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Measure how fast a model loads, reads a prompt and writes, beside the memory's speed."""
-    from chatapp.settings import load_settings
+    from chatapp.common.settings import load_settings
 
     settings = load_settings({"model": model, "precision": precision})
     with interruptible("interrupted"):
@@ -27,9 +26,9 @@ def bench(
         language_model = load(settings.model, settings.precision, settings.device)
         loading = time.perf_counter() - started
 
-        from chatapp.engine.bench import measure
-        from chatapp.engine.encoder_decoder import EncoderDecoderModel
+        from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
         from chatapp.engine.generation import LocalGenerator
+        from chatapp.evaluation.speed import measure
 
         if not isinstance(language_model, LocalGenerator):
             raise UserError(f"{settings.model}: does not run on this machine")

@@ -7,13 +7,19 @@ goes away ends the command quietly.
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from chatapp.foreign import printable
-from chatapp.userfiles import UserError, reason, write_whole
+from chatapp.common.foreign import printable
+from chatapp.common.userfiles import UserError, reason, write_whole
+
+if TYPE_CHECKING:
+    pass
+
 
 _SIGPIPE_STATUS = 141  # what a shell reports of a program that was ended by a closed pipe
 
@@ -71,3 +77,52 @@ def status(text: str) -> None:
     """Show what goes on in one line of the terminal, instead of the line before; "" clears it."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
+
+
+FAILED, INTERRUPTED = 1, 130
+
+
+ProgressReport = Callable[[int, int | None], None]
+
+"""Called with how much is done, and of how much, if that is known."""
+
+
+@contextmanager
+def progress(text: str) -> Iterator[ProgressReport]:
+    """A bar on standard error while the context lasts."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+@contextmanager
+def interruptible(sentence: str) -> Iterator[None]:
+    """Turn Ctrl+C into a sentence and exit status 130, and a full disk into another and 1."""
+    from chatapp.evaluation.journal import NotWritten
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        complain(sentence)
+        raise typer.Exit(INTERRUPTED) from None
+    except NotWritten as error:
+        complain(str(error))
+        raise typer.Exit(FAILED) from None

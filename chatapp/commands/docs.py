@@ -30,7 +30,7 @@ def search(
 ) -> None:
     """Find the passages of documents that are nearest to a query, the nearest first."""
     from chatapp.passages.search import Documents
-    from chatapp.prompting.documents import DocumentSet
+    from chatapp.prompting.files.documents import DocumentSet
 
     asked = DocumentSet(tuple(paths), method, limit)
     documents = Documents(asked)

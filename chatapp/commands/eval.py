@@ -12,27 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands import completion
-from chatapp.commands.ask import load
-from chatapp.commands.console import complain, write, write_json
-from chatapp.commands.options import JsonOption, ModelOption
-from chatapp.commands.prompts import (
-    FAILED,
-    StrictOption,
-    interruptible,
-    progress,
-    prompt_path,
-    report_pool,
-    template_for,
-)
+from chatapp.commands import options as completion
+from chatapp.commands.console import FAILED, complain, interruptible, progress, write, write_json
+from chatapp.commands.loading import load, prompt_path, report_pool, template_for
+from chatapp.commands.options import JsonOption, ModelOption, StrictOption
+from chatapp.common.userfiles import UserError, reason
 from chatapp.prompting.selection.methods import help_on_methods
-from chatapp.userfiles import UserError, reason
 
 if TYPE_CHECKING:
+    from chatapp.common.settings import Settings
     from chatapp.engine.model import LanguageModel
     from chatapp.evaluation.evaluate import Grid, Task
     from chatapp.evaluation.report import Result
-    from chatapp.settings import Settings
 
 # Items of a generated task: to ask about, and to show as demonstrations.
 _ITEMS = 500
@@ -120,7 +111,7 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Measure prompt files in many settings, or a model by standard tasks."""
-    from chatapp.settings import load_settings
+    from chatapp.common.settings import load_settings
 
     _refuse(context.params)
     settings = load_settings({"model": model})
@@ -183,7 +174,7 @@ def _grid(
     seed: int,
 ) -> "Grid":
     from chatapp.evaluation.evaluate import Grid
-    from chatapp.fewshot.choices import ORDERS, SCORINGS, STYLES, method_of, one_of
+    from chatapp.fewshot.options import ORDERS, SCORINGS, STYLES, method_of, one_of
 
     for selection in _listed(select):
         method_of(selection)
@@ -216,7 +207,7 @@ def _from_files(
 ) -> "list[Task]":
     from chatapp.evaluation.evaluate import Task, subset
     from chatapp.evaluation.inputs import read_test
-    from chatapp.prompting.promptfile import load_prompt
+    from chatapp.prompting.files.promptfile import load_prompt
 
     if test is None:
         raise UserError("there are no test items; name a file of them with --test")
@@ -236,8 +227,8 @@ def _generated(names: Sequence[str], words: Path | None, n: int, seed: int) -> "
     """The paper's tasks; the items to ask about and the pool have nothing in common."""
     from chatapp.evaluation import gpt3_tasks
     from chatapp.evaluation.evaluate import Task
+    from chatapp.evaluation.gpt3_tasks import read_words
     from chatapp.evaluation.inputs import Item
-    from chatapp.evaluation.words import read_words
 
     own = read_words(words) if words else ()
     tasks = []
@@ -356,7 +347,7 @@ def _lambada(
     from dataclasses import asdict
 
     from chatapp.evaluation.evaluate import subset
-    from chatapp.evaluation.lambada import lambada, read_passages
+    from chatapp.evaluation.language_modelling import lambada, read_passages
 
     passages = subset(read_passages(path), limit, seed)
     model = load(settings.model, "float32", settings.device)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chatapp.commands import completion
+from chatapp.commands import options
 from chatapp.commands.console import complain, write, write_json, write_output
 from chatapp.commands.options import ForceOption, JsonOption
+from chatapp.common.foreign import printable
+from chatapp.common.userfiles import UserError
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
-from chatapp.foreign import printable
-from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,9 +36,7 @@ _PIPED_WIDTH = 160  # columns of a table that no terminal shows
 
 ChatArgument = Annotated[
     int,
-    typer.Argument(
-        help="The chat's id, as `history list` shows it.", autocompletion=completion.chats
-    ),
+    typer.Argument(help="The chat's id, as `history list` shows it.", autocompletion=options.chats),
 ]
 Limit = Annotated[int, typer.Option(min=1, help="Show at most this many.")]
 
@@ -123,7 +121,7 @@ def show(chat_id: ChatArgument, as_json: JsonOption = False) -> None:
 @app.command()
 def export(
     chat_id: Annotated[
-        int | None, typer.Argument(help="The chat's id.", autocompletion=completion.chats)
+        int | None, typer.Argument(help="The chat's id.", autocompletion=options.chats)
     ] = None,
     export_all: Annotated[bool, typer.Option("--all", help="Export all chats.")] = False,
     format: Annotated[
@@ -212,8 +210,8 @@ def delete(
 
 @contextmanager
 def _open_store() -> "Iterator[Store]":
+    from chatapp.common.paths import database_path
     from chatapp.dialogue.store import Store
-    from chatapp.paths import database_path
 
     store = Store(database_path())
     try:

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from chatapp.commands.ask import choices_for, load
-from chatapp.commands.console import write, write_json, write_output
-from chatapp.commands.inspect_findings import SECTIONS, Findings, document
+from chatapp.commands.ask_inputs import standard_input
+from chatapp.commands.console import interruptible, write, write_json, write_output
+from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import (
     ForceOption,
     JsonOption,
@@ -20,9 +20,8 @@ from chatapp.commands.options import (
     sampling_options,
     settings_of,
 )
-from chatapp.commands.prompts import interruptible
-from chatapp.commands.question import standard_input
-from chatapp.userfiles import UserError
+from chatapp.common.userfiles import UserError
+from chatapp.lab.findings import SECTIONS, Findings, document
 
 
 @sampling_options("temperature", "top_k", "top_p", "min_p")

@@ -15,9 +15,8 @@ from rich.table import Table
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
-from chatapp.commands.inspect_findings import Findings, alternatives
-from chatapp.foreign import printable
-from chatapp.shading import (
+from chatapp.common.foreign import printable
+from chatapp.common.shading import (
     bar,
     hexadecimal,
     ink_on,
@@ -26,6 +25,7 @@ from chatapp.shading import (
     visible,
     weight_color,
 )
+from chatapp.lab.findings import Findings, alternatives
 
 _EXPORT_WIDTH = 110
 _BAR = 12

@@ -3,31 +3,22 @@
 Keep: progress is shown on standard error, and only on a terminal.
 """
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from chatapp.commands.console import complain
-from chatapp.userfiles import UserError
+from chatapp.commands.console import complain, status
+from chatapp.common.parameters import known_values
+from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
+    from chatapp.common.parameters import Choices
+    from chatapp.common.settings import Settings
+    from chatapp.dialogue.store.rows import Chat
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
     from chatapp.prompting.examples import Pool
-    from chatapp.prompting.promptfile import PromptFile
-
-FAILED, INTERRUPTED = 1, 130
-
-StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Refuse a pool in which an input has two labels.")
-]
-
-ProgressReport = Callable[[int, int | None], None]
-"""Called with how much is done, and of how much, if that is known."""
+    from chatapp.prompting.files.promptfile import PromptFile
 
 
 def prompt_path(name: str) -> Path:
@@ -37,8 +28,8 @@ def prompt_path(name: str) -> Path:
     run of finetune, is no prompt file.
     Raises UserError for a name that is in neither place.
     """
-    from chatapp.prompting.library import files, tasks
-    from chatapp.userfiles import did_you_mean
+    from chatapp.common.userfiles import did_you_mean
+    from chatapp.prompting.files.library import files, tasks
 
     path = Path(name)
     is_elsewhere = "\0" in name or path.parent not in (Path(), Path("prompts"))
@@ -67,55 +58,55 @@ def report_pool(pool: "Pool", *, strict: bool) -> None:
         complain(f"{sentence}; these rows are used as they stand, --strict refuses them")
 
 
-@contextmanager
-def progress(text: str) -> Iterator[ProgressReport]:
-    """A bar on standard error while the context lasts."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task(text, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
-
-
-@contextmanager
-def interruptible(sentence: str) -> Iterator[None]:
-    """Turn Ctrl+C into a sentence and exit status 130, and a full disk into another and 1."""
-    from chatapp.evaluation.journal import NotWritten
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        complain(sentence)
-        raise typer.Exit(INTERRUPTED) from None
-    except NotWritten as error:
-        complain(str(error))
-        raise typer.Exit(FAILED) from None
-
-
 def template_for(prompts: "Iterable[PromptFile]", model: "LanguageModel") -> "Template":
     """What turns of a chat with a model are written in, where one of the prompts has turns.
 
     Raises UserError for a template of the model's that cannot be used.
     """
-    from chatapp.dialogue.template_choice import choose_template
+    from chatapp.dialogue.writers.choosing import choose_template
     from chatapp.prompting.template import PLAIN
 
     if all(prompt.style == "text" for prompt in prompts):
         return PLAIN
     return choose_template(model, "")
+
+
+def load(name: str, precision: str, device: str) -> "LanguageModel":
+    """Load a model, saying so on a terminal. Raises ModelError."""
+    from chatapp.engine.backends.remote.completions import RemoteModel
+    from chatapp.engine.files.model_files import generation_config
+    from chatapp.models.loading import load_model
+    from chatapp.models.resolving import note_model
+
+    def say(sentence: str) -> None:
+        status("")
+        complain(sentence)
+
+    status(f"Loading {name} …")
+    try:
+        model = load_model(name, precision=precision, device=device, say=say)
+    finally:
+        status("")
+    note_model(name)
+    if isinstance(model, RemoteModel) and model.remark:
+        complain(model.remark)
+    for sentence in generation_config(model).ignored:
+        complain(sentence)
+    return model
+
+
+def choices_for(
+    model: "LanguageModel", settings: "Settings", chat: "Chat | None" = None
+) -> "Choices":
+    """The sampling parameters of an answer, and whose each is.
+
+    chat: the one that is continued, whose own give way to flags alone.
+    """
+    from chatapp.engine.files.model_files import generation_config
+
+    choices = settings.choices(generation_config(model).sampling)
+    if chat is None:
+        return choices
+    flags = {name for name, origin in settings.origins.items() if origin == "flag"}
+    own = known_values(chat.chosen)
+    return choices.of("this chat", {name: own[name] for name in own if name not in flags})

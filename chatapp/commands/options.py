@@ -2,43 +2,195 @@
 
 Keep: an option that is not given is None, so that the settings decide; and nothing here imports
 what a command needs only when it runs.
+
+What the shell offers where a command wants a name: models, templates, prompts, tasks, chats.
+
+Keep: a name is offered or it is not, without a word on what is wrong, without torch and without
+the network. Where nothing is offered, the shell goes on with file names.
 """
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands import completion
-from chatapp.parameters import PARAMETERS, Parameter
+from chatapp.common.parameters import PARAMETERS, Parameter
+from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
-    from chatapp.settings import Settings
+    from chatapp.common.settings import Settings
+
+
+Names = list[str | tuple[str, str]]
+
+"""Each with a line about it, where there is one."""
+
+
+_MOST_CHATS = 20
+
+_TITLE = 40
+
+
+def _offered(names: Callable[[], Iterable[str | tuple[str, str]]]) -> Callable[[str], Names]:
+    """What of some names begins like the word that is being written."""
+
+    def offer(incomplete: str) -> Names:
+        try:
+            known = list(names())
+        except (UserError, OSError):
+            return []
+        return [
+            name
+            for name in known
+            if (name if isinstance(name, str) else name[0]).startswith(incomplete)
+        ]
+
+    offer.__doc__ = names.__doc__
+    return offer
+
+
+def _for_lists(offer: Callable[[str], Names]) -> Callable[[str], Names]:
+    """The same names for the last of a list with commas."""
+
+    def offer_last(incomplete: str) -> Names:
+        before, comma, last = incomplete.rpartition(",")
+        return [
+            f"{before}{comma}{name}"
+            if isinstance(name, str)
+            else (f"{before}{comma}{name[0]}", name[1])
+            for name in offer(last)
+        ]
+
+    return offer_last
+
+
+@_offered
+def models() -> Iterable[str]:
+    """Models on this machine, and servers with a name."""
+    from chatapp.models.resolving import local_models
+    from chatapp.models.servers import named_servers
+
+    return [*local_models(), *named_servers()]
+
+
+@_offered
+def known() -> Iterable[tuple[str, str]]:
+    """Models with a short name, which `models get` brings."""
+    from chatapp.models.known_models import known_models
+
+    return [(model.name, model.purpose) for model in known_models().values()]
+
+
+@_offered
+def fetched() -> Iterable[str]:
+    """Models that `models get` has brought."""
+    from chatapp.models.fetched import fetched_models
+
+    return [model.name for model in fetched_models()]
+
+
+@_offered
+def templates() -> Iterable[str]:
+    """Built-in dialogue templates."""
+    from chatapp.prompting.template import TEMPLATES
+
+    return TEMPLATES
+
+
+@_offered
+def precisions() -> Iterable[str]:
+    """What a model can be multiplied in."""
+    from chatapp.common.parameters import PRECISIONS
+
+    return PRECISIONS
+
+
+@_offered
+def prompts() -> Iterable[str]:
+    """Prompt files by name."""
+    from chatapp.prompting.files.library import tasks
+
+    return tasks()
+
+
+@_offered
+def personas() -> Iterable[str]:
+    """Personas by name."""
+    from chatapp.prompting.files.library import personas
+
+    return personas()
+
+
+@_offered
+def methods() -> Iterable[tuple[str, str]]:
+    """Ways to choose demonstrations."""
+    from chatapp.prompting.selection.methods import METHODS
+
+    return [(name, method.summary) for name, method in METHODS.items()]
+
+
+lists_of_methods = _for_lists(methods)
+
+
+@_for_lists
+@_offered
+def paper_tasks() -> Iterable[str]:
+    """Tasks of the GPT-3 paper."""
+    from chatapp.evaluation.gpt3_tasks import TASKS
+
+    return TASKS
+
+
+@_offered
+def chats() -> Iterable[tuple[str, str]]:
+    """The chats changed last, by their ids."""
+    from chatapp.common.foreign import printable
+    from chatapp.common.paths import database_path
+    from chatapp.dialogue.store import Store
+
+    if not database_path().exists():
+        return []
+    store = Store(database_path())
+    try:
+        latest = store.chats(limit=_MOST_CHATS)
+    finally:
+        store.close()
+    return [(str(chat.id), " ".join(printable(chat.title).split())[:_TITLE]) for chat in latest]
+
+
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Refuse a pool in which an input has two labels.")
+]
+
 
 ModelOption = Annotated[
     str | None,
     typer.Option(
         help="bundled, a model's folder, the id of a model on the hub, or a server.",
-        autocompletion=completion.models,
+        autocompletion=models,
     ),
 ]
+
 TemplateOption = Annotated[
     str | None,
     typer.Option(
         help="Dialogue template; the model's own if not given. NAME! insists on a wrong one.",
-        autocompletion=completion.templates,
+        autocompletion=templates,
     ),
 ]
+
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
         help="What a model is computed in: auto, float32, bfloat16, int8 or int4.",
-        autocompletion=completion.precisions,
+        autocompletion=precisions,
     ),
 ]
+
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -68,7 +220,7 @@ def settings_of(context: typer.Context, model: str | None = None) -> "Settings":
 
     model: which one where no flag names one; None or "" for that of the settings.
     """
-    from chatapp.settings import load_settings
+    from chatapp.common.settings import load_settings
 
     names = ("model", "template", "precision", *PARAMETERS)
     flags = {name: context.params.get(name) for name in names}

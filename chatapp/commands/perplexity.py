@@ -10,11 +10,10 @@ from typing import Annotated
 
 import typer
 
-from chatapp.commands.ask import load
-from chatapp.commands.console import write, write_json
+from chatapp.commands.console import interruptible, progress, write, write_json
+from chatapp.commands.loading import load
 from chatapp.commands.options import JsonOption, ModelOption, PrecisionOption
-from chatapp.commands.prompts import interruptible, progress
-from chatapp.userfiles import UserError, read_required
+from chatapp.common.userfiles import UserError, read_required
 
 
 def perplexity(
@@ -30,8 +29,8 @@ def perplexity(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the perplexity of a text over a sliding window."""
-    from chatapp.evaluation import perplexity as measure
-    from chatapp.settings import load_settings
+    from chatapp.common.settings import load_settings
+    from chatapp.evaluation import language_modelling as measure
 
     text = read_required(file)
     settings = load_settings({"model": model, "precision": precision})

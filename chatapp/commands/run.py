@@ -12,28 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatapp.commands import completion
-from chatapp.commands.ask import choices_for, load
-from chatapp.commands.console import complain, status, write, write_json
+from chatapp.commands import options as completion
+from chatapp.commands.console import complain, interruptible, progress, status, write, write_json
 from chatapp.commands.docs import show_reading
-from chatapp.commands.options import JsonOption, ModelOption
-from chatapp.commands.prompts import (
-    StrictOption,
-    interruptible,
-    progress,
-    prompt_path,
-    report_pool,
-    template_for,
-)
+from chatapp.commands.loading import choices_for, load, prompt_path, report_pool, template_for
+from chatapp.commands.options import JsonOption, ModelOption, StrictOption
+from chatapp.common.userfiles import UserError
 from chatapp.prompting.selection.methods import help_on_methods
-from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.fewshot.answering import Answer, Answerer, Answering, LookUp, Question
-    from chatapp.prompting.promptfile import PromptFile
+    from chatapp.prompting.files.promptfile import PromptFile
 
 _HOW = ("shots", "select", "order", "score", "style")
 """The options that say how an input is asked."""
@@ -105,8 +97,8 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Answer inputs as a prompt file says: by a label, or by generated text."""
-    from chatapp.fewshot.choices import changed
-    from chatapp.prompting.promptfile import load_prompt
+    from chatapp.fewshot.options import changed
+    from chatapp.prompting.files.promptfile import load_prompt
 
     if file is None:
         if text is not None or inputs is not None:
@@ -130,8 +122,8 @@ def run(
 def _list(*, as_json: bool) -> None:
     """The prompts of the library, each with what it is for."""
     from chatapp.prompting.examples import PromptError
-    from chatapp.prompting.library import tasks
-    from chatapp.prompting.promptfile import load_prompt
+    from chatapp.prompting.files.library import tasks
+    from chatapp.prompting.files.promptfile import load_prompt
 
     rows: list[dict[str, str]] = []
     for name, path in tasks().items():
@@ -171,11 +163,11 @@ def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
 
 def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering, str]":
     """What answers, and a text that tells it from any other."""
-    from chatapp.engine.folder import model_identity
-    from chatapp.evaluation.identity import prompt_identity
+    from chatapp.common.settings import load_settings
+    from chatapp.evaluation.journal import prompt_identity
     from chatapp.fewshot.answering import sampling_of
     from chatapp.fewshot.heads import HeadAnswerer, head_of
-    from chatapp.settings import load_settings
+    from chatapp.models.resolving import model_identity
 
     settings = load_settings({"model": options["model"]})
     sampling = sampling_of(prompt)
@@ -199,7 +191,7 @@ def _prompted(
     prompt: "PromptFile", language_model: "LanguageModel", sampling: "Sampling"
 ) -> "Answerer":
     from chatapp.fewshot.answering import Answerer
-    from chatapp.fewshot.choices import selector_for
+    from chatapp.fewshot.options import selector_for
 
     with progress("Reading the pool") as show:
         selector = selector_for(prompt, language_model, show)
@@ -328,7 +320,7 @@ def _coloured(question: "Question") -> "Text":
     """The exact prompt, each segment in the colour of its kind."""
     from rich.text import Text
 
-    from chatapp.foreign import printable
+    from chatapp.common.foreign import printable
 
     return Text.assemble(
         *((printable(segment.text), _STYLES[segment.kind]) for segment in question.segments)
@@ -336,7 +328,7 @@ def _coloured(question: "Question") -> "Text":
 
 
 def _show_probabilities(answer: "Answer") -> None:
-    from chatapp.foreign import printable
+    from chatapp.common.foreign import printable
 
     width = max(map(len, answer.probabilities), default=0)
     for label, probability in answer.probabilities.items():

@@ -12,7 +12,7 @@ import typer
 
 from chatapp.commands.console import complain
 from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
-from chatapp.userfiles import UserError
+from chatapp.common.userfiles import UserError
 
 _FAILED = 1
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
@@ -30,8 +30,8 @@ def serve(
     last: Annotated[bool, typer.Option("--continue", "-c", help="Continue the last chat.")] = False,
 ) -> None:
     """Serve the chat to a browser on this machine; each tab is a chat of its own."""
-    from chatapp.engine.servers import is_loopback
-    from chatapp.settings import load_settings
+    from chatapp.common.settings import load_settings
+    from chatapp.engine.backends.remote.server import is_loopback
 
     is_local = is_loopback(host)
     if not is_local and not expose:
@@ -47,7 +47,7 @@ def serve(
     for name, value in options.items():
         command += [f"--{name}={value}"] if value is not None else []
 
-    from chatapp.tui.browser import ChatServer
+    from chatapp.commands.browser import ChatServer
 
     if not is_local:
         complain("anyone who reaches this machine can use the chat, and read all others")

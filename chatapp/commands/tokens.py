@@ -12,7 +12,7 @@ import typer
 
 from chatapp.commands.console import write, write_json
 from chatapp.commands.options import JsonOption, ModelOption, TemplateOption
-from chatapp.userfiles import UserError, read_required, shown
+from chatapp.common.userfiles import UserError, read_required, shown
 
 if TYPE_CHECKING:
     from chatapp.prompting.messages import Message
@@ -30,8 +30,8 @@ def tokens(
     as_json: JsonOption = False,
 ) -> None:
     """Show how a model cuts a text into tokens; also by a GGUF file that holds a vocabulary."""
-    from chatapp.engine.tokenizer_files import read_tokenizer
-    from chatapp.settings import load_settings
+    from chatapp.common.settings import load_settings
+    from chatapp.models.loading import read_tokenizer
 
     if (text is None) == (file is None):
         raise UserError("tokens takes a text, or a file with --file")
@@ -54,12 +54,12 @@ def render(
     as_json: JsonOption = False,
 ) -> None:
     """Print the exact prompt of a chat, in the template that a model is chatted with."""
-    from chatapp.dialogue.template_choice import template_of
-    from chatapp.engine.folder import find_model
-    from chatapp.engine.tokenizer_files import read_tokenizer
-    from chatapp.fewshot.encoding import ids_of
-    from chatapp.prompting.segments import text_of
-    from chatapp.settings import load_settings
+    from chatapp.common.settings import load_settings
+    from chatapp.dialogue.writers.choosing import template_of
+    from chatapp.encoding import ids_of
+    from chatapp.models.loading import read_tokenizer
+    from chatapp.models.resolving import find_model
+    from chatapp.prompting.messages import text_of
 
     chat = _read_messages(messages)
     settings = load_settings({"model": model, "template": template})
@@ -109,7 +109,7 @@ def _show_pieces(pieces: list[str]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from chatapp.shading import visible
+    from chatapp.common.shading import visible
 
     line = Text()
     for piece, style in zip(pieces, cycle(_STYLES), strict=False):

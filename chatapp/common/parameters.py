@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from chatapp.userfiles import suggestion
+from chatapp.common.userfiles import suggestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +225,7 @@ def parameter(name: str) -> Parameter:
 
 
 Values = Mapping[str, float | int | None]
+
 """Values of some of the parameters, by name."""
 
 
@@ -240,7 +241,9 @@ def known_values(values: Mapping[str, object]) -> Values:
 Origin = Literal[
     "default", "model", "settings file", "environment", "prompt file", "this chat", "flag"
 ]
+
 """Whose a value is, the weakest first: the program's, then the model's makers', then the user's."""
+
 
 _ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
@@ -296,3 +299,8 @@ class Choices:
             name: {"value": getattr(sampling, name), "from": origin}
             for name, origin in self.origins.items()
         }
+
+
+PRECISIONS = ("auto", "float32", "bfloat16", "int8", "int4")
+
+DEVICES = ("auto", "cpu", "cuda", "mps")

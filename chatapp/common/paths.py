@@ -11,17 +11,25 @@ from pathlib import Path
 import platformdirs
 
 TEMPLATE_FILE = "chatapp_template.json"
+
 """The dialogue template a model was trained in; it lies beside the model's weights."""
 
+
 RUN_RECORD = "run.json"
+
 """What a run of finetune writes into its folder before its first step."""
 
+
 TOKENIZER_CONFIG = "tokenizer_config.json"
+
 CHAT_TEMPLATE = "chat_template.jinja"
+
 """What a tokenizer of the hub says of itself, and the chat template beside it: its own file, or
 a key of the former."""
 
+
 GGUF_TEMPLATE = "chatapp.template"
+
 """The key of a GGUF file, of this program alone, of the dialogue template it was trained in."""
 
 
@@ -93,3 +101,6 @@ def presets_path() -> Path:
 def allowed_tools_path() -> Path:
     """The tools that the user has allowed for good. The file need not exist."""
     return data_dir() / "allowed_tools.json"
+
+
+SERVERS = "servers.toml"

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from chatapp.foreign import without_surrogates
-from chatapp.parameters import Sampling
-from chatapp.userfiles import UserError, read_json_object, reason, suggestion, write_whole
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.parameters import Sampling
+from chatapp.common.userfiles import UserError, read_json_object, reason, suggestion, write_whole
 
 _LONGEST = 60
 

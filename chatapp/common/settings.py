@@ -10,10 +10,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from chatapp.engine.load import DEVICES, PRECISIONS
-from chatapp.parameters import PARAMETERS, Choices, Origin, Sampling, Values
-from chatapp.paths import settings_path
-from chatapp.userfiles import (
+from chatapp.common.parameters import (
+    DEVICES,
+    PARAMETERS,
+    PRECISIONS,
+    Choices,
+    Origin,
+    Sampling,
+    Values,
+)
+from chatapp.common.paths import settings_path
+from chatapp.common.userfiles import (
     UserError,
     line_of,
     parse_toml,

@@ -2,22 +2,32 @@
 
 Keep: what `visible` returns is one line that a terminal can be given, and every colour comes with
 words or numbers beside it, so that nothing is lost where there are none.
+
+Numbers of bytes in words.
+
+Keep: powers of ten, as file managers, hubs and makers of memory count.
 """
 
 from itertools import pairwise
 
-from chatapp.foreign import printable
+from chatapp.common.foreign import printable
 
 _MARKS = str.maketrans({"\n": "⏎", "\t": "⇥"})
+
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+
 
 # From unlikely over half-likely to certain; from no weight to all of it. Red, green, blue.
 _LIKELIHOOD = ((0.0, (190, 70, 66)), (0.5, (196, 154, 74)), (1.0, (74, 150, 110)))
+
 _WEIGHT = ((0.0, (28, 32, 38)), (0.35, (45, 105, 105)), (1.0, (104, 214, 190)))
+
 
 RGB = tuple[int, int, int]
 
+
 _BLACK: RGB = (0, 0, 0)
+
 _WHITE: RGB = (255, 255, 255)
 
 
@@ -87,3 +97,12 @@ def _between(scale: tuple[tuple[float, RGB], ...], position: float) -> RGB:
             red, green, blue = (round(a + (b - a) * share) for a, b in zip(low, high, strict=True))
             return red, green, blue
     return scale[-1][1]
+
+
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def size_in_words(count: int) -> str:
+    """A number of bytes for a sentence: 40.0 kB, 98.4 MB, 1.5 GB."""
+    unit, name = next((it for it in _UNITS if count >= it[0]), _UNITS[-1])
+    return f"{count / unit:,.1f} {name}"

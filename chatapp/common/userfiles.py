@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chatapp.foreign import printable
+from chatapp.common.foreign import printable
 
 Location = tuple[str | int, ...]
 """A place in a TOML or JSON file: keys, and numbers in a list, from 0."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from chatapp.userfiles import Location, UserError, line_of, quoted, shown, suggestion
+from chatapp.common.userfiles import Location, UserError, line_of, quoted, shown, suggestion
 
 Model = TypeVar("Model", bound=BaseModel)
 

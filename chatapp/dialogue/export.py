@@ -47,9 +47,9 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from chatapp.dialogue.store import Chat, StoredMessage
+from chatapp.dialogue.store.rows import Chat, StoredMessage
 from chatapp.engine.events import THINKING
-from chatapp.prompting.calls import Call
+from chatapp.prompting.messages import Call
 from chatapp.tools.tool import call_in_words
 
 _NAMES = {"user": "User", "assistant": "Assistant"}

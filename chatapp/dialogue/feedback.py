@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 from chatapp.prompting.messages import Message
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Chat, Comparison, Feedback, Store, StoredMessage
+    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.rows import Chat, Comparison, Feedback, StoredMessage
 
 _Message = dict[str, str]
 

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-from chatapp.dialogue.store import Status, Store
-from chatapp.foreign import without_surrogates
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.userfiles import UserError, quoted, read_text, reason, shown
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.rows import Status
 from chatapp.passages.sources import Source
-from chatapp.prompting.calls import DEEPEST, Call, depth
-from chatapp.prompting.messages import Role
-from chatapp.userfiles import UserError, quoted, read_text, reason, shown
+from chatapp.prompting.calls import DEEPEST, depth
+from chatapp.prompting.messages import Call, Role
 
 _TITLE_LENGTH = 200
 
@@ -198,7 +199,7 @@ def _status(row: dict[str, Any], where: str) -> Status:
 
 def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tuple[_Part, ...]:
     """What a list of tables in a message holds."""
-    from chatapp.validation import strict_model, validated
+    from chatapp.common.validation import strict_model, validated
 
     tables = row.get(key, [])
     if not isinstance(tables, list):

@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from chatapp.dialogue.call_events import Called, ReplyEvent
-from chatapp.dialogue.calling import Toolbox, events_with_calls
-from chatapp.dialogue.grounding import Grounding
-from chatapp.dialogue.prompt import Exchange, Prompt, trimmed
+from chatapp.dialogue.chat import Grounding
+from chatapp.dialogue.events import Called, ReplyEvent
 from chatapp.dialogue.reply import reply_events
-from chatapp.dialogue.template_choice import writer_for
+from chatapp.dialogue.tool_calls import Toolbox, events_with_calls
+from chatapp.dialogue.writers.choosing import writer_for
+from chatapp.dialogue.writers.prompt import Exchange, Prompt, trimmed
 from chatapp.engine.events import Event
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
 from chatapp.passages.index import Progress
 from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.documents import DocumentSet
+from chatapp.prompting.files.documents import DocumentSet
 
 
 def ask(

@@ -11,12 +11,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 
-from chatapp.dialogue.call_events import Called, Calling, ReplyEvent
-from chatapp.dialogue.prompt import Prompt
-from chatapp.dialogue.store import Status, Store, StoredMessage, StoreError
+from chatapp.common.foreign import without_surrogates
+from chatapp.dialogue.events import Called, Calling, ReplyEvent
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.store.rows import Status, StoredMessage
+from chatapp.dialogue.writers.prompt import Prompt
 from chatapp.engine.events import Event, Finished, FinishReason, Token
 from chatapp.engine.model import ChatModel, Generate, LanguageModel, Sampling
-from chatapp.foreign import without_surrogates
 from chatapp.prompting.thinking import ThoughtFilter
 
 _STORE_EVERY_SECONDS = 0.5

@@ -2,22 +2,31 @@
 
 Keep: a reply is scored as finetune learnt to score it: behind its prompt, in the reward model's own
 template, closed as that closes it.
+
+The score of a reply of a stored chat by a reward model.
+
+Keep: a reply is scored behind the prompt that the row of a preference (dpo) would have, because
+reward models learn from those: earlier replies as they were written, not as they were corrected.
 """
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from chatapp.dialogue.template_choice import own_template
+from chatapp.dialogue.feedback import answered_messages
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.rows import StoredMessage
+from chatapp.dialogue.writers.choosing import own_template
+from chatapp.encoding import ids_of, without_start
+from chatapp.engine.backends.head import RewardModel
 from chatapp.engine.batch import MOST_AT_ONCE
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Sampling
-from chatapp.engine.reward_model import RewardModel, load_reward_model
-from chatapp.fewshot.encoding import ids_of, without_start
+from chatapp.models.loading import load_reward_model
 from chatapp.prompting.chat_template import ChatTemplate, Template
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import END_OF_TEXT, Segment
+from chatapp.prompting.messages import END_OF_TEXT, Message, Segment
 
 
 class ReplyScorer:
@@ -123,3 +132,35 @@ def _whole(replies: Sequence[Iterator[Event]]) -> Iterator[Scored]:
 
 def _by_score(reply: Scored) -> float:
     return -reply.score
+
+
+def can_be_scored(reply: StoredMessage) -> bool:
+    """Whether a message is a reply that came to its end, and is not empty."""
+    return reply.role == "assistant" and reply.status == "complete" and bool(reply.text.strip())
+
+
+def stored_score(scorer: ReplyScorer, store: Store, reply: StoredMessage) -> float:
+    """The score of a reply; for one deep in a chat without the oldest turns, as many as do not
+    fit the reward model's window.
+
+    Raises StoreError, and ValueError when not even the last turn fits.
+    """
+    assert reply.parent_id is not None
+    path = store.path(reply.chat_id, reply.parent_id)
+    messages = answered_messages(store.chat(reply.chat_id).system, path)
+    text = reply.text.strip()
+    return scorer.score(_fitting(scorer, messages, text), text)
+
+
+def _fitting(scorer: ReplyScorer, messages: Sequence[Message], reply: str) -> list[Message]:
+    """The messages without the oldest turns that do not fit; the instructions and the last
+    message stay."""
+    begin = 1 if messages[0].role == "system" else 0
+    instructions, turns = messages[:begin], messages[begin:]
+
+    def rest(dropped: int) -> list[Message]:
+        return [*instructions, *turns[2 * dropped :]]
+
+    most = len(turns) // 2
+    dropped = bisect_left(range(most), True, key=lambda count: scorer.fits(rest(count), reply))
+    return rest(dropped)

@@ -9,13 +9,23 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from chatapp.dialogue.call_events import PARAGRAPH, Calling, ReplyEvent
-from chatapp.dialogue.calling import events_with_calls
-from chatapp.dialogue.chat_tools import ChatTools
-from chatapp.dialogue.exchanges import exchange_of, exchanges_of, up_to_call
-from chatapp.dialogue.grounding import Grounding, until
-from chatapp.dialogue.permission import Ask
-from chatapp.dialogue.prompt import (
+from chatapp.common.foreign import without_surrogates
+from chatapp.dialogue.chat import (
+    Ask,
+    ChatTools,
+    Grounding,
+    exchange_of,
+    exchanges_of,
+    until,
+    up_to_call,
+)
+from chatapp.dialogue.events import PARAGRAPH, Calling, ReplyEvent
+from chatapp.dialogue.reply import ReplyRecorder, reply_events
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.rows import StoredMessage
+from chatapp.dialogue.tool_calls import events_with_calls
+from chatapp.dialogue.writers.choosing import writer_for
+from chatapp.dialogue.writers.prompt import (
     Exchange,
     MessageTooLong,
     Prompt,
@@ -23,20 +33,15 @@ from chatapp.dialogue.prompt import (
     seeded,
     trimmed,
 )
-from chatapp.dialogue.reply import ReplyRecorder, reply_events
-from chatapp.dialogue.store import Store, StoredMessage
-from chatapp.dialogue.template_choice import writer_for
+from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
-from chatapp.engine.remote import RemoteModel
-from chatapp.foreign import without_surrogates
 from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.documents import DocumentSet
-from chatapp.prompting.messages import Role
-from chatapp.prompting.segments import Segment
+from chatapp.prompting.files.documents import DocumentSet
+from chatapp.prompting.messages import Role, Segment
+from chatapp.tools.mcp_servers import Servers
 from chatapp.tools.registry import Registry
-from chatapp.tools.servers import Servers
 
 __all__ = ["MessageTooLong", "Reading", "Session", "SessionEvent", "Started"]
 
@@ -535,7 +540,7 @@ class Session:
         Raises PromptError as long as the file is no good.
         """
         if self._writer is None and self.prompt:
-            from chatapp.dialogue.fewshot_chat import FewShotWriter
+            from chatapp.dialogue.writers.fewshot import FewShotWriter
 
             writer = FewShotWriter.open(self.model, self.prompt, self.template)
             if not self._sampling_is_set:

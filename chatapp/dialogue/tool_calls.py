@@ -11,21 +11,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from chatapp.dialogue.call_events import PARAGRAPH, Called, Calling, ReplyEvent
-from chatapp.dialogue.prompt import MessageTooLong, Prompt
+from chatapp.dialogue.events import PARAGRAPH, Called, Calling, ReplyEvent
 from chatapp.dialogue.reply import reply_events
+from chatapp.dialogue.writers.prompt import MessageTooLong, Prompt
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
-from chatapp.prompting.calls import Call, CallFilter, CallPattern, InlineCalls, Requested
-from chatapp.tools.tool import (
-    STOPPED,
-    Arguments,
-    Outcome,
-    Tool,
-    failed,
-    misfit_of,
-    run,
-)
+from chatapp.prompting.calls import CallFilter
+from chatapp.prompting.messages import Call, CallPattern, InlineCalls, Requested
+from chatapp.tools.tool import STOPPED, Arguments, Outcome, Tool, failed, misfit_of, run
 
 MOST_CALLS = 10
 """In one reply."""

@@ -2,20 +2,35 @@
 
 Keep: both replies answer the same message with the same history before it, so
 that nothing but what the user has set differs between them.
+
+What a chat would be held with, and what a message would then become, before it is chosen.
+
+Keep: what is shown is written by the writer that would write the chat.
 """
 
 import shlex
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.parameters import PARAMETERS, PRECISIONS
 from chatapp.dialogue.session import Session, SessionEvent, Started
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.template_choice import choose_template, thinking_of, with_thinking
-from chatapp.engine.load import PRECISIONS
+from chatapp.dialogue.store.rows import Basis
+from chatapp.dialogue.writers.choosing import (
+    INSIST,
+    choose_template,
+    thinking_of,
+    with_thinking,
+    writer_for,
+)
+from chatapp.dialogue.writers.fewshot import FewShotWriter
+from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.model import Generate, LanguageModel, Sampling
-from chatapp.parameters import PARAMETERS
+from chatapp.fewshot.answering import sampling_of
+from chatapp.prompting.files.promptfile import Persona, PromptFile
 
 _TEXTS = ("model", "precision", "template")
 
@@ -151,3 +166,75 @@ class Pair:
                     if event.user_message is not None:
                         self._message = event.user_message.id
                 yield event
+
+
+_ANY_MESSAGE = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a message would become.
+
+    message: the one it is shown for; the draft, or else one of the file's own inputs.
+    about: in words, what becomes of the chat. generate: how replies would be drawn, as far as
+    the file says.
+    """
+
+    message: str
+    prompt: Prompt
+    about: str
+    generate: Mapping[str, int | float] = field(default_factory=dict)
+
+
+def basis_of(name: str, chosen: PromptFile | Persona | None) -> Basis:
+    """What a chat is held with once this is chosen under this name; None is nothing.
+
+    Raises PromptError when the file asks for a sampling there is not.
+    """
+    if chosen is None:
+        return Basis()
+    if isinstance(chosen, Persona):
+        return Basis(chosen.system, asked_template=chosen.template)
+    sampling_of(chosen)
+    return Basis(prompt=name)
+
+
+def preview(
+    session: Session, name: str, chosen: PromptFile | Persona | None, draft: str
+) -> Preview:
+    """What the message `draft` would become at the beginning of a chat.
+
+    It may take long: a pool is encoded. Raises ValueError in words when it does not fit the
+    window, PromptError when the file cannot be used.
+    """
+    model, sampling = session.model, session.sampling
+    message = without_surrogates(draft)
+    writer: Writer
+    if isinstance(chosen, PromptFile):
+        writer = few_shot = FewShotWriter.of(model, name, chosen, session.template)
+        if not message.strip() and len(chosen.pool) and not few_shot.goes_on:
+            message = chosen.pool.inputs[0]
+        sampling, about = few_shot.sampling(sampling), _about(chosen, goes_on=few_shot.goes_on)
+    else:
+        asked = chosen.template if chosen is not None else ""
+        template = choose_template(model, f"{session.template.name}{INSIST}", asked)
+        writer = writer_for(model, template)
+        about = f"A persona: instructions for the chat, in template {template.name}."
+        if chosen is None:
+            about = f"A chat in template {template.name}, with the template's instructions."
+    message = message.strip() or _ANY_MESSAGE
+    system = basis_of(name, chosen).system
+    prompt = writer.write(system, [Exchange(message)], max_tokens=sampling.max_tokens)
+    generate = chosen.generate if isinstance(chosen, PromptFile) else {}
+    return Preview(message, prompt, about, generate)
+
+
+def _about(prompt: PromptFile, *, goes_on: bool) -> str:
+    count, of = min(prompt.select.k, len(prompt.pool)), len(prompt.pool)
+    shown = f"{count} of {of} examples" if count else "the instruction"
+    if goes_on:
+        return f"The chat follows {shown}."
+    chosen = f" chosen for it: {prompt.select.method}" if count else ""
+    words = f"Each message is asked by itself, after {shown}{chosen}."
+    words += " All of it is written as turns of a chat." if prompt.style == "turns" else ""
+    return f"{words} The reply is one of {', '.join(prompt.labels)}." if prompt.labels else words

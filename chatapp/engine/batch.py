@@ -20,15 +20,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from chatapp.engine.cache import KeyValueCache
-from chatapp.engine.continuation import FAILURES, Cancelled, Continuation, Drawn
+from chatapp.engine.cache.key_values import KeyValueCache, RowCache
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.events import Event, Finished
-from chatapp.engine.generation import CancelCheck
-from chatapp.engine.machine import machine_memory
+from chatapp.engine.generation import FAILURES, CancelCheck, Cancelled, Continuation, Drawn
+from chatapp.engine.kernels.device import machine_memory
+from chatapp.engine.kernels.threads import ComputeLock
 from chatapp.engine.model import LanguageModel, Request, Sampling, one_after_another
-from chatapp.engine.row_cache import RowCache
-from chatapp.engine.threads import ComputeLock
 
 MOST_AT_ONCE = 8
 """Sequences; fewer where their keys and values would not fit."""

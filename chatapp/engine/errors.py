@@ -3,7 +3,7 @@
 Keep: free of torch, so that screens and commands can catch these errors before torch is loaded.
 """
 
-from chatapp.userfiles import UserError
+from chatapp.common.userfiles import UserError
 
 
 class ModelError(UserError):

@@ -17,13 +17,11 @@ from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chatapp.common.userfiles import whole_file
+from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.gguf.config import FACTORS, OTHER_ENDS, Config, read_config
-from chatapp.engine.gguf.file import GGUFFile
-from chatapp.engine.gguf.tokenizer import CHAT_TEMPLATE, NAMED_TOKENS
-from chatapp.engine.gguf.weights import gguf_names, to_gguf
-from chatapp.engine.gguf.writing import (
+from chatapp.engine.files.gguf.config import FACTORS, OTHER_ENDS, Config, read_config
+from chatapp.engine.files.gguf.metadata import (
     Metadata,
     architecture_of,
     config_metadata,
@@ -32,9 +30,11 @@ from chatapp.engine.gguf.writing import (
     spelled_out,
     vocabulary_metadata,
 )
-from chatapp.engine.pretrained import load_causal
-from chatapp.engine.transformers_tokenizer import start_tokens, transformers_tokenizer
-from chatapp.userfiles import whole_file
+from chatapp.engine.files.gguf.reader import GGUFFile
+from chatapp.engine.files.gguf.tensors import gguf_names, to_gguf
+from chatapp.engine.files.gguf.vocabulary import CHAT_TEMPLATE, NAMED_TOKENS
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.tokenizers.transformers_tokenizer import start_tokens, transformers_tokenizer
 
 _FILE_TYPES = {
     "f32": LlamaFileType.ALL_F32,

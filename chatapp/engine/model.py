@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from chatapp.common.parameters import (
+    Sampling as Sampling,  # the protocol's own: `generate` takes it
+)
+from chatapp.common.userfiles import UserError
 from chatapp.engine.events import Event, Finished
-from chatapp.parameters import Sampling as Sampling  # the protocol's own: `generate` takes it
-from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -220,3 +225,14 @@ def whole_replies(events: Iterable[tuple[int, Event]]) -> Iterator[tuple[str, Fi
         while coming in ended:
             yield "".join(texts.pop(coming)), ended.pop(coming)
             coming += 1
+
+
+class PieceTokenizer(Tokenizer, Protocol):
+    """A tokenizer that can also show a single token.
+
+    text_size: one more than the largest id that text can become.
+    """
+
+    text_size: int
+
+    def piece(self, id: int) -> str: ...

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chatapp.parameters import Sampling
+from chatapp.common.parameters import Sampling
 
 # Smaller temperatures are 0 in float32.
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny

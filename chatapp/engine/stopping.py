@@ -3,9 +3,21 @@
 Keep: for any reply and any way to cut it into pieces, what comes out is the reply up to the
 first place where a stop string begins, and no character that could still belong to a stop
 string comes out early.
+
+Replies that have begun to repeat themselves, ended and cut back to where that began.
+
+The rule: the reply's last tokens are one cycle of at most 32 tokens, over and over, `max_repeats`
+times at least and 32 tokens at least. Such a cycle goes on when it is asked for: when the prompt
+holds it twice in a row, or holds its words in their order and an English word that asks for more
+of them, such as "times". To hold the words alone is not enough: small models repeat what they
+were told.
+
+Keep: no character that may still be cut off comes out early, so nothing shown is ever taken back.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 
 class StopFilter:
@@ -55,3 +67,116 @@ class StopFilter:
                     longest = size
                     break
         return len(self._held) - longest
+
+
+_LONGEST_CYCLE = 32
+
+"""In tokens: what is longer is a refrain and not a fault of the model's."""
+
+
+_FEWEST_TOKENS = 32
+
+"""Shorter is a line of dashes, laughter, or the head of a table."""
+
+
+_ASKING = set(
+    "again copies copy echo endlessly fill forever keep over repeat repeatedly times".split()
+)
+
+_CLOSING = {".", "!", "?"}
+
+_WORD = re.compile(r"\w+")
+
+
+_Cycle = TypeVar("_Cycle", str, list[str])
+
+
+class RepetitionFilter:
+    """Tokens with their text in, text out, until the reply repeats itself.
+
+    prompt: gives the prompt's text, and is asked only when a reply repeats itself. max_repeats:
+        how often a cycle may come in a row; 0 lets everything pass.
+    hit: whether the reply was ended; nothing comes out any more.
+    """
+
+    def __init__(self, prompt: Callable[[], str], max_repeats: int) -> None:
+        self.hit = False
+        self._prompt = prompt
+        self._max_repeats = max_repeats and max(2, max_repeats)  # once is no repetition
+        self._ids: list[int] = []
+        self._texts: list[str] = []
+        self._shown = 0
+        # Of each period: how many of the last tokens are what stood so many tokens before.
+        self._runs = [0] * (_LONGEST_CYCLE + 1)
+        self._asked_for = [False] * (_LONGEST_CYCLE + 1)
+
+    def push(self, id: int, text: str) -> str:
+        """The text that is certain to be visible once a token is added."""
+        if self.hit:
+            return ""
+        self._ids.append(id)
+        self._texts.append(text)
+        if not self._max_repeats:
+            return self._shown_to(len(self._ids))
+        for period in range(1, min(_LONGEST_CYCLE, len(self._ids) - 1) + 1):
+            if self._ids[-1 - period] == id:
+                self._runs[period] += 1
+            else:
+                self._runs[period] = 0
+                self._asked_for[period] = False
+        period = self._repeating()
+        if period:
+            self.hit = True
+            end = len(self._ids) - self._runs[period]
+            # The mark that closes the sentence is the cycle's first when one stood before it, too.
+            return self._shown_to(end + (self._texts[end].strip() in _CLOSING))
+        return self._shown_to(len(self._ids) - max(map(self._open_run, range(len(self._runs)))))
+
+    def flush(self, rest: str) -> str:
+        """What was held back and the rest of the text, at the end of the reply."""
+        return "" if self.hit else self._shown_to(len(self._ids)) + rest
+
+    def _open_run(self, period: int) -> int:
+        return 0 if self._asked_for[period] else self._runs[period]
+
+    def _repeating(self) -> int:
+        """The period of the cycle that is to be ended; 0 if there is none."""
+        for period in range(1, _LONGEST_CYCLE + 1):
+            run = self._open_run(period)
+            if run and run + period >= max(_FEWEST_TOKENS, self._max_repeats * period):
+                repeated = "".join(self._texts[-run - period :])
+                cycle = "".join(self._texts[-period:])
+                if not _asks_for(self._prompt(), repeated, cycle):
+                    return period
+                # So are the cycles that hold this one several times.
+                for multiple in range(period, _LONGEST_CYCLE + 1, period):
+                    self._asked_for[multiple] = True
+        return 0
+
+    def _shown_to(self, token: int) -> str:
+        """The text up to before a token that has not come out yet."""
+        text = "".join(self._texts[self._shown : token])
+        self._shown = max(self._shown, token)
+        return text
+
+
+def _asks_for(prompt: str, repeated: str, cycle: str) -> bool:
+    """Whether a prompt asks for what is repeated.
+
+    repeated: several cycles in a row; cycle: one of them, begun anywhere in it.
+    """
+    words = _WORD.findall(repeated.casefold())[1:-1]  # at the ends a word may be cut in two
+    if not words:
+        return any(2 * turned in prompt for turned in _turns(cycle))
+    size = next(n for n in range(1, len(words) + 1) if words[n:] == words[:-n])
+    asked = _WORD.findall(prompt.casefold())
+    wanted = 1 if _ASKING.intersection(asked) else 2
+    phrases = [wanted * turned for turned in _turns(words[:size])]
+    length = wanted * size
+    return any(asked[start : start + length] in phrases for start in range(len(asked)))
+
+
+def _turns(cycle: _Cycle) -> Iterator[_Cycle]:
+    """A cycle begun at each of its places."""
+    for start in range(len(cycle)):
+        yield cycle[start:] + cycle[:start]

@@ -12,8 +12,8 @@ from chatapp.evaluation.inputs import Inputs
 from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.fewshot.answering import Answer, Answering, Question
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.layout import Demonstration
-from chatapp.prompting.segments import text_of
+from chatapp.prompting.files.layout import Demonstration
+from chatapp.prompting.messages import text_of
 
 Item = TypeVar("Item")
 

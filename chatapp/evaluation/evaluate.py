@@ -11,18 +11,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from chatapp.engine.folder import model_identity
 from chatapp.engine.model import LanguageModel
-from chatapp.evaluation.answers import FORMAT, NONE, read_answers, style_of
 from chatapp.evaluation.batch import log_likelihoods
-from chatapp.evaluation.identity import prompt_identity
 from chatapp.evaluation.inputs import Item
-from chatapp.evaluation.journal import Journal, JournalRow
+from chatapp.evaluation.journal import (
+    FORMAT,
+    NONE,
+    Journal,
+    JournalRow,
+    prompt_identity,
+    read_answers,
+    style_of,
+)
 from chatapp.fewshot.answering import Answer, Answerer
-from chatapp.fewshot.choices import changed, method_of, selector_for
+from chatapp.fewshot.options import changed, method_of, selector_for
+from chatapp.models.resolving import model_identity
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.promptfile import PromptFile, Scoring, Style
+from chatapp.prompting.files.promptfile import PromptFile, Scoring, Style
 from chatapp.prompting.selection.methods import Fixed, Selector, vote
 from chatapp.prompting.selection.select import Select
 from chatapp.prompting.template import PLAIN

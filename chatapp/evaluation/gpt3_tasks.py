@@ -5,25 +5,45 @@ and 3.9.2, appendix G).
 
 Keep: the same task, number, seed and words give the same items, and no two items of a call are
 alike.
+
+Words: a list of common English ones that comes with the program, and the user's own.
+
+Keep: the list stays as it is; tasks and rows generated from it would be others.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 
-from chatapp.evaluation.words import own_words
+from chatapp.common.userfiles import read_required
 from chatapp.prompting.examples import Example, Pool, PromptError
-from chatapp.prompting.promptfile import PromptFile
+from chatapp.prompting.files.promptfile import PromptFile
+
+
+def own_words() -> list[str]:
+    """Common English words, of `words.txt`."""
+    return files("chatapp.evaluation").joinpath("words.txt").read_text("utf-8").split()
+
+
+def read_words(path: Path) -> list[str]:
+    """Words from a file, separated by white space. Raises PromptError."""
+    return read_required(path, PromptError).split()
+
 
 _DIGITS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
+
 _SIGNS: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
     "+": ("plus", "addition", lambda a, b: a + b),
     "-": ("minus", "subtraction", lambda a, b: a - b),
     "x": ("times", "multiplication", lambda a, b: a * b),
 }
+
 _INSERTED = " .,;:!?/-'\""
+
 _SHORTEST, _LONGEST = 5, 14  # letters; the paper: more than 4 and fewer than 15
+
 
 # Draws in a row that may repeat earlier items before a task counts as used up.
 _PATIENCE = 10_000
@@ -82,6 +102,7 @@ _ARITHMETIC: dict[str, tuple[str, Callable[[random.Random], Example]]] = {
     "2Dx": ("two-digit multiplication", partial(_binary, 2, "x")),
     "1DC": ("one-digit composite", _composite),
 }
+
 _SCRAMBLING: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
     "CL": ("cycle letters in word", _cycled),
     "A1": ("anagrams of all but the first and last letters", partial(_anagram, 1)),
@@ -89,7 +110,9 @@ _SCRAMBLING: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
     "RI": ("random insertion in word", _inserted),
     "RW": ("reversed words", _reversed),
 }
+
 TASKS = {name: task[0] for name, task in (_ARITHMETIC | _SCRAMBLING).items()}
+
 """What each task is, by the paper's own short names ("x" for the multiplication sign)."""
 
 

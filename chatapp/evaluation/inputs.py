@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from chatapp.common.userfiles import did_you_mean, quoted
 from chatapp.prompting.examples import (
     INPUT_FIELDS,
     POOL_SUFFIXES,
@@ -17,7 +18,6 @@ from chatapp.prompting.examples import (
     parse_row,
     read_rows,
 )
-from chatapp.userfiles import did_you_mean, quoted
 
 _BOM = b"\xef\xbb\xbf"
 

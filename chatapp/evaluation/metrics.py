@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from chatapp.prompting.promptfile import Measure
+from chatapp.prompting.files.promptfile import Measure
 
 Score = Callable[[Sequence[str], Sequence[str]], float]
 """Answers and gold answers, equally many and at least one, to a number."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chatapp.common.foreign import printable
 from chatapp.evaluation.report import Result
-from chatapp.fewshot.choices import method_of
-from chatapp.foreign import printable
+from chatapp.fewshot.options import method_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure

@@ -13,11 +13,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from chatapp import __version__
-from chatapp.evaluation.answers import decided, setting_of
 from chatapp.evaluation.evaluate import Cell, Task
-from chatapp.evaluation.journal import JournalRow
+from chatapp.evaluation.journal import JournalRow, decided, setting_of
 from chatapp.evaluation.metrics import MEASURES, IntervalMethod, estimate
-from chatapp.prompting.promptfile import Measure, Scoring
+from chatapp.prompting.files.promptfile import Measure, Scoring
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -261,7 +260,7 @@ def _table(results: Sequence[Result], leave_out: Sequence[str]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from chatapp.foreign import printable
+    from chatapp.common.foreign import printable
 
     cells = {name: [printable(show(result)) for result in results] for name, show in _COLUMNS}
     if not any(cells["head"]):

@@ -15,8 +15,8 @@ from statistics import median
 
 import torch
 
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.generation import LocalGenerator
-from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.engine.sampling import Sampler
 

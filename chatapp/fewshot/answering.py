@@ -18,24 +18,19 @@ from functools import lru_cache
 from itertools import chain, islice
 from typing import Protocol
 
+from chatapp.encoding import ids_of, segment_ids, without_start
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import ChatModel, LanguageModel, Request, Sampling, whole_replies
-from chatapp.fewshot.encoding import ids_of, segment_ids, without_start
-from chatapp.fewshot.scoring import CONTENT_FREE, Likelihoods, best, probabilities
+from chatapp.fewshot.label_scores import CONTENT_FREE, Likelihoods, best, probabilities
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.documents import set_apart
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.layout import (
-    Demonstration,
-    demonstrations,
-    render,
-    render_channel,
-)
-from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.segments import Segment
+from chatapp.prompting.files.documents import set_apart
+from chatapp.prompting.files.layout import Demonstration, demonstrations, render, render_channel
+from chatapp.prompting.files.promptfile import PromptFile
+from chatapp.prompting.files.turns import TurnsLayout, layout_of
+from chatapp.prompting.messages import Segment
 from chatapp.prompting.selection.methods import Selector, vote
 from chatapp.prompting.template import PLAIN
-from chatapp.prompting.turns import TurnsLayout, layout_of
 
 # Labelled at once: enough to share what their prompts have in common, few to lose.
 _BATCH = 16

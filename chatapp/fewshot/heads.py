@@ -7,13 +7,14 @@ instruction, no demonstrations.
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from chatapp.engine.folder import ModelFiles, model_folder
-from chatapp.engine.head import HEAD_FILE, HeadModel, HeadSpec, framed
+from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec, framed
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import LanguageModel
 from chatapp.fewshot.answering import Answer, Question
-from chatapp.fewshot.scoring import best, softmax
-from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.segments import Segment
+from chatapp.fewshot.label_scores import best, softmax
+from chatapp.models.resolving import model_folder
+from chatapp.prompting.files.promptfile import PromptFile
+from chatapp.prompting.messages import Segment
 
 
 def head_of(model: LanguageModel) -> HeadModel | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from chatapp.prompting.promptfile import Scoring
+from chatapp.prompting.files.promptfile import Scoring
 
 CONTENT_FREE = ("N/A", "", "[MASK]")
 """What stands in for an input that says nothing (Zhao et al. 2021)."""

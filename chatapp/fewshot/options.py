@@ -8,13 +8,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeVar, cast, get_args
 
+from chatapp.common.userfiles import did_you_mean, quoted
 from chatapp.engine.model import LanguageModel
-from chatapp.fewshot.encoders import Progress, load_encoder
+from chatapp.models.encoders import Progress, load_encoder
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.promptfile import PromptFile, Scoring, Style
+from chatapp.prompting.files.promptfile import PromptFile, Scoring, Style
 from chatapp.prompting.selection.methods import METHODS, Selector, with_encoder
 from chatapp.prompting.selection.select import ShotOrder, build_selector
-from chatapp.userfiles import did_you_mean, quoted
 
 ORDERS: tuple[ShotOrder, ...] = get_args(ShotOrder)
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)

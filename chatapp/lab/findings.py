@@ -7,7 +7,7 @@ the document agree. Nothing here knows a terminal.
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from chatapp.userfiles import UserError
+from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.engine.model import LanguageModel, Sampling
@@ -37,7 +37,7 @@ class Findings:
         Raises UserError when there is no such token, layer or head, ModelError when the model
         does not show its inside, ContextOverflow when the text is longer than its window.
         """
-        from chatapp.lab.inspecting import inspectable
+        from chatapp.lab.inspectable import inspectable
 
         opened = inspectable(model)
         if opened is None:

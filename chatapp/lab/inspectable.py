@@ -7,15 +7,14 @@ generation uses it.
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from chatapp.engine.encoder_decoder import EncoderDecoderModel
+from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.generation import LocalGenerator
-from chatapp.engine.local import LocalModel
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.engine.transformers_model import TransformersModel
-from chatapp.lab.stepper import Stepper
-from chatapp.lab.traces import DecoderTrace, Trace
-from chatapp.lab.transformers_trace import TransformersTrace
+from chatapp.lab.predictions import Stepper
+from chatapp.lab.traces import DecoderTrace, Trace, TransformersTrace
 
 
 @runtime_checkable

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chatapp.engine import folder
-from chatapp.engine.description import OWN, ModelInfo, bytes_on_disk, describe
+from chatapp.common.paths import SERVERS
+from chatapp.common.shading import size_in_words
+from chatapp.engine.backends.remote.connecting import served_models
 from chatapp.engine.errors import ModelError
-from chatapp.engine.fetched import fetched_models, find_fetched
-from chatapp.engine.folder import BUNDLED, find_local_model, folder_here, local_folder
-from chatapp.engine.known_models import KnownModel, known_models
-from chatapp.engine.load import usual_precision
-from chatapp.engine.memory import memory_needed
-from chatapp.engine.other_programs import is_of_other_program
-from chatapp.engine.remote import served_models
-from chatapp.engine.servers import SERVERS, named_servers
-from chatapp.engine.sizes import size_in_words
+from chatapp.models import resolving
+from chatapp.models.description import OWN, ModelInfo, bytes_on_disk, describe, memory_needed
+from chatapp.models.fetched import fetched_models, find_fetched
+from chatapp.models.known_models import KnownModel, known_models
+from chatapp.models.loading import usual_precision
+from chatapp.models.other_programs import is_of_other_program
+from chatapp.models.resolving import BUNDLED, find_local_model, folder_here, local_folder
+from chatapp.models.servers import named_servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def on_this_machine(precision: str = "auto", device: str = "auto") -> list[Liste
 
     precision, device: what they would be loaded in, and on.
     """
-    return [_listed(name, precision, device) for name in folder.local_models()]
+    return [_listed(name, precision, device) for name in resolving.local_models()]
 
 
 def unfinished() -> list[ListedModel]:

@@ -2,27 +2,33 @@
 
 Keep: figures come from the configuration and the headers of the weights; no weight is read.
 torch and transformers are loaded only for a family that this program has no decoder of.
+
+How much memory a model takes, and whether this machine has it.
+
+Keep: the formula stands here alone, and computing it reads no weights.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chatapp.engine.checkpoint.safetensors import is_buffer, tensor_headers
+from chatapp.common.paths import CHAT_TEMPLATE, GGUF_TEMPLATE, TOKENIZER_CONFIG
+from chatapp.common.shading import size_in_words
+from chatapp.common.userfiles import parse_json_object, read_json_object
 from chatapp.engine.decoder.architecture import Architecture
 from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.decoder.summary import parameter_formula, parts
 from chatapp.engine.errors import ModelError, NoDecoder
-from chatapp.engine.folder import ModelFiles, architectures
-from chatapp.engine.tensor_header import TensorHeader
-from chatapp.paths import CHAT_TEMPLATE, GGUF_TEMPLATE, TOKENIZER_CONFIG
-from chatapp.userfiles import parse_json_object, read_json_object
+from chatapp.engine.files.model_files import ModelFiles, architectures
+from chatapp.engine.files.safetensors import TensorHeader, is_buffer, tensor_headers
+from chatapp.engine.kernels.device import machine_memory
 
 OWN = "own"
+
 """What the chat template of a model's tokenizer is called where templates have names."""
 
 
@@ -138,7 +144,7 @@ def _sizes_of(a: Architecture) -> _Sizes:
 
 def _sizes_by_transformers(files: ModelFiles) -> _Sizes:
     """Sizes under the names that transformers has for all families. Raises ModelError."""
-    from chatapp.engine.pretrained import context_of, read_config
+    from chatapp.engine.backends.transformers_loading import context_of, read_config
 
     config = read_config(files)
     text = config.get_text_config(decoder=True)
@@ -170,6 +176,7 @@ def _sizes_by_transformers(files: ModelFiles) -> _Sizes:
 
 
 _WITHOUT_ATTENTION = ("falcon_mamba", "fnet", "mamba", "mamba2", "rwkv", "xlstm")
+
 """The language models whose configurations have no heads because there are none."""
 
 
@@ -200,6 +207,7 @@ def _formula(files: ModelFiles, architecture: Architecture) -> tuple[str, int]:
 
 
 GPT2_FORMULA = "N = 12LH² + (9L + V + n)H + 2H"
+
 """The usual one of GPT-2, where the perceptron is four times as wide. See `ModelInfo`."""
 
 
@@ -211,7 +219,7 @@ def gpt2_parameters(layers: int, hidden: int, vocabulary: int, context: int) -> 
 def _headers(files: ModelFiles) -> Sequence[TensorHeader]:
     """Of a whole model's tensors."""
     if files.is_gguf:
-        from chatapp.engine.checkpoint.tensors import stored_tensors
+        from chatapp.engine.files.stored_tensors import stored_tensors
 
         return [header for header, _ in stored_tensors(files, ())]
     return tensor_headers(files.path)
@@ -269,6 +277,55 @@ def _template(files: ModelFiles) -> str:
 
 def _metadata(files: ModelFiles) -> dict[str, Any]:
     # The gguf package brings numpy, which most models can be described without.
-    from chatapp.engine.gguf.file import GGUFFile
+    from chatapp.engine.files.gguf.reader import GGUFFile
 
     return GGUFFile(files.path).metadata
+
+
+_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.625}
+
+# Of the token embedding, which int8 and int4 keep in float16 beside the output matrix, in int8.
+_EMBEDDING_BYTES = {"int8": 2, "int4": 2.375}
+
+_CACHE_BYTES = 4
+
+
+# What the allocator holds beyond the weights, which are transposed one by one while they are read.
+_OVERHEAD = 1.25
+
+
+# The interpreter, torch, and what a pass computes.
+_PROGRAM = 250_000_000
+
+
+_CHAT_TOKENS = 4096
+
+"""The longest chat that is reckoned with, where the context of a model is longer."""
+
+
+def memory_needed(info: ModelInfo, precision: str) -> int:
+    """Bytes that a chat with a model takes: its weights, keys and values, and the program.
+
+    Within a fifth of what is measured of GPT-2s from 3 to 355 million parameters, without files
+    that are mapped, whose pages the system takes back when it needs them, and without the keys and
+    values of a model whose sizes are not known.
+    precision: what its matrices are multiplied in, not "auto".
+    """
+    weights = info.parameters * _WEIGHT_BYTES[precision]
+    embedding = (info.vocabulary or 0) * (info.hidden_size or 0)
+    weights += embedding * _EMBEDDING_BYTES.get(precision, 0)
+    cache = min(info.context, _CHAT_TOKENS) * (info.cached_numbers or 0) * _CACHE_BYTES
+    return int(weights * _OVERHEAD) + cache + _PROGRAM
+
+
+def check_memory(name: str, needed: int, say: Callable[[str], None]) -> None:
+    """Tell of a model that takes more memory than is free.
+
+    say: called with the sentence. Raises ModelError for more than the machine has.
+    """
+    memory = machine_memory()
+    takes = f"{name} takes about {size_in_words(needed)} of memory"
+    if needed > memory.total:
+        raise ModelError(f"{takes}, and this machine has {size_in_words(memory.total)}")
+    if needed > memory.available:
+        say(f"{takes}, and {size_in_words(memory.available)} are free; it may be slow, or end")

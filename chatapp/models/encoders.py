@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from chatapp.engine.checkpoint.safetensors import tensor_headers
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.paths import cache_dir
+from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles, model_folder, model_identity
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.safetensors import tensor_headers
 from chatapp.engine.model import LanguageModel
-from chatapp.foreign import without_surrogates
-from chatapp.paths import cache_dir
+from chatapp.models.resolving import model_folder, model_identity
 from chatapp.prompting.selection.select import Pooling, Select
 from chatapp.prompting.selection.similarity import Embeddings, Encoder
-from chatapp.userfiles import read_json_object
 
 Progress = Callable[[int, int], None]
 """Called with how many texts are encoded, and of how many."""
@@ -219,7 +220,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
     import torch
     import transformers
 
-    from chatapp.engine.pretrained import LOADING
+    from chatapp.engine.backends.transformers_loading import LOADING
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -14,10 +14,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from chatapp.common.paths import cache_dir, fetched_path
+from chatapp.common.userfiles import read_json_object, reason, write_whole
 from chatapp.engine.errors import ModelError
-from chatapp.engine.known_models import known_models
-from chatapp.paths import cache_dir, fetched_path
-from chatapp.userfiles import read_json_object, reason, write_whole
+from chatapp.models.known_models import known_models
 
 HUB = "hub"
 

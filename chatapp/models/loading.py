@@ -2,24 +2,22 @@
 
 Keep: what is wrong with a model reaches the user as a `ModelError`, one sentence. Nothing
 heavy is imported before a model is really loaded.
+
+A model's tokenizer without the model: from its folder, or from a GGUF file.
+
+Keep: no weights are read, and none need be there.
 """
 
 from collections.abc import Callable
 
+from chatapp.common.parameters import DEVICES, PRECISIONS
+from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec, RewardModel
 from chatapp.engine.errors import ModelError, NoDecoder, first_line
-from chatapp.engine.folder import (
-    BUNDLED,
-    DECODERS,
-    SEQ_TO_SEQ,
-    ModelFiles,
-    architectures,
-    find_model,
-)
-from chatapp.engine.model import LanguageModel
-from chatapp.engine.servers import server_of
-
-PRECISIONS = ("auto", "float32", "bfloat16", "int8", "int4")
-DEVICES = ("auto", "cpu", "cuda", "mps")
+from chatapp.engine.files.model_files import DECODERS, SEQ_TO_SEQ, ModelFiles, architectures
+from chatapp.engine.model import LanguageModel, PieceTokenizer
+from chatapp.engine.tokenizers.byte_level import NotByteLevel, load_tokenizer
+from chatapp.models.resolving import BUNDLED, find_model, local_folder, model_folder
+from chatapp.models.servers import server_of
 
 
 def load_model(
@@ -45,14 +43,14 @@ def load_model(
     if device not in DEVICES:
         raise ModelError(f"device {device!r} is unknown; expected one of {', '.join(DEVICES)}")
     if name != BUNDLED and (server := server_of(name)) is not None:
-        from chatapp.engine.remote import connect
+        from chatapp.engine.backends.remote.connecting import connect
 
         return connect(server, name=name)
     files = find_model(name)
     _check_task(files)
     _check_memory(files, name, precision, device, say)
     if files.has_decoder:
-        from chatapp.engine.local import LocalModel
+        from chatapp.engine.backends.local import LocalModel
 
         try:
             return LocalModel.load(files, name=name, precision=precision, device=device)
@@ -66,10 +64,10 @@ def load_model(
             f"{name}: only {', '.join(DECODERS)} can be loaded in {precision}; choose float32"
         )
     if files.is_encoder_decoder:
-        from chatapp.engine.encoder_decoder import EncoderDecoderModel
+        from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 
         return EncoderDecoderModel.load(files, name=name, device=device)
-    from chatapp.engine.transformers_model import TransformersModel
+    from chatapp.engine.backends.transformers_model import TransformersModel
 
     return TransformersModel.load(files, name=name, device=device)
 
@@ -82,8 +80,8 @@ def usual_precision(files: ModelFiles, device: str) -> str:
     if not files.has_decoder:
         return "float32"
     from chatapp.engine.decoder.families import read_architecture
-    from chatapp.engine.device import device_for
-    from chatapp.engine.precision import precision_for
+    from chatapp.engine.kernels.device import device_for
+    from chatapp.engine.kernels.precision import precision_for
 
     try:
         size = read_architecture(files).matrix_parameters
@@ -107,9 +105,8 @@ def _check_memory(
     files: ModelFiles, name: str, precision: str, device: str, say: Callable[[str], None]
 ) -> None:
     """Raises ModelError for a model that takes more memory than this machine has."""
-    from chatapp.engine.description import describe
-    from chatapp.engine.device import device_for
-    from chatapp.engine.memory import check_memory, memory_needed
+    from chatapp.engine.kernels.device import device_for
+    from chatapp.models.description import check_memory, describe, memory_needed
 
     try:
         info = describe(files)
@@ -118,3 +115,38 @@ def _check_memory(
     chosen = usual_precision(files, device) if precision == "auto" else precision
     if device_for(device, chosen, info.parameters).type != "cuda":  # which has its own memory
         check_memory(name, memory_needed(info, chosen), say)
+
+
+def scores_replies(name: str) -> bool:
+    """Whether a name is that of a reward model on this machine. Reads no weights."""
+    try:
+        folder = local_folder(name)
+        is_head = folder is not None and (folder / HEAD_FILE).is_file()
+        return folder is not None and is_head and HeadSpec.load(folder).task == REWARD
+    except ModelError:
+        return False
+
+
+def load_reward_model(name: str) -> RewardModel:
+    """A run of finetune with objective.kind "reward". Raises ModelError."""
+    files = find_model(name)
+    if not (files.path / HEAD_FILE).is_file():
+        raise ModelError(f"{name}: scores no replies; train it with objective.kind = 'reward'")
+    if HeadSpec.load(files.path).task != REWARD:
+        raise ModelError(f"{name}: its head scores no replies, it classifies texts")
+    return RewardModel.load(name, files)
+
+
+def read_tokenizer(name: str) -> PieceTokenizer:
+    """The tokenizer of a model by its name. Raises ModelError.
+
+    name: as `load_model` takes it, the folder of a tokenizer, or a GGUF file, which need hold no
+        more than a vocabulary.
+    """
+    folder = model_folder(name)
+    try:
+        return load_tokenizer(folder)
+    except NotByteLevel:
+        from chatapp.engine.tokenizers.transformers_tokenizer import open_tokenizer
+
+        return open_tokenizer(folder)[0]

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError
-from chatapp.userfiles import read_json_object
 
 OLLAMA = "ollama:"
 LM_STUDIO = "lmstudio:"

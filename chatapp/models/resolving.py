@@ -9,8 +9,29 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from chatapp.paths import used_models_path
-from chatapp.userfiles import write_whole
+from chatapp.common.paths import RUN_RECORD, models_dir, used_models_path
+from chatapp.common.userfiles import did_you_mean, missing_path, write_whole
+from chatapp.engine.backends.remote.server import is_address
+from chatapp.engine.errors import ModelError
+from chatapp.engine.files.model_files import (
+    CONFIG,
+    DECODERS,
+    GGUF_SUFFIX,
+    SEQ_TO_SEQ,
+    ModelFiles,
+    _has_model,
+    _is_encoder_decoder,
+    _read_config,
+    architectures,
+)
+from chatapp.engine.model import LanguageModel
+from chatapp.models.hub import cached_folder, cached_hub_models, downloaded_folder
+from chatapp.models.known_models import known_models
+from chatapp.models.other_programs import (
+    file_of_other_program,
+    files_of_other_programs,
+    is_of_other_program,
+)
 
 _MOST = 200
 
@@ -33,3 +54,127 @@ def used_models() -> list[Path]:
         return [Path(name) for name in names if os.path.exists(name)]
     except (OSError, ValueError, TypeError):
         return []
+
+
+BUNDLED = "bundled"
+
+_BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
+
+
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+"""How transformers calls the classes of causal language models."""
+
+
+def find_model(name: str) -> ModelFiles:
+    """What the model of a name is, downloaded if need be. Raises ModelError."""
+    return ModelFiles.read(model_folder(name), model_folder)
+
+
+def find_local_model(name: str) -> ModelFiles:
+    """What the model of a name is; never downloads. Raises ModelError when it is not here."""
+    return ModelFiles.read(folder_here(name), folder_here)
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model, downloaded if need be, without loading it, or its GGUF file.
+
+    Raises ModelError.
+    """
+    known = known_models().get(name)
+    return local_folder(name) or downloaded_folder(known.hub if known else name)
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder of a model on this machine; None when only the hub may have it.
+
+    Raises ModelError for a name that no model on the hub could have.
+    """
+    if name == BUNDLED:
+        if not has_bundled():
+            raise ModelError("this installation carries no bundled model; name another one")
+        return _BUNDLED_FOLDER
+    if is_address(name):
+        raise ModelError(f"{name}: the files of a model on a server are not on this machine")
+    if is_of_other_program(name):
+        if (file := file_of_other_program(name)) is None:
+            raise ModelError(f"{name}: is not here{did_you_mean(name, files_of_other_programs())}")
+        return file
+    path = os.path.expanduser(name)  # unlike Path, takes any text without an error
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.exists(path):
+        if path.endswith(GGUF_SUFFIX):
+            return Path(path)
+        raise ModelError(f"{name}: this is a file; expected the folder of a model, or a GGUF file")
+    if path.endswith(GGUF_SUFFIX):
+        raise ModelError(f"{name}: there is no such file")
+    if name in _kept_models():
+        return models_dir() / name
+    if problem := missing_path(name, "folder"):
+        raise ModelError(problem)
+    known = known_models().get(name)
+    return cached_folder(name) or (cached_folder(known.hub) if known else None)
+
+
+def folder_here(name: str) -> Path:
+    """The folder of a model on this machine. Raises ModelError when it is not here."""
+    if (folder := local_folder(name)) is None:
+        raise ModelError(f"{name}: is not on this machine")
+    return folder
+
+
+def has_bundled() -> bool:
+    """Whether this installation carries the bundled model."""
+    return (_BUNDLED_FOLDER / CONFIG).is_file()
+
+
+def local_models() -> list[str]:
+    """Names of the models on this machine, each of which `load_model` takes; reads no weights.
+
+    The bundled one, those in the folder of models, those in ./runs and those made or used before,
+    runs that are not finished among them, language models in the hub's cache, and GGUF files of
+    other programs.
+    """
+    names = [BUNDLED] if has_bundled() else []
+    names += _kept_models()
+    by_place: dict[Path, Path] = {}
+    for place in (*sorted(Path("runs").glob("*")), *used_models()):
+        if _has_model(place) or (place / RUN_RECORD).is_file():
+            by_place.setdefault(place.resolve(), place)
+    names += map(_short, by_place.values())
+    return [*names, *cached_hub_models(_writes_text), *files_of_other_programs()]
+
+
+def model_identity(model: LanguageModel) -> str:
+    """A short text that differs where a model's answers may: twelve hex digits over its files,
+    and what it is computed in. A model without files on this machine goes by its name.
+    """
+    if model.folder is None:
+        return model.name
+    return f"{ModelFiles.read(model.folder, model_folder).digest()}-{model.precision}"
+
+
+def _kept_models() -> list[str]:
+    """Names of the models in the folder of models."""
+    return sorted(folder.name for folder in models_dir().glob("[!.]*") if _has_model(folder))
+
+
+def _short(path: Path) -> str:
+    """A path as one would type it: from the current folder on, if it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _writes_text(folder: Path) -> bool:
+    """Whether a snapshot in the hub's cache is a language model with its weights."""
+    try:
+        config = _read_config(folder / CONFIG)
+    except (ModelError, OSError):
+        return False
+    names = architectures(config)
+    tasks = (*_CAUSAL, SEQ_TO_SEQ) if _is_encoder_decoder(config) else _CAUSAL
+    writes = any(name.endswith(tasks) for name in names) or (
+        not names and config.get("model_type") in DECODERS
+    )
+    return writes and any(folder.glob("*.safetensors"))

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from chatapp.foreign import without_surrogates
-from chatapp.prompting.documents import DocumentsError
-from chatapp.userfiles import missing_path, quoted, reason
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.userfiles import missing_path, quoted, reason
+from chatapp.prompting.files.documents import DocumentsError
 
 MOST_FILES = 50_000
 """Beyond it a folder was hardly meant: a whole disk, a cache."""

@@ -17,11 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from chatapp.foreign import printable, without_surrogates
-from chatapp.passages.cutting import Piece, cut
+from chatapp.common.foreign import printable, without_surrogates
 from chatapp.passages.files import SourceFile
-from chatapp.passages.reading import Unreadable, read_blocks, read_bytes
-from chatapp.prompting.documents import DocumentsError
+from chatapp.passages.reading import Piece, Unreadable, cut, read_blocks, read_bytes
+from chatapp.prompting.files.documents import DocumentsError
 
 Progress = Callable[[int, int], None]
 """Called with how many files are read, and of how many."""

@@ -5,29 +5,122 @@ else that holds text as text, source code too.
 
 Keep: a block is printable text, whatever bytes its file holds, and a file that gives none says
 why in a few words.
+
+The text of an HTML page, paragraph by paragraph.
+
+Keep: nothing a reader of the page would not see becomes text: no script, style or comment, and
+nothing is fetched.
+
+Blocks of a document to passages of a stated size.
+
+Keep: every word of the blocks is in one passage, in order, and no passage is longer than the
+size.
 """
 
 import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from pathlib import Path
 
-from chatapp.foreign import printable
-from chatapp.passages.markup import html_blocks
+from chatapp.common.foreign import printable
+from chatapp.common.userfiles import reason
 from chatapp.passages.pdf import PdfError, pdf_pages
-from chatapp.userfiles import reason
+
+_UNSEEN = frozenset("script style template noscript svg math head iframe object".split())
+
+_INLINE = frozenset(
+    "a abbr b bdi bdo cite code data del dfn em font i img input ins kbd label mark q s samp small"
+    " span strong sub sup time tt u var wbr".split()
+)
+
+_HEADINGS = frozenset(f"h{level}" for level in range(1, 7))
+
+
+HtmlBlock = tuple[str, str, str, int]
+
+"""The text, place, title and level of a `reading.Block`."""
+
+
+def html_blocks(text: str) -> list[HtmlBlock]:
+    """The paragraphs of a page, its headings and list items among them, in their order.
+
+    A page of broken HTML gives what a lenient reader makes of it.
+    """
+    page = _Page()
+    page.feed(text)
+    page.close()
+    page.end_block()
+    return page.blocks
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.blocks: list[HtmlBlock] = []
+        self._parts: list[str] = []
+        self._line = 1
+        self._unseen: list[str] = []
+        self._preformatted = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _UNSEEN:
+            self._unseen.append(tag)
+        elif tag == "body":  # ends a head that nobody closed
+            self._unseen.clear()
+        if tag == "br":
+            self._parts.append("\n" if self._preformatted else " ")
+        elif tag in ("td", "th"):
+            self._parts.append(" ")
+        elif tag not in _INLINE:
+            self.end_block()
+        self._preformatted += tag == "pre"
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._unseen:
+            del self._unseen[self._unseen.index(tag) :]
+        if tag not in _INLINE and tag not in ("td", "th", "br"):
+            self.end_block(tag)
+        if tag == "pre":
+            self._preformatted = max(0, self._preformatted - 1)
+
+    def handle_data(self, data: str) -> None:
+        if self._unseen:
+            return
+        if not self._parts:
+            start = len(data) - len(data.lstrip())
+            self._line = self.getpos()[0] + data.count("\n", 0, start)
+        self._parts.append(data if self._preformatted else re.sub(r"\s+", " ", data))
+
+    def end_block(self, tag: str = "") -> None:
+        """Let what was read since the last block be one; a heading if that tag ends it."""
+        text = "".join(self._parts)
+        self._parts.clear()
+        if not self._preformatted:
+            text = re.sub(r" +", " ", text).strip()
+        if text.strip():
+            level = int(tag[1]) if tag in _HEADINGS else 0
+            self.blocks.append((text, f"line {self._line}", text if level else "", level))
+
 
 MOST_BYTES = 16 * 2**20
+
 _LOOKED_AT = 8192
+
 """Bytes in which a NUL makes a file a binary one, as git has it."""
 
+
 _MARKDOWN = (".md", ".markdown", ".mdx")
+
 _HTML = (".html", ".htm", ".xhtml")
+
 _PICTURES = (".svg",)
+
 _TABLES = {".csv": ",", ".tsv": "\t"}
+
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
@@ -178,3 +271,72 @@ def _shown(value: object) -> str:
     if isinstance(value, str):
         return value.strip()
     return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+_SENTENCE_END = re.compile(r"[.!?…][\"'”’)]*\s|\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A passage of one document. headings: those it stands under. place: they, and where it
+    begins."""
+
+    headings: str
+    place: str
+    text: str
+
+
+def cut(blocks: Sequence[Block], size: int) -> Iterator[Piece]:
+    """Passages of at most `size` characters: whole paragraphs while they fit together, and a
+    new one at each heading and row. A longer block is cut after a sentence, else after a word."""
+    headings: list[Block] = []
+    kept: list[str] = []
+    begins = ""
+    has_body = False
+
+    def passage() -> Iterator[Piece]:
+        if kept:
+            path = _path(headings)
+            place = f"{path}, {begins}" if path else begins
+            yield Piece(path, place, "\n\n".join(kept))
+        kept.clear()
+
+    for block in blocks:
+        if block.alone or (block.level and has_body):
+            yield from passage()
+        if block.level:
+            headings = [above for above in headings if above.level < block.level] + [block]
+        for part, text in enumerate(_parts(block.text, size), 1):
+            if sum(map(len, kept)) + 2 * len(kept) + len(text) > size:
+                yield from passage()
+            if not kept:
+                begins = block.place if part == 1 else f"{block.place}, part {part}"
+                has_body = False
+            kept.append(text)
+            has_body = has_body or not block.level
+        if block.alone:
+            yield from passage()
+    yield from passage()
+
+
+def _path(headings: Sequence[Block]) -> str:
+    titles = [" ".join(heading.title.split())[:60] for heading in headings]
+    return " › ".join(title for title in titles if title)
+
+
+def _parts(text: str, size: int) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        piece = text[start : start + size + 1]
+        end = _end(piece, size) if len(piece) > size else len(piece)
+        if piece[:end].strip():
+            yield piece[:end].rstrip() if start == 0 else piece[:end].strip()
+        start += end
+
+
+def _end(piece: str, size: int) -> int:
+    """Where to cut a text of size + 1 characters."""
+    ends = [match.end() for match in _SENTENCE_END.finditer(piece)]
+    # A sentence that ends early would leave a crumb; then a word is good enough.
+    end = ends[-1] if ends and ends[-1] > size // 2 else piece.rfind(" ")
+    return min(end, size) if end > 0 else size

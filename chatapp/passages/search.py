@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from os.path import abspath, expanduser
 from typing import TYPE_CHECKING
 
+from chatapp.common.paths import cache_dir
 from chatapp.passages.files import list_files
 from chatapp.passages.index import Index, Passage, Progress
-from chatapp.paths import cache_dir
-from chatapp.prompting.documents import DocumentsError, DocumentSet
+from chatapp.prompting.files.documents import DocumentsError, DocumentSet
 
 # Help and completion should not wait for numpy.
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Documents:
         return [(identities[row], float(scores[row])) for row in best if scores[row] > 0]
 
     def _encoded(self, texts: Sequence[str], progress: Progress | None) -> "Similarity":
-        from chatapp.fewshot.encoders import load_encoder
+        from chatapp.models.encoders import load_encoder
         from chatapp.prompting.selection.select import Select
         from chatapp.prompting.selection.similarity import DenseIndex, TfidfIndex
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from chatapp.foreign import printable
+from chatapp.common.foreign import printable
 
 if TYPE_CHECKING:
     from chatapp.passages.index import Passage

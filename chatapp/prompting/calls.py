@@ -8,81 +8,31 @@ could still belong to a call comes out early.
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from chatapp.foreign import without_surrogates
-from chatapp.prompting.segments import Segment
+from chatapp.common.foreign import without_surrogates
+from chatapp.prompting.messages import Call, CallPattern, InlineCalls, JSONCalls, Requested, Segment
 from chatapp.prompting.thinking import possible_start
 
-CallStatus = Literal["running", "done", "failed", "refused", "stopped"]
-
 _LONGEST = 100_000
+
 """Characters of a call; a longer one is text."""
 
+
 DEEPEST = 100
+
 """Lists and objects within each other in a call's arguments; what nests deeper is no call, because
 Python stores and shows it by recursion, which has an end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
-    """A call as the model wrote it."""
-
-    name: str
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a tool within a reply.
-
-    result: what the model is told. at: how many characters of the reply's text come before it.
-    inside: how many characters of that text, from `at` on, are the result, where the call is
-    itself part of the text; 0 where the template writes it.
-    """
-
-    name: str
-    arguments: Mapping[str, Any]
-    result: str
-    status: CallStatus
-    at: int
-    inside: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class JSONCalls:
-    """Calls as JSON objects of a name and its arguments.
-
-    begin: the mark before one. bare: whether a reply that is such an object from its first
-    character on is one, too.
-    """
-
-    begin: str
-    bare: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class InlineCalls:
-    """Calls in the text itself, with their result: `<<48*76=3648>>`.
-
-    tool, argument: what is called with the text between `begin` and `end`; the result is followed
-    by `close`.
-    """
-
-    tool: str
-    argument: str
-    begin: str
-    end: str
-    close: str
-
-
-CallPattern = JSONCalls | InlineCalls
-
 HERMES = JSONCalls("<tool_call>")
+
 MISTRAL = JSONCalls("[TOOL_CALLS]")
+
 LLAMA = JSONCalls("<|python_tag|>", bare=True)
+
 CALCULATOR = InlineCalls("calculator", "expression", "<<", "=", ">>")
+
 """The calls of grade-school-math, which the bundled model was taught."""
 
 

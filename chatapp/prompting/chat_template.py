@@ -13,29 +13,28 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from itertools import pairwise, product
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chatapp.paths import CHAT_TEMPLATE, TOKENIZER_CONFIG
-from chatapp.prompting.calls import HERMES, CallPattern, as_text, explained, pattern_in
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import Kind, Segment
+from chatapp.common.userfiles import UserError
+from chatapp.prompting.calls import HERMES, as_text, explained, pattern_in
+from chatapp.prompting.messages import CallPattern, Kind, Message, Segment
 from chatapp.prompting.template import OWN, DialogueTemplate
 from chatapp.prompting.thinking import Marks, marks_in
-from chatapp.prompting.traced import TEMPLATE, Traced, joined, origins_of
-from chatapp.userfiles import UserError, read_json_object, read_required, shown
+from chatapp.prompting.traced_text import TEMPLATE, Traced, joined, origins_of
 
 if TYPE_CHECKING:
-    from chatapp.prompting.sandbox import Program
+    from chatapp.prompting.template_sandbox import Program
+
 
 # The longest template known has 17 thousand characters, and takes some ten steps a message.
 _LONGEST_SOURCE = 500_000
+
 
 _KINDS: Mapping[str, Kind] = {
     "system": "instruction",
@@ -44,8 +43,10 @@ _KINDS: Mapping[str, Kind] = {
     "tool": "tool",
 }
 
+
 # What templates call the switch for thinking, the commonest first.
 _SWITCHES = ("enable_thinking", "thinking")
+
 
 # The origin of instructions that the template gives where a chat has none.
 _DEFAULT = -2
@@ -234,7 +235,7 @@ class ChatTemplate:
     def _run(self, turns: Turns, announce: bool, tools: Any = None) -> Traced:
         import jinja2
 
-        from chatapp.prompting.sandbox import BoundPassedError
+        from chatapp.prompting.template_sandbox import BoundPassedError
 
         chat = [
             {"role": turn.role, "content": turn.content, **_thoughts(turn), **turn.call}
@@ -268,7 +269,7 @@ class ChatTemplate:
     def _program(self) -> "Program":
         import jinja2
 
-        from chatapp.prompting.sandbox import compiled
+        from chatapp.prompting.template_sandbox import compiled
 
         try:
             return compiled(self.source)
@@ -398,53 +399,5 @@ def _thoughts(turn: Turn) -> dict[str, Traced]:
 
 
 Template = DialogueTemplate | ChatTemplate
+
 """What a chat is written in: the patterns of this program, or a model's own program."""
-
-
-def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate | None:
-    """The chat template that a tokenizer's folder carries, or None.
-
-    special: the names of the tokenizer's special tokens.
-    Its own file wins over the key in the tokenizer's configuration, as in transformers.
-    Raises ChatTemplateError, naming the file.
-    """
-    config_file, file = folder / TOKENIZER_CONFIG, folder / CHAT_TEMPLATE
-    try:
-        config = read_json_object(config_file, ChatTemplateError)
-    except FileNotFoundError:
-        config = {}
-    source, origin = config.get("chat_template"), config_file
-    if file.is_file():
-        source, origin = read_required(file, ChatTemplateError), file
-    return chat_template_of({**config, "chat_template": source}, str(origin), special)
-
-
-def chat_template_of(
-    config: Mapping[str, Any], origin: str, special: Collection[str]
-) -> ChatTemplate | None:
-    """The chat template in the keys of a tokenizer_config.json, or None.
-
-    origin: where they were found. special: the names of the tokenizer's special tokens.
-    Of several named templates it is "default". Raises ChatTemplateError.
-    """
-    source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {
-            each.get("name"): each.get("template") for each in source if isinstance(each, dict)
-        }
-        source = named.get("default")
-    if source is None or source == "":
-        return None
-    if not isinstance(source, str):
-        raise ChatTemplateError(f"{origin}: chat_template is {shown(source)}, expected a string")
-    return ChatTemplate(source, origin, tuple(sorted(special)), _named_tokens(config))
-
-
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokens that a tokenizer_config.json gives a name, such as bos_token, by that name."""
-    tokens = {}
-    for name, token in config.items():
-        text = token.get("content") if isinstance(token, dict) else token
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
-    return tokens

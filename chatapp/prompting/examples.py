@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from chatapp.userfiles import UserError, did_you_mean, encoding_hint, quoted, reason, shown
+from chatapp.common.userfiles import UserError, did_you_mean, encoding_hint, quoted, reason, shown
 
 INPUT_FIELDS = ("input", "context", "prompt", "question", "text")
 OUTPUT_FIELDS = ("output", "completion", "target", "answer", "label")

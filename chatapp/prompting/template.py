@@ -4,21 +4,27 @@ Keep: the same template renders a chat for generation and a training example for
 and rendering a chat up to an open reply gives a prefix of rendering it with that reply. White
 space belongs to the segment after it, as GPT-2's tokenizer has it, so that segments encoded one
 by one are the tokens of the whole string, and a prompt never ends in a space.
+
+A dialogue template as a Jinja chat template, for programs that know no other.
+
+Keep: rendered, it is character for character what the dialogue template makes of the same chat,
+and refuses the chats that this refuses.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from chatapp.paths import TEMPLATE_FILE
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import END_OF_TEXT, Segment
-from chatapp.userfiles import UserError, read_json_object
+from chatapp.common.paths import TEMPLATE_FILE
+from chatapp.common.userfiles import UserError, read_json_object
+from chatapp.prompting.messages import END_OF_TEXT, Message, Segment
 
 OWN = "own"
+
 """The name of a model's own chat template, which its tokenizer brings (see `chat_template`)."""
 
 
@@ -84,7 +90,7 @@ class DialogueTemplate:
         Raises TemplateError in one sentence that begins with `origin` when a key is missing,
         unknown or of the wrong type, or when a saved fingerprint is not that of the fields.
         """
-        from chatapp.validation import strict_model, validated
+        from chatapp.common.validation import strict_model, validated
 
         given = {key: value for key, value in data.items() if key != "fingerprint"}
         if isinstance(given.get("stop"), list):  # JSON has no tuples
@@ -170,6 +176,7 @@ PLAIN = DialogueTemplate(
     end_of_reply=False,
 )
 
+
 ALPACA = DialogueTemplate(
     name="alpaca",
     instruction=(
@@ -186,6 +193,7 @@ ALPACA = DialogueTemplate(
     end_of_reply=True,
 )
 
+
 # The template the bundled model is trained in.
 CHAT = DialogueTemplate(
     name="chat",
@@ -199,6 +207,7 @@ CHAT = DialogueTemplate(
     stop=("\nUser:", "\nAssistant:"),
     end_of_reply=True,
 )
+
 
 TEMPLATES = {template.name: template for template in (PLAIN, ALPACA, CHAT)}
 
@@ -239,3 +248,59 @@ def saved_fingerprint(folder: Path) -> str:
         return str(read_json_object(folder / TEMPLATE_FILE, TemplateError).get("fingerprint", ""))
     except FileNotFoundError:
         return ""
+
+
+_SOURCE = """\
+{%- set instruction = INSTRUCTION -%}
+{%- set turns = messages -%}
+{%- if messages and messages[0]['role'] == 'system' -%}
+{%- set instruction = messages[0]['content'] | trim -%}
+{%- set turns = messages[1:] -%}
+{%- endif -%}
+{{- START + instruction -}}
+{%- for message in turns -%}
+{%- set text = message['content'] | trim -%}
+{%- if message['role'] == 'user' and loop.index0 % 2 == 0 -%}
+{%- if not loop.first -%}
+{{- AFTER_REPLY -}}
+{%- elif instruction -%}
+{{- AFTER_INSTRUCTION -}}
+{%- endif -%}
+{{- USER + text -}}
+{%- if add_generation_prompt or not loop.last -%}
+{{- ASSISTANT -}}
+{%- endif -%}
+{%- elif message['role'] == 'assistant' and loop.index0 % 2 == 1 -%}
+{%- if text -%}
+{{- LEAD + text -}}
+{%- endif -%}
+{{- END -}}
+{%- else -%}
+{{- raise_exception('expected an optional system message, then user and assistant in turn') -}}
+{%- endif -%}
+{%- endfor -%}
+"""
+
+
+def as_jinja(template: DialogueTemplate, start: str = "") -> str:
+    """The chat template; a reply that the template closes ends in its variable `eos_token`.
+
+    start: the special tokens that a model expects before any text, where nobody else puts them.
+    """
+    expressions = {
+        "START": _literal(start),
+        "INSTRUCTION": _literal(template.instruction.strip()),
+        "AFTER_INSTRUCTION": _literal(template.after_instruction),
+        "AFTER_REPLY": _literal(template.after_reply),
+        "USER": _literal(template.user_marker + template.lead),
+        "ASSISTANT": _literal(template.after_user + template.assistant_marker),
+        "LEAD": _literal(template.lead),
+        "END": "eos_token" if template.end_of_reply else _literal(""),
+    }
+    names = "|".join(rf"\b{name}\b" for name in expressions)
+    return re.sub(names, lambda name: expressions[name[0]], _SOURCE)
+
+
+def _literal(text: str) -> str:
+    """A string of Jinja; characters beyond ASCII stand for themselves."""
+    return json.dumps(text, ensure_ascii=False)

@@ -18,7 +18,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from chatapp.prompting.traced import TEMPLATE, Traced, joined, origins_of, through, with_marks
+from chatapp.prompting.traced_text import TEMPLATE, Traced, joined, origins_of, through, with_marks
 
 _MOST_STEPS = 200_000
 _MOST_SECONDS = 5.0

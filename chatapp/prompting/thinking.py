@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from chatapp.prompting.segments import Segment
+from chatapp.prompting.messages import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,24 +10,154 @@ the size of every number in it are bounded.
     part    = (number | "(" sum ")") {"%"}
 
 `%` before a number or a parenthesis is the remainder, elsewhere per cent.
+
+Exact numbers: read from what models write, and written in digits.
+
+Keep: a number stays a fraction until it is written; what had to be rounded says so.
+
+The clock and the calendar.
+
+Keep: a time is told with its zone and a date with its day of the week, so that nothing has to be
+worked out from them.
+
+Units of measurement, and how many of one are in another.
+
+Keep: every factor is exact, as it is defined; nothing is rounded before it is written.
 """
 
 import re
 from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from decimal import Context, Decimal
 from fractions import Fraction
+from zoneinfo import ZoneInfo
 
-from chatapp.tools.numbers import MOST_BITS, number, sized
+from chatapp.common.userfiles import quoted, suggestion
 from chatapp.tools.tool import ToolError
-from chatapp.userfiles import quoted
+
+MOST_BITS = 13_000
+
+"""Of a numerator or a denominator: some 3,900 digits, where Python itself writes 4,300."""
+
+
+_MOST_EXPONENT = 3_900
+
+_MOST_DECIMALS = 30
+
+_ROUNDED = Context(prec=15)
+
+
+def sized(value: Fraction) -> Fraction:
+    """The value. Raises ToolError when it is too long to go on with."""
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
+        raise ToolError("a number of this calculation has more than 3,900 digits")
+    return value
+
+
+def number(text: str) -> Fraction:
+    """A decimal number, such as 1,234.5 or 6e23. Raises ToolError."""
+    digits, _, exponent = text.replace(",", "").lower().partition("e")
+    try:
+        if "/" in digits:  # which Fraction would take
+            raise ValueError
+        if exponent and abs(int(exponent)) > _MOST_EXPONENT:
+            raise ToolError(f"the exponent of {text[:40]} is beyond {_MOST_EXPONENT:,}")
+        return sized(Fraction(digits) * Fraction(10) ** int(exponent or 0))
+    except ValueError:
+        raise ToolError(f"{text[:40]!r} is no number") from None
+
+
+def in_digits(value: Fraction) -> str:
+    """A number in digits, exactly where they end; else fifteen of them and the fraction."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    decimals = _decimals(value.denominator)
+    if decimals is not None:
+        shifted = abs(value.numerator) * 10**decimals // value.denominator
+        whole, digits = divmod(shifted, 10**decimals)
+        return f"{'-' if value < 0 else ''}{whole}.{digits:0{decimals}}"
+    rounded = _ROUNDED.divide(Decimal(value.numerator), Decimal(value.denominator))
+    fraction = str(value)
+    return f"{rounded:f}… ({fraction})" if len(fraction) <= 40 else f"{rounded}…"
+
+
+def _decimals(denominator: int) -> int | None:
+    """How many decimals a fraction of it has; None when they do not end, or not soon."""
+    counts = []
+    for prime in (2, 5):
+        count = 0
+        while denominator % prime == 0 and count <= _MOST_DECIMALS:
+            denominator //= prime
+            count += 1
+        counts.append(count)
+    return max(counts) if denominator == 1 and max(counts) <= _MOST_DECIMALS else None
+
+
+def now(zone: str | None = None) -> datetime:
+    """The time, in a zone such as Europe/Paris; in the machine's own without one.
+
+    Raises ToolError for a zone there is not.
+    """
+    if not zone:
+        return datetime.now().astimezone()
+    try:
+        return datetime.now(ZoneInfo(zone))
+    except (OSError, ValueError, LookupError):
+        raise ToolError(
+            f"there is no time zone {quoted(zone)}; expected a name such as Europe/Paris"
+        ) from None
+
+
+def clock(zone: str | None = None) -> str:
+    """The date and the time in words."""
+    time = now(zone)
+    return f"{in_words(time.date())}, {time:%H:%M:%S} {time.tzname()}"
+
+
+def calendar(day: str, days: int = 0, until: str | None = None) -> str:
+    """What a date is, or one so many days later, and how many days there are until another.
+
+    day, until: as 2026-11-23, or "today". Raises ToolError.
+    """
+    start = _date(day)
+    try:
+        start += timedelta(days=days)
+    except OverflowError:
+        raise ToolError("there is no date so far away") from None
+    words = in_words(start)
+    if until is None:
+        return words
+    end = _date(until)
+    return f"{words}; {(end - start).days:,} days until {in_words(end)}"
+
+
+def in_words(day: date) -> str:
+    """A date with its day of the week and its week."""
+    _, week, _ = day.isocalendar()
+    return f"{day:%A}, {day.day} {day:%B} {day.year} ({day.isoformat()}, week {week})"
+
+
+def _date(text: str) -> date:
+    if text.strip().lower() == "today":
+        return now().date()
+    try:
+        return date.fromisoformat(text.strip())
+    except ValueError:
+        raise ToolError(f"{quoted(text)} is no date; expected one such as 2026-11-23") from None
+
 
 _LONGEST = 1_000
+
 _DEEPEST = 50
+
 
 _TOKEN = re.compile(
     r"\s*(?:(\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
     r"|(\*\*|//|mod\b|of\b|[-+*/%()]))"
 )
+
 _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**", "\u00a0": " "})
+
 _TIMES = re.compile(r"(?<=[\d)\s])[xX](?=[\d(\s])")
 
 
@@ -144,3 +274,88 @@ class _Parser:
         value = read()
         self._depth -= 1
         return value
+
+
+_FACTORS = {
+    "length": """
+        m metre meter = 1; km kilometre kilometer = 1000; cm centimetre centimeter = 0.01
+        mm millimetre millimeter = 0.001; inch in inches = 0.0254; foot ft feet = 0.3048
+        yard yd = 0.9144; mile mi = 1609.344; nmi nautical-mile = 1852""",
+    "mass": """
+        kg kilogram kilogramme = 1; g gram gramme = 0.001; mg milligram = 0.000001
+        t tonne = 1000; lb pound = 0.45359237; oz ounce = 0.028349523125; stone = 6.35029318""",
+    "volume": """
+        l litre liter = 1; ml millilitre milliliter = 0.001; cl centilitre centiliter = 0.01
+        m3 cubic-metre cubic-meter = 1000; gallon gal = 3.785411784; pint pt = 0.473176473
+        cup = 0.2365882365; floz fluid-ounce = 0.0295735295625; tablespoon tbsp = 0.01478676478125
+        teaspoon tsp = 0.00492892159375""",
+    "time": """
+        s second sec = 1; ms millisecond = 0.001; min minute = 60; h hour = 3600; day d = 86400
+        week = 604800""",
+    "area": """
+        m2 square-metre square-meter = 1; km2 square-kilometre square-kilometer = 1000000
+        cm2 = 0.0001; hectare ha = 10000; acre = 4046.8564224; square-foot square-feet ft2 sqft
+        = 0.09290304; square-mile mi2 = 2589988.110336""",
+    "speed": """
+        m/s = 1; km/h kmh kph = 5/18; mph = 0.44704; knot kn = 463/900; ft/s = 0.3048""",
+    "energy": """
+        j joule = 1; kj kilojoule = 1000; cal calorie = 4.184; kcal kilocalorie = 4184
+        wh watt-hour = 3600; kwh kilowatt-hour = 3600000""",
+    "data": """
+        byte b = 1; kb kilobyte = 1000; mb megabyte = 1000000; gb gigabyte = 1000000000
+        tb terabyte = 1000000000000; kib = 1024; mib = 1048576; gib = 1073741824
+        tib = 1099511627776; bit = 0.125""",
+}
+
+"""Of each dimension: names of a unit, and how many of the first unit it is. Volumes are those of
+the United States where countries differ; a calorie is the thermochemical one."""
+
+
+_DEGREES = {
+    "celsius": (Fraction(1), Fraction("273.15")),
+    "kelvin": (Fraction(1), Fraction(0)),
+    "fahrenheit": (Fraction(5, 9), Fraction("459.67") * Fraction(5, 9)),
+}
+
+"""How a temperature becomes kelvin: times the first, plus the second."""
+
+
+_DEGREE_NAMES = {"c": "celsius", "°c": "celsius", "k": "kelvin", "f": "fahrenheit"}
+
+_DEGREE_NAMES |= {"°f": "fahrenheit"} | {name: name for name in _DEGREES}
+
+
+def convert(value: str, unit: str, into: str) -> str:
+    """A quantity in another unit, in words. Raises ToolError."""
+    amount, source, target = number(value), _known(unit), _known(into)
+    if source[0] != target[0]:
+        raise ToolError(f"{quoted(unit)} is {source[0]} and {quoted(into)} is {target[0]}")
+    _, factor, offset = source
+    _, into_factor, into_offset = target
+    result = sized((amount * factor + offset - into_offset) / into_factor)
+    return f"{value.strip()} {unit.strip()} = {in_digits(result)} {into.strip()}"
+
+
+def _known(unit: str) -> tuple[str, Fraction, Fraction]:
+    """The dimension of a unit, its factor and its offset."""
+    name = "-".join(unit.strip().lower().replace("²", "2").replace("³", "3").split())
+    degrees = _DEGREE_NAMES.get(name.removeprefix("degrees-").removeprefix("degree-"))
+    if degrees is not None:
+        return ("temperature", *_DEGREES[degrees])
+    units = _table()
+    for spelling in (name, name.removesuffix("s")):
+        if spelling in units:
+            dimension, factor = units[spelling]
+            return dimension, factor, Fraction(0)
+    raise ToolError(f"there is no unit {quoted(unit)}{suggestion(name, [*units, *_DEGREES])}")
+
+
+def _table() -> dict[str, tuple[str, Fraction]]:
+    """Each unit's dimension and factor, by each of its names."""
+    units = {}
+    for dimension, text in _FACTORS.items():
+        for entry in text.replace("\n        =", " =").replace("\n", ";").split(";"):
+            names, equals, factor = entry.partition("=")
+            for name in names.split() if equals else ():
+                units[name] = dimension, Fraction(factor.strip())
+    return units

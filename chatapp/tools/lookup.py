@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
+from chatapp.common.paths import cache_dir
+from chatapp.common.userfiles import read_text, reason, write_whole
 from chatapp.passages.index import Passage
 from chatapp.passages.search import Documents
 from chatapp.passages.sources import fitting
-from chatapp.paths import cache_dir
-from chatapp.prompting.documents import DocumentsError, DocumentSet
+from chatapp.prompting.files.documents import DocumentsError, DocumentSet
 from chatapp.tools.tool import Stopped, ToolError
-from chatapp.userfiles import read_text, reason, write_whole
 
 _MANUAL = DocumentSet((), limit=3)
 
@@ -51,7 +51,7 @@ def _manual() -> list[Path]:
     readme = package.parent / "README.md"
     if not (package.parent / "pyproject.toml").is_file():
         readme = _recorded()
-    return [package / "TOUR.md", readme]
+    return [package / "docs" / "tour.md", readme]
 
 
 def _recorded() -> Path:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from chatapp.common.userfiles import reason
 from chatapp.tools.process import end_tree
 from chatapp.tools.tool import Stopped, ToolError, clean
-from chatapp.userfiles import reason
 
 if TYPE_CHECKING:
     from anyio.abc import Process

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from chatapp.tools.connection import Connection, ServerLine
-from chatapp.tools.own import NAME, Server
-from chatapp.tools.schema import fault
-from chatapp.tools.tool import Arguments, Stopped, Tool, ToolError, bounded, clean
-from chatapp.userfiles import quoted
+from chatapp.common.userfiles import quoted
+from chatapp.tools.mcp_connection import Connection, ServerLine
+from chatapp.tools.tool import Arguments, Stopped, Tool, ToolError, bounded, clean, fault
+from chatapp.tools.user_tools import NAME, Server
 
 if TYPE_CHECKING:
     import mcp_types

@@ -20,8 +20,8 @@ from typing import IO, Any
 
 import psutil
 
+from chatapp.common.userfiles import reason
 from chatapp.tools.tool import Stopped, ToolError, bounded, clean
-from chatapp.userfiles import reason
 
 _POLL_SECONDS = 0.05
 _CHUNK = 65_536

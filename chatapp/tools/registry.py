@@ -9,14 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chatapp.prompting.documents import DocumentSet
-from chatapp.tools import dates, own
-from chatapp.tools.calculator import calculate
-from chatapp.tools.numbers import in_digits
-from chatapp.tools.servers import Servers
+from chatapp.common.userfiles import suggestion
+from chatapp.prompting.files.documents import DocumentSet
+from chatapp.tools import built_in, user_tools
+from chatapp.tools.built_in import calculate, convert, in_digits
+from chatapp.tools.mcp_servers import Servers
 from chatapp.tools.tool import Arguments, Tool, ToolError
-from chatapp.tools.units import convert
-from chatapp.userfiles import suggestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class Registry:
 
     tools: Mapping[str, Tool]
     problems: Mapping[str, str]
-    servers: Mapping[str, own.Server]
+    servers: Mapping[str, user_tools.Server]
     running: Servers
 
     def chosen(
@@ -55,7 +53,7 @@ class Registry:
         """Whether a tool that is not known may be one of a server."""
         return name not in self.tools and bool(self._servers_of(name))
 
-    def _servers_of(self, name: str) -> "list[own.Server]":
+    def _servers_of(self, name: str) -> "list[user_tools.Server]":
         """The server of this name, or else those that may have the tool, the likeliest first."""
         if name in self.servers:
             return [self.servers[name]]
@@ -83,14 +81,14 @@ def find_tools(documents: DocumentSet | None = None, running: Servers | None = N
     running = running or Servers()
     tools = {tool.name: tool for tool in _built_in(documents)}
     problems: dict[str, str] = {}
-    servers: dict[str, own.Server] = {}
+    servers: dict[str, user_tools.Server] = {}
     try:
-        paths = own.files()
+        paths = user_tools.files()
     except ToolError as error:
         return Registry(tools, {"": str(error)}, servers, running)
     for path in paths:
         try:
-            found = own.read(path)
+            found = user_tools.read(path)
             if found.name in tools or found.name in servers:
                 raise ToolError(f"{path}: 'name' is {found.name!r}, which another tool has")
             if isinstance(found, Tool):
@@ -116,14 +114,14 @@ def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
         "clock",
         "Tells the date and the time, in a time zone such as Europe/Paris if one is given.",
         _schema((), zone="string"),
-        lambda given, cancel: dates.clock(given.get("zone")),
+        lambda given, cancel: built_in.clock(given.get("zone")),
     )
     yield Tool(
         "calendar",
         "Tells the day of the week of a date, or of one so many days later, and how many days "
         'there are until another. A date is "today" or as 2026-11-23.',
         _schema(("date",), date="string", days="integer", until="string"),
-        lambda given, cancel: dates.calendar(
+        lambda given, cancel: built_in.calendar(
             given["date"], given.get("days", 0), given.get("until")
         ),
     )

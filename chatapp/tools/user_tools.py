@@ -27,12 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chatapp.paths import tools_dir
-from chatapp.tools.connection import ServerLine
+from chatapp.common.paths import tools_dir
+from chatapp.common.userfiles import parse_toml, quoted, read_required, reason
+from chatapp.tools.mcp_connection import ServerLine
 from chatapp.tools.process import CommandLine
-from chatapp.tools.schema import fault
-from chatapp.tools.tool import LONGEST_RESULT, Tool, ToolError
-from chatapp.userfiles import parse_toml, quoted, read_required, reason
+from chatapp.tools.tool import LONGEST_RESULT, Tool, ToolError, fault
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_TIMEOUT = 3_600
@@ -85,7 +84,7 @@ def files() -> list[Path]:
 def read(path: Path) -> Tool | Server:
     """The tool or the server that a file describes. Raises ToolError, naming the file and the
     key."""
-    from chatapp.validation import strict_model, validated
+    from chatapp.common.validation import strict_model, validated
 
     text = read_required(path, ToolError)
     given = parse_toml(text, path, ToolError)
@@ -114,7 +113,7 @@ def read(path: Path) -> Tool | Server:
 
 def _check(said: ToolFile | ServerFile, path: Path, text: str) -> None:
     """Raises ToolError for a value that cannot be."""
-    from chatapp.validation import located
+    from chatapp.common.validation import located
 
     problems = {
         "name": "" if NAME.fullmatch(said.name) else "may have letters, digits, _ and - alone",
@@ -140,7 +139,7 @@ def _no_program(command: tuple[str, ...]) -> str:
 
 
 def _schema(said: ToolFile, path: Path, text: str) -> dict[str, Any]:
-    from chatapp.validation import located
+    from chatapp.common.validation import located
 
     schema = {"type": "object", "additionalProperties": False, **(said.parameters or {})}
     place, problem = fault(schema, ("parameters",))

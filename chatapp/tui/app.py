@@ -19,17 +19,19 @@ from textual.binding import Binding, BindingType
 from textual.events import Event, Key, Paste
 from textual.theme import Theme
 
-from chatapp.dialogue.store import Store, StoreError
-from chatapp.foreign import printable, without_surrogates
-from chatapp.paths import database_path
-from chatapp.settings import Settings
-from chatapp.tui import clipboard, events
-from chatapp.tui.chat import ChatScreen
-from chatapp.tui.keymap import read_keymap, written
-from chatapp.tui.message import MessageView
-from chatapp.tui.prompt import Prompt
-from chatapp.tui.textual_internals import FailingApp, know_alt_enter, know_pastes
+from chatapp.common.foreign import printable, without_surrogates
+from chatapp.common.paths import database_path
+from chatapp.common.settings import Settings
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import StoreError
+from chatapp.tui import events
+from chatapp.tui.chat.screen import ChatScreen
+from chatapp.tui.platform import programs
+from chatapp.tui.platform.keymap import read_keymap, written
+from chatapp.tui.platform.textual_internals import FailingApp, know_alt_enter, know_pastes
 from chatapp.tui.theme import CALM, FEW_COLORS, readable
+from chatapp.tui.widgets.message import MessageView
+from chatapp.tui.widgets.prompt import Prompt
 
 if TYPE_CHECKING:
     from textual.command import Provider
@@ -56,7 +58,7 @@ class Directing(Protocol):
 
 
 def _actions() -> "type[Provider]":
-    from chatapp.tui.palette import Actions  # not before the first frame
+    from chatapp.tui.chat.palette import Actions  # not before the first frame
 
     return Actions
 
@@ -121,7 +123,7 @@ class ChatApp(FailingApp[int]):
         return written(binding.key)
 
     def _load_by_name(self) -> "LanguageModel":
-        from chatapp.engine.load import load_model
+        from chatapp.models.loading import load_model
 
         chosen = self._settings
         return load_model(
@@ -176,7 +178,7 @@ class ChatApp(FailingApp[int]):
         self.chat.action_help()
 
     def action_command_palette(self) -> None:
-        from chatapp.tui.palette import Palette  # not before the first frame
+        from chatapp.tui.chat.palette import Palette  # not before the first frame
 
         if not isinstance(self.screen, Palette):
             self.push_screen(Palette(id="--command-palette"))
@@ -187,8 +189,8 @@ class ChatApp(FailingApp[int]):
         text = without_surrogates(text)
         super().copy_to_clipboard(text)
         # Who uses it in a browser may sit at another machine, whose clipboard this one is not.
-        if not self.is_web and (commands := clipboard.programs()):
-            threading.Thread(target=clipboard.fill, args=(text, commands), daemon=True).start()
+        if not self.is_web and (commands := programs.programs()):
+            threading.Thread(target=programs.fill, args=(text, commands), daemon=True).start()
 
     async def action_interrupt(self) -> None:
         """Ctrl+C: stop the reply; soon after, or with nothing to stop, say how to leave."""

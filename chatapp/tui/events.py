@@ -13,10 +13,10 @@ from textual.message import Message
 
 if TYPE_CHECKING:
     from chatapp.dialogue.session import Session
-    from chatapp.dialogue.store import StoredMessage
-    from chatapp.engine.catalogue import ListedModel
-    from chatapp.engine.known_models import KnownModel
-    from chatapp.prompting.documents import DocumentSet
+    from chatapp.dialogue.store.rows import StoredMessage
+    from chatapp.models.catalogue import ListedModel
+    from chatapp.models.known_models import KnownModel
+    from chatapp.prompting.files.documents import DocumentSet
 
 
 @dataclass

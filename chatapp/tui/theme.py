@@ -10,7 +10,7 @@ from textual.color import BLACK, WHITE, Color
 from textual.constants import DIM_FACTOR
 from textual.theme import Theme
 
-from chatapp.shading import contrast
+from chatapp.common.shading import contrast
 
 CALM = Theme(
     name="chatapp",

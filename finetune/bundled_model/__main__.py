@@ -1,5 +1,5 @@
 from finetune.bundled_model.documents import build
-from finetune.scripts import run
+from finetune.recipes import run
 
 if __name__ == "__main__":
     run(build)

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from finetune.config import ConfigError
-from finetune.scripts import run
+from finetune.config.sections import ConfigError
+from finetune.recipes import run
 
 
 def average(
@@ -25,9 +25,9 @@ def average(
     """Write the weighted mean of two stages' weights. Raises ConfigError and ModelError."""
     import torch
 
-    from chatapp.engine.folder import find_model
-    from chatapp.engine.pretrained import load_causal
-    from finetune.adapters import copy_companions, require_new_folder
+    from chatapp.engine.backends.transformers_loading import load_causal
+    from chatapp.models.resolving import find_model
+    from finetune.training.adapters import copy_companions, require_new_folder
 
     require_new_folder(out)
     files = find_model(later)

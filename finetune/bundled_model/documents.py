@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chatapp.evaluation.words import own_words
+from chatapp.evaluation.gpt3_tasks import own_words
 from finetune.bundled_model.generators import (
     abstention,
     arithmetic,
@@ -26,8 +26,8 @@ from finetune.bundled_model.generators import (
     everyday,
     incontext,
     openers,
+    patterns,
     people,
-    repetition,
 )
 from finetune.bundled_model.generators.tasks import all_tasks, in_more_words, letter_tasks
 from finetune.bundled_model.smalltalk import ABOUT_ITSELF, small_talk
@@ -39,7 +39,7 @@ from finetune.bundled_model.sources import (
     instructions,
     schema_guided,
 )
-from finetune.bundled_model.talks import stories, talks
+from finetune.bundled_model.stories import stories, talks
 from finetune.bundled_model.teacher import chats, read_taught
 
 Rows = Iterable[dict[str, Any]]
@@ -112,7 +112,7 @@ def _files(data: Path, taught: Path | None, seed: int, scale: float) -> Iterator
     yield "abstention", abstention.rows(asides, asked, count(30000), seed)
     yield "people", people.rows(asides, tasks, count(20000), seed + 5)
     yield "follow_ups", dialogues.rows(asides, tasks, count(12000), seed)
-    yield "repetition", repetition.rows(words, sentences, count(16000), seed)
+    yield "repetition", patterns.rows(words, sentences, count(16000), seed)
     yield "arithmetic", arithmetic.rows(count(40000), seed, arithmetic.SHARES)
     yield "more_arithmetic", arithmetic.rows(count(40000), seed + 1, arithmetic.SHORT)
 

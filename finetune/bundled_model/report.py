@@ -26,26 +26,25 @@ from typing import Annotated, Any
 
 import typer
 
+from chatapp.common.userfiles import UserError, quoted
 from chatapp.dialogue.oneshot import ask
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.template_choice import choose_template
+from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.evaluation.answers import NONE
 from chatapp.evaluation.evaluate import Grid, Selectors, Task, evaluate, plan
+from chatapp.evaluation.gpt3_tasks import own_words
 from chatapp.evaluation.inputs import Item
-from chatapp.evaluation.journal import Journal
+from chatapp.evaluation.journal import NONE, Journal
 from chatapp.evaluation.report import results
-from chatapp.evaluation.words import own_words
+from chatapp.models.loading import load_model
 from chatapp.prompting.chat_template import Template
-from chatapp.userfiles import UserError, quoted
 from finetune.bundled_model.generators.incontext import HeldOut, held_out_tasks
 from finetune.bundled_model.generators.tasks import Problem, all_tasks
 from finetune.bundled_model.sources import groupings
-from finetune.replies import whole_reply
-from finetune.scripts import run
+from finetune.recipes import run
+from finetune.training.sample_replies import whole_reply
 
 GRID = Grid(shots=(0, 1, 2, 4, 8, 16), select=("random", "knn"))
 TURNS = (

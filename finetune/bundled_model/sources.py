@@ -1,25 +1,82 @@
 """The texts of others that the bundled model learns from, cleaned, as rows.
 
 Keep: a source gives the same rows in the same order every time; nothing here draws.
+
+Sentences of the allowed texts, grouped in ways that can be told from the sentences alone.
+
+Keep: sentences are short enough for several of them to stand in one prompt.
 """
 
 import csv
 import gzip
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from finetune.bundled_model.generators import sentences
+Groups = dict[str, list[str]]
+
+
+_SHORTEST, _LONGEST = 4, 26  # words
+
+
+OPENINGS = (
+    "how many",
+    "how much",
+    "how long",
+    "how far",
+    "how old",
+    *"how what who whose where when why which is are was do does did can could would will".split(),
+    *"tell give write name describe explain find list make i please".split(),
+)
+
+
+def split(text: str) -> Iterator[str]:
+    """The sentences of a text which are neither long nor short."""
+    for sentence in re.split(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]*[A-Z])", text):
+        sentence = sentence.strip(" \"'\n")
+        if "\n" not in sentence and _SHORTEST <= len(sentence.split()) <= _LONGEST:
+            yield sentence
+
+
+def by_service(path: Path) -> Groups:
+    """What users say in the task dialogues of SGD, by the one service a dialogue is about."""
+    groups: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            services = {service.partition("_")[0] for service in row["services"]}
+            if len(services) != 1:
+                continue
+            (service,) = services
+            for speaker, text in row["turns"]:
+                if speaker == "U" and 5 <= len(text.split()) <= _LONGEST:
+                    groups[service][text] = None
+    return {name: list(texts) for name, texts in groups.items()}
+
+
+def by_opening(sentences: Iterable[str]) -> Groups:
+    """Questions and requests by their first words."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for sentence in dict.fromkeys(sentences):
+        words = sentence.lower()
+        opening = next((each for each in OPENINGS if words.startswith(each + " ")), None)
+        if opening:
+            groups[opening].append(sentence)
+    return dict(groups)
+
 
 Pair = tuple[str, str]
+
 """A user's message and its reply."""
 
+
 _PASSAGE = 3000
+
 TYPEWRITER = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "—": "-", "…": "...", "–": "-"})
 
 
@@ -130,10 +187,10 @@ def grade_school(path: Path) -> Iterator[dict[str, Any]]:
             yield chat([clean(row["question"]), answer])
 
 
-def groupings(data: Path) -> dict[str, sentences.Groups]:
+def groupings(data: Path) -> dict[str, Groups]:
     """Ways to group the sentences of the allowed texts."""
     stories = [row["text"] for row in books(data / "books")]
-    services = sentences.by_service(data / "dialogue" / "sgd_train.jsonl.gz")
+    services = by_service(data / "dialogue" / "sgd_train.jsonl.gz")
     asked = [row["messages"][0]["content"] for row in instructions(data / "instruct")]
     problems = [row["messages"][0]["content"] for row in grade_school(data / "gsm8k/train.jsonl")]
     source = {
@@ -146,7 +203,7 @@ def groupings(data: Path) -> dict[str, sentences.Groups]:
     return {
         "service": services,
         "source": source,
-        "opening": sentences.by_opening(everything),
+        "opening": by_opening(everything),
     }
 
 
@@ -161,4 +218,4 @@ def common_words(texts: Iterable[str], count: int) -> list[str]:
 def _sentences(texts: Iterable[str]) -> list[str]:
     """The sentences of texts, each once."""
     lines = (line for text in texts for line in text.split("\n"))
-    return list(dict.fromkeys(each for line in lines for each in sentences.split(line)))
+    return list(dict.fromkeys(each for line in lines for each in split(line)))

@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from finetune.bundled_model.generators.content import is_kept_out
+from finetune.bundled_model.generators.words import is_kept_out
 from finetune.bundled_model.sources import chat, clean, packed_rows, passages
 
 # The shares of talks and stories that serve measuring alone.

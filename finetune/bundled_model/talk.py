@@ -22,19 +22,19 @@ from typing import Annotated
 
 import typer
 
+from chatapp.common.parameters import Choices
 from chatapp.dialogue.oneshot import ask
-from chatapp.dialogue.prompt import Exchange
-from chatapp.dialogue.template_choice import choose_template, writer_for
+from chatapp.dialogue.writers.choosing import choose_template, writer_for
+from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.events import Finished, FinishReason
-from chatapp.engine.generation_config import generation_config
-from chatapp.engine.load import load_model
+from chatapp.engine.files.model_files import generation_config
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.parameters import Choices
+from chatapp.models.loading import load_model
 from chatapp.prompting.chat_template import Template
 from finetune.bundled_model.generators import abstention
-from finetune.bundled_model.generators.content import table
 from finetune.bundled_model.generators.tasks import all_tasks
-from finetune.scripts import run
+from finetune.bundled_model.generators.words import table
+from finetune.recipes import run
 
 _MESSAGES, _UNKNOWN, _KNOWN = 200, 150, 300
 _SEEDS = 3

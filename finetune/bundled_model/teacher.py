@@ -20,11 +20,11 @@ from typing import Annotated, Any
 
 import typer
 
-from finetune.bundled_model.generators.content import table
 from finetune.bundled_model.generators.dialogues import Turns, chat_row, typed
 from finetune.bundled_model.generators.tasks import filled
+from finetune.bundled_model.generators.words import table
 from finetune.bundled_model.sources import clean
-from finetune.scripts import run
+from finetune.recipes import run
 
 _INSTRUCTION = "Answer in one short, simple sentence."
 _BATCH, _MOST_TOKENS = 16, 48

@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from chatapp.userfiles import suggestion
-from finetune.config import ConfigError, FinetuneConfig, TrainSource
-from finetune.objective_settings import Objectives
-from finetune.reward_settings import Check
+from chatapp.common.userfiles import suggestion
+from finetune.config.objectives import Check, Objectives
+from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true | false"}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -18,10 +18,9 @@ from pydantic import (
     Tag,
 )
 
-from chatapp import validation
-from chatapp.userfiles import UserError, parse_toml, read_required
-from finetune.objective_settings import L3Settings, Objectives
-from finetune.section import Section
+from chatapp.common import validation
+from chatapp.common.userfiles import UserError, parse_toml, read_required
+from finetune.config.objectives import L3Settings, Objectives, Section
 
 
 class ConfigError(UserError, ValueError):

@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from chatapp.prompting.segments import END_OF_TEXT, Segment
+from chatapp.prompting.messages import END_OF_TEXT, Segment
 from chatapp.prompting.template import DialogueTemplate
-from finetune.config import ConfigError, TrainSource
+from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import detect
-from finetune.data.split import text_key
-from finetune.data.tables import BadRow, tables
+from finetune.data.tables import BadRow, tables, text_key
 
 Ids = NDArray[np.int32]
 Document = list[Segment]

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
+from chatapp.common.userfiles import shown
 from chatapp.prompting.messages import Message, Role
-from chatapp.userfiles import shown
-from finetune.config import BadRows, TrainSource
-from finetune.data.split import content_key
-from finetune.data.tables import BadRow, Row, either, names, renamed, tables
+from finetune.config.sections import BadRows, TrainSource
+from finetune.data.tables import BadRow, Row, content_key, either, names, renamed, tables
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from finetune.config.objectives import SupervisedSpan
 from finetune.data.batches import Tensors
-from finetune.data.chats import Span
-from finetune.data.encoding import Encoded
-from finetune.objective_settings import SupervisedSpan
+from finetune.data.encoding import Encoded, Span
 
 ROW_KEYS = ("input_ids", "position_ids", "example_ids", "response_mask", "aux_mask")
 

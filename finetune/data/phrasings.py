@@ -13,14 +13,13 @@ from typing import Any
 
 from pydantic import Field
 
+from chatapp.common.userfiles import did_you_mean, quoted, shown
 from chatapp.prompting.messages import Message
 from chatapp.prompting.template import TEMPLATES
-from chatapp.userfiles import did_you_mean, quoted, shown
-from finetune.config import ConfigError, load_config
+from finetune.config.objectives import Section
+from finetune.config.sections import ConfigError, load_config
 from finetune.data.formats import TrainingExample
-from finetune.data.split import content_key
-from finetune.data.tables import BadRow, Row, names
-from finetune.section import Section
+from finetune.data.tables import BadRow, Row, content_key, names
 
 
 class _Template(Section):

@@ -13,17 +13,16 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from chatapp.dialogue.template_choice import own_template
+from chatapp.common.userfiles import did_you_mean, quoted
+from chatapp.dialogue.writers.choosing import own_template
 from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import ChatTemplate, Template
 from chatapp.prompting.template import OWN, TEMPLATES
-from chatapp.userfiles import did_you_mean, quoted
-from finetune.config import BadRows, ConfigError, Data, TooLong, TrainSource
+from finetune.config.sections import BadRows, ConfigError, Data, TooLong, TrainSource
 from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
 from finetune.data.formats import FIELDS, Layout, detect, text_field
 from finetune.data.phrasings import Phrasings, load_phrasings
-from finetune.data.split import draw, is_held_out
-from finetune.data.tables import BadRow, Row, Table, renamed, tables
+from finetune.data.tables import BadRow, Row, Table, draw, is_held_out, renamed, tables
 
 HELD_OUT = "held_out"
 CLUSTER = "cluster"

@@ -2,26 +2,28 @@
 
 Keep: every row knows its location ("data.jsonl, line 3"), and what cannot be read is
 one sentence that begins with it. What the fields mean is for `formats` to say.
+
+Which rows are measured, and which are drawn: decided by content and seed alone.
+
+Keep: a row never changes sides between training and measuring, whatever stands beside it and
+in whatever order rows are read.
 """
 
 import gzip
+import hashlib
 import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
-from chatapp.prompting.examples import (
-    Record,
-    csv_records,
-    jsonl_records,
-    not_utf8,
-    unique_keys,
-)
-from chatapp.userfiles import did_you_mean, missing_path, quoted, shown
-from finetune.config import ConfigError, TrainSource
+import numpy as np
+
+from chatapp.common.userfiles import did_you_mean, missing_path, quoted, shown
+from chatapp.prompting.examples import Record, csv_records, jsonl_records, not_utf8, unique_keys
+from finetune.config.sections import ConfigError, TrainSource
 
 
 class BadRow(ConfigError):
@@ -49,7 +51,9 @@ class Table:
 
 
 _JSON = (".jsonl", ".ndjson", ".json")
+
 SUFFIXES = (*_JSON, ".csv", ".tsv", ".parquet", ".txt")
+
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -252,3 +256,30 @@ def renamed(table: Table, columns: Mapping[str, str]) -> Iterator[Row | BadRow]:
 
 def names(fields: Iterable[str]) -> str:
     return ", ".join(quoted(str(name)) for name in fields) or "none"
+
+
+T = TypeVar("T")
+
+
+def content_key(content: object) -> str:
+    """Sixteen hex digits over plain data: the same content gives the same key everywhere."""
+    return text_key(json.dumps(content, sort_keys=True, default=str))
+
+
+def text_key(text: str) -> str:
+    """Sixteen hex digits over a text."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def is_held_out(key: str, share: float) -> bool:
+    """Whether the row with this key belongs to the `share` kept for measuring."""
+    return int(key, 16) < share * 2.0**64
+
+
+def draw(rows: Sequence[T], weight: float, seed: int) -> list[T]:
+    """`weight` passes over the rows; a fraction is a seeded draw without replacement."""
+    whole, fraction = divmod(weight, 1.0)
+    chosen = list(rows) * int(whole)
+    count = round(fraction * len(rows))
+    order = np.random.default_rng(seed).permutation(len(rows))[:count]
+    return chosen + [rows[i] for i in order]

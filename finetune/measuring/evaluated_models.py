@@ -10,27 +10,23 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from chatapp.dialogue.template_choice import own_template
-from chatapp.engine.folder import ModelFiles, find_model, model_folder
-from chatapp.engine.generation import PieceTokenizer
-from chatapp.engine.head import HEAD_FILE, HeadSpec
-from chatapp.engine.pretrained import context_of, read_config
-from chatapp.engine.tokenizer_files import chat_tokenizer
-from chatapp.paths import RUN_RECORD
+from chatapp.common.paths import RUN_RECORD
+from chatapp.dialogue.writers.choosing import own_template
+from chatapp.engine.backends.head import HEAD_FILE, HeadSpec
+from chatapp.engine.backends.transformers_loading import context_of, read_config
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.model import PieceTokenizer
+from chatapp.engine.tokenizers import chat_tokenizer
+from chatapp.models.resolving import find_model, model_folder
 from chatapp.prompting.chat_template import Template
-from finetune.config import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
+from finetune.config.objectives import GrpoSettings, L3Settings
+from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.encoding import Encoded
-from finetune.data.pairs import EncodedJudged
-from finetune.data.preferences import detect_judged
+from finetune.data.preferences import EncodedJudged, detect_judged
 from finetune.data.preparation import LONGEST, choose_template, on_day, prepare
-from finetune.objective_settings import GrpoSettings, L3Settings
-from finetune.objectives.head_rows import (
-    HeadExample,
-    HeadRows,
-    prepare_labelled,
-)
-from finetune.objectives.pair_rows import prepare_judged
-from finetune.record import begun_on, configuration_of, read_record
+from finetune.objectives.head_rows import HeadExample, HeadRows, prepare_labelled
+from finetune.objectives.rows import prepare_judged
+from finetune.training.record import begun_on, configuration_of, read_record
 
 Example = Encoded | HeadExample | EncodedJudged
 

@@ -11,22 +11,22 @@ from typing import Any
 
 import torch
 
-from chatapp.engine.folder import find_model
-from chatapp.engine.pretrained import load_causal
+from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.evaluation.metrics import wilson
-from finetune.config import FinetuneConfig
+from chatapp.models.resolving import find_model
+from finetune.config.objectives import DpoSettings, KtoSettings, OrpoSettings, RewardSettings
+from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import ByLength, collate, loader
 from finetune.data.encoding import Encoded
-from finetune.data.pairs import EncodedJudged, EncodedPair, as_verdicts
-from finetune.objective_settings import DpoSettings, KtoSettings, OrpoSettings, RewardSettings
+from finetune.data.preferences import EncodedJudged, EncodedPair, as_verdicts
 from finetune.objectives.dpo import Dpo
 from finetune.objectives.kto import Kto, verdict_rows, weights
 from finetune.objectives.objective import Objective
 from finetune.objectives.orpo import Orpo
-from finetune.objectives.pair_rows import PairRows, RowMaker, preference_rows
-from finetune.objectives.pairs import PairObjective
+from finetune.objectives.pair_objective import PairObjective
 from finetune.objectives.reference import give_reference
 from finetune.objectives.reward import Reward
+from finetune.objectives.rows import PairRows, RowMaker, preference_rows
 
 BATCH = 8
 Figures = tuple[dict[str, float], dict[str, tuple[float, float]]]

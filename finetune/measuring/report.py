@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chatapp.foreign import printable
-from finetune.adapters import trained_parameters
+from chatapp.common.foreign import printable
 from finetune.data.preparation import HELD_OUT, dropped_lines
-from finetune.display import duration, memory
-from finetune.log import LOG_FILE, read_log
-from finetune.material import Material, processes
 from finetune.objectives.objective import Objective
-from finetune.steps import steps_of_run, steps_per_epoch, too_few
+from finetune.training.adapters import trained_parameters
+from finetune.training.display import duration, memory
+from finetune.training.record import LOG_FILE, read_log
+from finetune.training.run_setup import Material, processes
+from finetune.training.trainer_factory import steps_of_run, steps_per_epoch, too_few
 
 REPORT_FILE = "report.md"
 PLOT_FILE = "loss.png"

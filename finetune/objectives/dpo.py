@@ -23,13 +23,13 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional
 
-from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.prompting.chat_template import Template
-from finetune.config import FinetuneConfig
-from finetune.objective_settings import DpoSettings
+from finetune.config.objectives import DpoSettings
+from finetune.config.sections import FinetuneConfig
 from finetune.objectives.objective import RowSets
-from finetune.objectives.pair_rows import prepare_preferences
-from finetune.objectives.pairs import PairObjective, Replies, Worth
+from finetune.objectives.pair_objective import PairObjective, Replies, Worth
+from finetune.objectives.rows import prepare_preferences
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,15 +31,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.prompting.chat_template import Template
-from finetune.config import ConfigError, FinetuneConfig
+from finetune.config.objectives import GrpoSettings
+from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors, collate
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows
 from finetune.data.preparation import RowKind, length_of, prepare_rows
 from finetune.data.prompts import PROMPT_FIELDS, Asked, PromptEncoder, detect_prompt
-from finetune.objective_settings import GrpoSettings
 from finetune.objectives.log_probs import reply_sums, token_log_probs
 from finetune.objectives.objective import RowSets, in_place_of, model_inputs
 from finetune.objectives.rewards import Rewards

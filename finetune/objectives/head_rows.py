@@ -19,14 +19,13 @@ from statistics import fmean, pstdev
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from chatapp.engine.head import HeadSpec, HeadTask, framed
+from chatapp.engine.backends.head import HeadSpec, HeadTask, framed
 from chatapp.engine.model import Tokenizer
-from finetune.config import ConfigError, Data, FinetuneConfig, Head, TooLong, TrainSource
+from finetune.config.sections import ConfigError, Data, FinetuneConfig, Head, TooLong, TrainSource
 from finetune.data.batches import Tensors, collate
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.preparation import HELD_OUT, LONGEST
-from finetune.data.split import draw, is_held_out
-from finetune.data.tables import BadRow
+from finetune.data.tables import BadRow, draw, is_held_out
 from finetune.objectives.objective import RowSets
 
 ROLES: dict[HeadTask, tuple[str, ...]] = {

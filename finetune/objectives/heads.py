@@ -5,29 +5,226 @@ is L2, here the cross-entropy of the labels, or the mean squared error of number
 the sequences.
 
 Keep: L1 is computed by `l3` alone, so that a head's auxiliary loss is that of a chat.
+
+The linear layer of a head on its model: made, saved, loaded, and asked.
+
+Keep: the layer is a child of the model, `task_head`, and is saved beside the model's files and
+never in them, so the folder loads as a plain language model too.
+
+What a head answers, as plain data, and how right its answers are.
+
+Keep: figures are computed from the same outputs that are given out, and by the names that they
+have in `chatapp eval`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from chatapp.engine.head import HeadSpec
-from finetune.data.batches import Tensors
-from finetune.objectives.head_module import (
-    MODULE,
-    add_head,
-    class_logits,
-    load_head_weights,
-    owners,
-    save_head,
-)
+from chatapp.engine.backends.head import HEAD_WEIGHTS, HeadSpec, HeadTask
+from chatapp.engine.errors import ModelError
+from chatapp.engine.model import Tokenizer
+from chatapp.evaluation.metrics import macro_f1
+from finetune.data.batches import ByLength, Tensors, collate, loader
+from finetune.data.formats import Labelled
+from finetune.objectives.head_rows import HeadExample, HeadRows, RowEncoder
 from finetune.objectives.l3 import L3, count_labels
 from finetune.objectives.objective import in_place_of, model_inputs
+
+MODULE = "task_head"
+
+BATCH = 16
+
+"""Rows that are asked at a time."""
+
+
+def add_head(model: Any, spec: HeadSpec, seed: int) -> None:
+    """Put a new head on a model, with the paper's initial weights, N(0, 0.02)."""
+    width = model.get_output_embeddings().weight.shape[1]
+    model.task_head = nn.Linear(width, spec.outputs)
+    draw = torch.Generator().manual_seed(seed)
+    nn.init.normal_(model.task_head.weight, std=0.02, generator=draw)
+    nn.init.zeros_(model.task_head.bias)
+
+
+def save_head(model: Any, spec: HeadSpec, folder: Path) -> None:
+    """Write the head beside the model's own files."""
+    state = {key: value.contiguous().cpu() for key, value in model.task_head.state_dict().items()}
+    save_file(state, folder / HEAD_WEIGHTS)
+    spec.save(folder)
+
+
+def load_head(model: Any, folder: Path) -> HeadSpec:
+    """Put the head saved in a folder on a model. Raises ModelError."""
+    spec = HeadSpec.load(folder)
+    add_head(model, spec, seed=0)
+    load_head_weights(model, folder)
+    return spec
+
+
+def load_head_weights(model: Any, folder: Path) -> None:
+    """Raises ModelError when the file is broken or of another head."""
+    path = folder / HEAD_WEIGHTS
+    try:
+        model.task_head.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        line = str(error).strip().splitlines()[0]
+        raise ModelError(f"{path}: not the weights of this head: {line}") from None
+
+
+def class_logits(
+    head: nn.Module, hidden: Tensor, batch: Tensors, task: HeadTask
+) -> tuple[Tensor, Tensor]:
+    """Logits (examples, classes or choices), and which examples count, (examples,) bool.
+
+    The states at the extract tokens of the two orders of a similar pair are summed before the
+    head; of multiple choice each candidate's score is its own logit, absent ones are -inf.
+    """
+    read = batch["response_mask"].any(1)
+    example, states = owners(batch)[read], hidden[batch["response_mask"]].float()
+    examples = len(batch["label"])
+    counted = torch.zeros(examples, dtype=torch.bool, device=hidden.device)
+    counted[example] = True
+    if task != "multiple-choice":
+        summed = torch.zeros(examples, states.shape[1], device=hidden.device)
+        return head(summed.index_add(0, example, states)), counted
+    scores = head(states)[:, 0].float()
+    sizes = torch.bincount(example, minlength=examples)
+    first = sizes.cumsum(0) - sizes
+    choice = torch.arange(len(example), device=hidden.device) - first[example]
+    logits = torch.full((examples, max(1, int(sizes.max()))), -torch.inf, device=hidden.device)
+    return logits.index_put((example, choice), scores), counted
+
+
+def owners(batch: Tensors) -> Tensor:
+    """Which example of the batch each sequence belongs to, (sequences,)."""
+    sizes = batch["sequences"]
+    return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+
+
+class Classifier:
+    """A trained head with its model: rows to label probabilities, or to numbers."""
+
+    def __init__(
+        self, model: Any, spec: HeadSpec, tokenizer: Tokenizer, start: Sequence[int], length: int
+    ) -> None:
+        self.model, self.spec, self.pad_id = model, spec, tokenizer.end_id
+        self.encoder = RowEncoder(spec, tokenizer, start, length, "truncate-prompt")
+
+    def predict(self, rows: Sequence[Labelled]) -> list[list[float]]:
+        """Of each row the probabilities in the order of the spec's labels, or of the row's
+        choices; of regression the number alone.
+
+        A text too long for the model is cut at its end. A row needs no label.
+        """
+        examples = []
+        for row in rows:
+            sequences = self.encoder.sequences(row)
+            assert sequences is not None  # they are cut, not dropped
+            examples.append(HeadExample(sequences, 0, row.key))
+        return self.outputs(examples)
+
+    @torch.inference_mode()
+    def outputs(self, examples: Sequence[HeadExample]) -> list[list[float]]:
+        """The same of encoded rows, several at a time, those of like length together."""
+        self.model.eval()
+        rows = HeadRows(examples, self.pad_id)
+        order = ByLength(rows.lengths)
+        found: list[list[float]] = []
+        for batch in loader(rows, order, BATCH, partial(collate, pad_id=self.pad_id)):
+            found += self._of_batch(batch)
+        by_row = dict(zip(order, found, strict=True))
+        return [by_row[index] for index in range(len(examples))]
+
+    def _of_batch(self, batch: Tensors) -> list[list[float]]:
+        on_device = {key: value.to(self.model.device) for key, value in batch.items()}
+        found: list[list[float]] = []
+
+        def compute(hidden: Tensor) -> Tensor:
+            logits, _ = class_logits(self.model.task_head, hidden, on_device, self.spec.task)
+            if self.spec.scale:
+                mean, deviation = self.spec.scale
+                found.extend((logits * deviation + mean).tolist())
+            else:
+                choices = self.spec.task == "multiple-choice"
+                sizes = batch["sequences"].tolist() if choices else [logits.shape[1]] * len(logits)
+                rows = zip(logits.softmax(1).tolist(), sizes, strict=True)
+                found.extend(row[:size] for row, size in rows)
+            return hidden
+
+        with in_place_of(self.model.get_output_embeddings(), compute):
+            self.model(**model_inputs(on_device))
+        return found
+
+
+Output = Sequence[float]
+
+"""Probabilities of the labels or choices of one row; of regression the number alone."""
+
+
+def answer_document(spec: HeadSpec, output: Output, choices: Sequence[str] = ()) -> dict[str, Any]:
+    """An answer as plain data: `output` and `label_probabilities`, or the `score` of regression.
+
+    choices: of a row of multiple choice; two may be alike, so its probabilities are a list.
+    """
+    if spec.scale:
+        return {"score": output[0]}
+    best = int(np.argmax(output))
+    if spec.task == "multiple-choice":
+        return {"output": choices[best] if choices else best, "label_probabilities": list(output)}
+    probabilities = dict(zip(spec.labels, output, strict=True))
+    return {"output": spec.labels[best], "label_probabilities": probabilities}
+
+
+def head_figures(
+    spec: HeadSpec, outputs: Sequence[Output], examples: Sequence[HeadExample]
+) -> dict[str, float]:
+    """Of classes: loss in nats a row, accuracy, the share of the most frequent label, and, where
+    rows have labels in common, macro-F1. Of regression: mse, Pearson's and Spearman's correlation.
+    """
+    golds = [example.label for example in examples]
+    if spec.scale:
+        numbers, wanted = np.array([output[0] for output in outputs]), np.array(golds)
+        return {
+            "mse": float(np.square(numbers - wanted).mean()),
+            "pearson": _correlation(numbers, wanted),
+            "spearman": _correlation(_ranks(numbers), _ranks(wanted)),
+        }
+    answers = [int(np.argmax(output)) for output in outputs]
+    chosen = [output[int(gold)] for output, gold in zip(outputs, golds, strict=True)]
+    figures = {
+        "loss": fmean(-float(np.log(max(probability, 1e-30))) for probability in chosen),
+        "accuracy": fmean(answer == gold for answer, gold in zip(answers, golds, strict=True)),
+        "majority": max(map(golds.count, set(golds))) / len(golds),
+    }
+    if spec.labels:  # the choices of multiple choice have no names in common
+        figures["macro_f1"] = macro_f1(list(map(str, answers)), list(map(str, golds)))
+    return figures
+
+
+def _correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """Pearson's; 0 where one of them is constant and has no correlation."""
+    first, second = first - first.mean(), second - second.mean()
+    scale = float(np.sqrt((first @ first) * (second @ second)))
+    return float(first @ second) / scale if scale else 0.0
+
+
+def _ranks(values: NDArray[Any]) -> NDArray[Any]:
+    """From 1; equal values share the mean of theirs, as Spearman's correlation has it."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[which]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ Keep: what distinguishes one kind from another stands in its own file; here is t
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.prompting.chat_template import Template
-from finetune.config import FinetuneConfig
+from finetune.config.sections import FinetuneConfig
 from finetune.objectives.dpo import prepare_dpo
 from finetune.objectives.grpo import prepare_grpo
 from finetune.objectives.kto import prepare_kto

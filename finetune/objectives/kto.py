@@ -27,19 +27,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.prompting.chat_template import Template
-from finetune.config import FinetuneConfig
+from finetune.config.objectives import KtoSettings
+from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import Tensors
-from finetune.data.chats import Span
-from finetune.data.encoding import Encoded
-from finetune.data.pairs import EncodedJudged, EncodedVerdict, as_verdicts
-from finetune.data.preferences import detect_judged
-from finetune.objective_settings import KtoSettings
+from finetune.data.encoding import Encoded, Span
+from finetune.data.preferences import EncodedJudged, EncodedVerdict, as_verdicts, detect_judged
 from finetune.objectives.log_probs import side, token_log_probs
 from finetune.objectives.objective import RowSets, in_place_of, model_inputs
-from finetune.objectives.pair_rows import PairRows, RowMaker, pair_row_sets, prepare_judged
-from finetune.objectives.pairs import LOGP_FIGURES, REWARD_FIGURES, replies_of
+from finetune.objectives.pair_objective import LOGP_FIGURES, REWARD_FIGURES, replies_of
+from finetune.objectives.rows import PairRows, RowMaker, pair_row_sets, prepare_judged
 
 
 @dataclass(frozen=True, kw_only=True)

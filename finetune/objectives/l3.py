@@ -15,14 +15,14 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.prompting.chat_template import Template
-from finetune.config import FinetuneConfig
+from finetune.config.objectives import L3Settings
+from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import Tensors
-from finetune.objective_settings import L3Settings
-from finetune.objectives.chat_rows import prepare_chats
-from finetune.objectives.cross_entropy import LinearCrossEntropy
+from finetune.objectives.log_probs import LinearCrossEntropy
 from finetune.objectives.objective import RowSets, in_place_of, model_inputs
+from finetune.objectives.rows import prepare_chats
 
 AuxNorm = Literal["token", "sequence"]
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from torch.nn import functional
 
-from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.prompting.chat_template import Template
-from finetune.config import FinetuneConfig
-from finetune.objective_settings import OrpoSettings
+from finetune.config.objectives import OrpoSettings
+from finetune.config.sections import FinetuneConfig
 from finetune.objectives.objective import RowSets
-from finetune.objectives.pair_rows import prepare_preferences
-from finetune.objectives.pairs import PairObjective, Replies, Worth
+from finetune.objectives.pair_objective import PairObjective, Replies, Worth
+from finetune.objectives.rows import prepare_preferences
 
 # Of a mean log-probability: at 0 the odds would be infinite.
 _HIGHEST = -1e-7

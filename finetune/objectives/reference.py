@@ -21,7 +21,7 @@ from torch import Tensor
 from finetune.data.batches import ByLength, Collate, loader
 from finetune.objectives.log_probs import token_log_probs
 from finetune.objectives.objective import in_place_of, model_inputs
-from finetune.objectives.pair_rows import PairRows
+from finetune.objectives.rows import PairRows
 
 REFERENCE_FILE = "reference.safetensors"
 _BATCH = 8

@@ -21,18 +21,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from chatapp.engine.generation import PieceTokenizer
-from chatapp.engine.head import HeadSpec
-from chatapp.engine.reward_model import REWARD
+from chatapp.engine.backends.head import REWARD, HeadSpec
+from chatapp.engine.model import PieceTokenizer
 from chatapp.prompting.chat_template import Template
-from finetune.config import FinetuneConfig
+from finetune.config.objectives import RewardSettings
+from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import Tensors
-from finetune.objective_settings import RewardSettings
-from finetune.objectives.head_module import MODULE, add_head, load_head_weights, save_head
+from finetune.objectives.heads import MODULE, add_head, load_head_weights, save_head
 from finetune.objectives.log_probs import reply_sums, side
 from finetune.objectives.objective import RowSets
-from finetune.objectives.pair_rows import prepare_preferences
-from finetune.objectives.pairs import PairObjective, Worth, replies_of
+from finetune.objectives.pair_objective import PairObjective, Worth, replies_of
+from finetune.objectives.rows import prepare_preferences
 
 REWARD_SPEC = HeadSpec(REWARD, (), "")
 

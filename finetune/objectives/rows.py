@@ -2,29 +2,91 @@
 
 Keep: a row has two sequences, and the examples of the one stand beside those of the other in the
 same order, one pair a row or several packed.
+
+The rows of objectives on replies: chats, plain texts and few-shot prompts.
+
+Keep: every row begins with the special tokens that the model is prompted with in a chat.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from chatapp.engine.generation import PieceTokenizer
+from chatapp.engine.model import PieceTokenizer
 from chatapp.prompting.chat_template import Template
-from finetune.config import FinetuneConfig
+from finetune.config.objectives import AuxSpan, SupervisedSpan
+from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import Tensors, collate
-from finetune.data.encoding import Encoded
+from finetune.data.encoding import Encoded, Span
 from finetune.data.formats import Layout
 from finetune.data.packing import Rows, aux_labels, pack, response_labels
-from finetune.data.pairs import EncodedJudged, EncodedPair, PairEncoder
-from finetune.data.preferences import FIELDS, Judged, detect_preference
-from finetune.data.preparation import Prepared, RowKind, length_of, prepare_rows
+from finetune.data.preferences import (
+    FIELDS,
+    EncodedJudged,
+    EncodedPair,
+    Judged,
+    PairEncoder,
+    detect_preference,
+)
+from finetune.data.preparation import Prepared, RowKind, length_of, prepare, prepare_rows
 from finetune.data.tables import Row
-from finetune.objective_settings import SupervisedSpan
-from finetune.objectives.chat_rows import PACKED_LENGTH, with_start
 from finetune.objectives.objective import RowSets
+
+# Rows of several examples are made this long when no example is longer: attention costs more
+# the longer a row, and at this length hardly any of it stays empty.
+PACKED_LENGTH = 512
+
+
+def prepare_chats(
+    config: FinetuneConfig,
+    template: Template,
+    tokenizer: PieceTokenizer,
+    window: int,
+    start: list[int],
+    span: AuxSpan,
+) -> RowSets:
+    """The chats, texts and few-shot prompts of a configuration as rows. Raises ConfigError.
+
+    window: tokens of the longest example. start: special tokens before every sequence.
+    span: the tokens of L1.
+    """
+    prepared = prepare(config.data, template, tokenizer, window, config.seed, start)
+    examples = with_start(prepared.train, start)
+    if config.data.packing:
+        longest = max(len(each.ids) for each in examples)
+        limit = min(PACKED_LENGTH, config.data.max_length or window)
+        train = Rows.packed(examples, span, max(longest, limit), config.seed)
+    else:
+        train = Rows(examples, span)
+    return RowSets(
+        train=train,
+        held_out={
+            name: Rows(with_start(kept, start), span) for name, kept in prepared.held_out.items()
+        },
+        collate=partial(collate, pad_id=tokenizer.end_id),
+        examples=len(examples),
+        dropped=prepared.report.dropped,
+        hashes=prepared.report.hashes,
+        response_labels=sum(int(response_labels(each).sum()) for each in examples),
+        aux_labels=sum(int(aux_labels(each, span).sum()) for each in examples),
+        report=prepared.report,
+    )
+
+
+def with_start(examples: list[Encoded], start: list[int]) -> list[Encoded]:
+    """The examples behind the special tokens that the model is prompted with in a chat."""
+    if not start:
+        return examples
+    ids = np.array(start, dtype=np.int32)
+    spans = np.full(len(start), Span.TEMPLATE, dtype=np.uint8)
+    return [
+        Encoded(np.concatenate([ids, e.ids]), np.concatenate([spans, e.spans]), e.key)
+        for e in examples
+    ]
 
 
 class PairRows(Dataset[Tensors]):

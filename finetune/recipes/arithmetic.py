@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from finetune.scripts import run
+from finetune.recipes import run
 
 WORDINGS = {
     "+": ("What is {a} + {b}?", "{a} + {b} =", "Add {a} and {b}.", "How much is {a} plus {b}?"),

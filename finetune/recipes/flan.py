@@ -18,10 +18,10 @@ from typing import Annotated
 
 import typer
 
-from finetune.config import ConfigError, TrainSource
+from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import text_field
 from finetune.data.tables import BadRow, tables
-from finetune.scripts import run
+from finetune.recipes import run
 
 FIELDS = ("template", "prompt", "completion")
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from finetune.scripts import run
+from finetune.recipes import run
 
 
 def sentences(path: Path, encoding: str) -> list[str]:

@@ -17,7 +17,7 @@ import typer
 
 from chatapp.evaluation.gpt3_tasks import generate
 from chatapp.prompting.examples import Example
-from finetune.scripts import run
+from finetune.recipes import run
 
 TASK = "3D-"
 

@@ -14,10 +14,10 @@ from torch import nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from chatapp.engine.folder import COMPANIONS, ModelFiles
-from chatapp.engine.transformers_tokenizer import save_tokenizer
-from chatapp.userfiles import did_you_mean, quoted
-from finetune.config import Adapter, ConfigError, FinetuneConfig, Train
+from chatapp.common.userfiles import did_you_mean, quoted
+from chatapp.engine.files.model_files import COMPANIONS, ModelFiles
+from chatapp.engine.tokenizers.transformers_tokenizer import save_tokenizer
+from finetune.config.sections import Adapter, ConfigError, FinetuneConfig, Train
 
 LOW_RANK = ("lora", "dora", "rslora")
 

@@ -7,19 +7,17 @@ from collections.abc import Callable
 from itertools import islice
 from typing import cast
 
-from chatapp.engine.transformers_model import TransformersModel
+from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.evaluation.metrics import exact_match
-from finetune.config import ConfigError, Metric
+from finetune.config.sections import ConfigError, Metric
 from finetune.data.packing import Rows
 from finetune.data.preparation import HELD_OUT
-from finetune.material import Material
 from finetune.objectives.grpo import Grpo
-from finetune.objectives.head_answers import head_figures
-from finetune.objectives.head_module import Classifier
 from finetune.objectives.head_rows import HeadRows
-from finetune.objectives.heads import HeadObjective
+from finetune.objectives.heads import Classifier, HeadObjective, head_figures
 from finetune.objectives.l3 import L3
-from finetune.replies import greedy_replies, questions
+from finetune.training.run_setup import Material
+from finetune.training.sample_replies import greedy_replies, questions
 
 Figures = Callable[[], dict[str, float]]
 

@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.live import Live
 from transformers import TrainerCallback
 
-from finetune.display import View, line, memory, one_line, render
-from finetune.log import RunLog
-from finetune.memory import peak_memory
-from finetune.samples import Samples
+from finetune.training.display import View, line, memory, one_line, peak_memory, render
+from finetune.training.record import RunLog
+from finetune.training.sample_replies import Samples
 
 HELD_OUT_FIGURE = "held-out"
 

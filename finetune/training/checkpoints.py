@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
-from finetune.config import ConfigError
+from finetune.config.sections import ConfigError
 
 # Bytes free on a disk that is called full.
 _NO_ROOM = 2**24

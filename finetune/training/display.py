@@ -2,28 +2,38 @@
 
 Keep: everything here is a pure function of what it is given, and text of models and users is
 shown as plain characters, never as markup.
+
+How much memory training took, on every system.
+
+Keep: nothing here is needed to train; a system that does not tell a peak tells what is held now.
 """
 
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import torch
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from chatapp.foreign import printable
+from chatapp.common.foreign import printable
 
 Row = TypeVar("Row")
 
+
 Points = Sequence[tuple[float, float]]
+
 """(step, nats a token), by rising step."""
 
+
 STYLES = {"L3": "dim", "L2": "cyan", "L1": "magenta", "held-out": "yellow"}
+
 CURVE_ROWS = 8
 
 
@@ -170,3 +180,18 @@ def short_middling_long(by_length: Sequence[Row]) -> list[Row]:
     """Of rows in the order of their length a short, a middling and a long one, each once."""
     places = dict.fromkeys(int(share * len(by_length)) for share in (0.1, 0.5, 0.9))
     return [by_length[place] for place in places]
+
+
+def peak_memory() -> int:
+    """Most bytes held so far: of the GPU where there is one, else of this process."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        held = psutil.Process().memory_info()
+        return int(getattr(held, "peak_wset", held.rss))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

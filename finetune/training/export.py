@@ -9,17 +9,17 @@ import os
 import shutil
 from pathlib import Path
 
+from chatapp.common.paths import CHAT_TEMPLATE
+from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ADAPTER_CONFIG, BUNDLED, CONFIG
-from chatapp.paths import CHAT_TEMPLATE
+from chatapp.engine.files.model_files import ADAPTER_CONFIG, CONFIG
+from chatapp.models.resolving import BUNDLED
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.jinja import as_jinja
-from chatapp.prompting.template import DialogueTemplate, save_template
-from chatapp.userfiles import read_json_object
-from finetune.adapters import copy_companions
-from finetune.checkpoints import flush
-from finetune.material import Material
-from finetune.trainer import ObjectiveTrainer
+from chatapp.prompting.template import DialogueTemplate, as_jinja, save_template
+from finetune.training.adapters import copy_companions
+from finetune.training.checkpoints import flush
+from finetune.training.run_setup import Material
+from finetune.training.trainer import ObjectiveTrainer
 
 
 def publish(material: Material, trainer: ObjectiveTrainer, output: Path) -> None:

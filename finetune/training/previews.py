@@ -1,10 +1,20 @@
 """What `finetune check` says of feedback: pairs side by side, their lengths, how much alike.
 
 Keep: what is shown are the tokens and masks that are learnt, prompt and replies apart.
+
+Examples as text, each token in the style of where it comes from.
+
+Keep: foreign text stays plain characters, and control characters never reach the terminal.
+
+What `finetune check` says of prompts to be replied to: what is asked, what a reply would earn.
+
+Keep: rewards are given by the very checks that the run has, to the rows' own replies.
 """
 
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
+from itertools import groupby
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -12,15 +22,115 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from finetune.data.chats import Span
-from finetune.data.encoding import Encoded
-from finetune.display import short_middling_long
-from finetune.masks import legend, masked
-from finetune.material import Material
+from chatapp.common.foreign import printable
+from chatapp.engine.model import PieceTokenizer
+from finetune.data.encoding import Encoded, Span
+from finetune.data.prompts import Asked
+from finetune.objectives.grpo import Grpo, PromptRows
 from finetune.objectives.kto import Kto
-from finetune.objectives.pair_rows import PairRows
+from finetune.objectives.rewards import DrawnReply
+from finetune.objectives.rows import PairRows
+from finetune.training.display import short_middling_long
+from finetune.training.run_setup import Material
+
+STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}
+
+SHOWN = 400
+
+
+def legend(marked: bool) -> Text:
+    """What the styles mean; see `masked`."""
+    text = Text("template", STYLES[Span.TEMPLATE])
+    text.append(" · ").append("prompt", STYLES[Span.PROMPT]).append(" · ")
+    text.append("⟦response⟧" if marked else "response", STYLES[Span.RESPONSE])
+    return text
+
+
+def masked(example: Encoded, tokenizer: PieceTokenizer, marked: bool = False) -> Text:
+    """An example as text, each span in its style; a long span is shown by its ends.
+
+    marked: brackets stand around responses, for where there is no colour.
+    """
+    text = Text()
+    start = 0
+    for span, run in groupby(example.spans.tolist()):
+        length = len(list(run))
+        shown = printable(_decoded(example.ids[start : start + length].tolist(), tokenizer))
+        start += length
+        if len(shown) > SHOWN:
+            shown = f"{shown[: SHOWN // 2]} […] {shown[-SHOWN // 2 :]}"
+        if marked and span == Span.RESPONSE:
+            shown = f"⟦{shown}⟧"
+        text.append(shown, STYLES[Span(span)])
+    return text
+
+
+def _decoded(ids: list[int], tokenizer: PieceTokenizer) -> str:
+    """Text of tokens, special ones by their names."""
+    parts = []
+    names = {tokenizer.end_id, *tokenizer.special.values()}
+    for special, run in groupby(ids, key=names.__contains__):
+        run_ids = list(run)
+        named = map(tokenizer.piece, run_ids)
+        parts.append("".join(named) if special else tokenizer.decode(run_ids))
+    return "".join(parts)
+
+
+_MOST = 50
+
+"""Rows whose own replies get rewards."""
+
+
+def prompt_figures(rows: PromptRows, objective: Grpo, material: Material) -> dict[str, Any]:
+    """For --json: tokens of the prompts, and the mean reward of the rows' own replies."""
+    lengths = [len(each.ids) for each in rows.asked]
+    rewards = [objective.rewards.of(*each) for each in _references(rows, material)]
+    return {
+        "prompt_lengths": {"mean": float(np.mean(lengths)), "most": max(lengths)},
+        "reference_reward": fmean(rewards) if rewards else None,
+    }
+
+
+def show_prompts(rows: PromptRows, objective: Grpo, material: Material) -> Iterator[RenderableType]:
+    """The same in words, and three prompts with what each check gives the row's own reply."""
+    yield Text(printable(objective.summary(material.data)))
+    lengths = [len(each.ids) for each in rows.asked]
+    yield Text(f"prompts: {np.mean(lengths):,.0f} tokens on average, at most {max(lengths):,}")
+    references = _references(rows, material)
+    if references:
+        rewards = [objective.rewards.of(*each) for each in references]
+        yield Text(
+            f"the rows' own replies earn {fmean(rewards):.3g} on average, from {min(rewards):.3g} "
+            f"to {max(rewards):.3g} (the first {len(rewards)})"
+        )
+    table = Table(show_edge=False, padding=(0, 1), header_style="dim")
+    for name in ("prompt", "its own reply"):
+        table.add_column(name, ratio=1, overflow="fold")
+    for name in objective.rewards.names:
+        table.add_column(name, justify="right")
+    for number in short_middling_long(np.argsort(lengths, kind="stable").tolist()):
+        asked = rows.asked[number]
+        given = [""] * len(objective.rewards.names)
+        if asked.reference:
+            reply = _as_reply(asked, material)
+            given = [f"{each:.3g}" for each in objective.rewards.each(asked, reply)]
+        table.add_row(Text(printable(asked.text)), Text(printable(asked.reference)), *given)
+    yield table
+
+
+def _references(rows: PromptRows, material: Material) -> list[tuple[Asked, DrawnReply]]:
+    with_reply = [each for each in rows.asked if each.reference][:_MOST]
+    return [(each, _as_reply(each, material)) for each in with_reply]
+
+
+def _as_reply(asked: Asked, material: Material) -> DrawnReply:
+    """The row's own reply as if it were drawn, its end token included."""
+    ids = [*material.tokenizer.encode(asked.reference, begins=False), material.tokenizer.end_id]
+    return DrawnReply(ids, asked.reference)
+
 
 ALIKE = 0.9
+
 """Share of tokens in common from which two replies are called alike."""
 
 

@@ -2,9 +2,15 @@
 
 Keep: what is drawn in a step hangs on the weights, the seed, the step and the prompt alone, not on
 how the step is cut, so that a run that is gone on with draws the same.
+
+The model that is being trained as one that the engine draws from, many replies at once.
+
+Keep: what is drawn comes from the weights as they are now, an adapter's included, and the weights
+that learn are only read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,23 +18,107 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
-from chatapp.engine.errors import ModelError
-from chatapp.engine.events import Finished, Token
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.transformers_loading import load_causal
+from chatapp.engine.backends.transformers_model import TransformersModel
+from chatapp.engine.batch import generate_many
+from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.errors import ModelError, NoDecoder
+from chatapp.engine.events import Event, Finished, Token
+from chatapp.engine.files.model_files import DECODERS
 from chatapp.engine.model import Request, Sampling
-from chatapp.engine.pretrained import load_causal
 from finetune.data.batches import Tensors, TrainingRows
-from finetune.data.chats import Span
-from finetune.data.encoding import Encoded
+from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import pack
 from finetune.data.prompts import Asked
-from finetune.material import Material
-from finetune.objectives.chat_rows import PACKED_LENGTH, with_start
 from finetune.objectives.grpo import SAID, Grpo, PromptRows, ReplyRows, advantages
 from finetune.objectives.objective import in_place_of, model_inputs
 from finetune.objectives.rewards import DrawnReply
-from finetune.policy import Policy
+from finetune.objectives.rows import PACKED_LENGTH, with_start
+from finetune.training.run_setup import Material
+
+AT_ONCE = 64
+
+"""Sequences that are drawn together."""
+
+
+class Policy:
+    """A material's model as it is when this is made; not longer."""
+
+    def __init__(self, material: Material) -> None:
+        self._material = material
+        self._model: LocalModel | TransformersModel
+        try:
+            self._model = _local(material)
+        except NoDecoder:  # of a kind that transformers computes, one reply at a time
+            self._model = TransformersModel(
+                material.model,
+                material.tokenizer,
+                name=material.config.model,
+                folder=material.files.path,
+                start=material.start,
+            )
+
+    def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
+        """See `LanguageModel.generate_many`."""
+        if isinstance(self._model, LocalModel):
+            yield from generate_many(self._model, requests, AT_ONCE)
+        else:
+            yield from self._model.generate_many(requests)
+
+
+def _local(material: Material) -> LocalModel:
+    """Raises NoDecoder."""
+    files = material.files
+    if files.family not in DECODERS:
+        raise NoDecoder(f"{files.path}: the decoder does not compute a {files.family}")
+    decoder = Decoder.load(
+        files.whole,
+        vocabulary=material.tokenizer.size,
+        device=material.device,
+        tensors=current_tensors(material.model),
+    )
+    return LocalModel(
+        decoder,
+        material.tokenizer,
+        name=material.config.model,
+        folder=files.path,
+        start=material.start,
+    )
+
+
+def current_tensors(model: Any) -> Mapping[str, Tensor]:
+    """The weights of a model by their names in a checkpoint, adapters merged into them."""
+    if not hasattr(model, "peft_config"):
+        return dict(model.state_dict())
+    with _merged(model):
+        state = model.get_base_model().state_dict()
+    # An adapter wraps the layers that it changes, and keeps those it learns whole beside the old.
+    return {
+        name.replace(".base_layer.", ".").replace(".modules_to_save.default.", "."): tensor
+        for name, tensor in state.items()
+        if ".lora_" not in name and ".original_module." not in name
+    }
+
+
+@contextmanager
+def _merged(model: Any) -> Iterator[None]:
+    """The adapters' layers with merged weights; afterwards they have the very tensors that they
+    had, since taking an update off again would round."""
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    kept = [layer.get_base_layer().weight.data for layer in layers]
+    try:
+        for layer in layers:
+            layer.merge(safe_merge=True)  # makes a new tensor
+        yield
+    finally:
+        for layer, weight in zip(layers, kept, strict=True):
+            layer.get_base_layer().weight.data = weight
+            layer.merged_adapters.clear()
+
 
 KEPT_FILE = "replies-{process}.pt"
 

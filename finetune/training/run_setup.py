@@ -2,41 +2,51 @@
 
 Keep: two runs with equal records learn from the same tokens, in the same
 template, on the same objective, from the same weights.
+
+The reference of a run: computed before its first step, and found again when it goes on.
+
+Keep: it is computed from the weights that the run begins with, whichever checkpoint follows.
 """
 
+import json
 import os
 import platform
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch.nn import functional
 from transformers import set_seed
 
 import chatapp
-from chatapp.engine.device import device_for
-from chatapp.engine.folder import ModelFiles, find_model
-from chatapp.engine.generation import PieceTokenizer
-from chatapp.engine.pretrained import context_of, load_causal
-from chatapp.engine.tokenizer_files import chat_tokenizer
+from chatapp.engine.backends.transformers_loading import context_of, load_causal
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.kernels.device import device_for
+from chatapp.engine.model import PieceTokenizer
+from chatapp.engine.tokenizers import chat_tokenizer
+from chatapp.models.resolving import find_model
 from chatapp.prompting.chat_template import Template
-from finetune.adapters import (
+from finetune.config.objectives import L3Settings
+from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.data.batches import Tensors
+from finetune.data.preparation import choose_template, on_day
+from finetune.objectives.head_rows import prepare_labelled
+from finetune.objectives.heads import HeadObjective
+from finetune.objectives.kinds import prepare_objective
+from finetune.objectives.objective import Objective, RowSets, model_inputs
+from finetune.objectives.reference import REFERENCE_FILE, give_reference
+from finetune.objectives.rows import PairRows
+from finetune.training.adapters import (
     LOW_RANK,
     choose_trained,
     fuse_activations,
     switch_off_dropout,
 )
-from finetune.config import ConfigError, FinetuneConfig
-from finetune.data.batches import Tensors
-from finetune.data.preparation import choose_template, on_day
-from finetune.objective_settings import L3Settings
-from finetune.objectives.head_rows import prepare_labelled
-from finetune.objectives.heads import HeadObjective
-from finetune.objectives.kinds import prepare_objective
-from finetune.objectives.objective import Objective, RowSets, model_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,3 +246,26 @@ def _versions() -> dict[str, str]:
     names = ("torch", "transformers", "tokenizers", "peft", "accelerate")
     own = {"chatapp": chatapp.__version__, "python": platform.python_version()}
     return own | {name: version(name) for name in names}
+
+
+def keep_reference(material: Material, folder: Path, console: Console) -> None:
+    """Give the rows of a run what the reference says of them, kept in the run's folder.
+
+    Each of several processes computes it for itself, and the first one keeps it.
+    """
+    data, record = material.data, material.record
+    sets = {"train": data.train, **{f"held out, {k}": v for k, v in data.held_out.items()}}
+    pairs = {name: rows for name, rows in sets.items() if isinstance(rows, PairRows)}
+    digest = json.dumps([record["data"], record["weights"], record["template"]])
+    folder.mkdir(parents=True, exist_ok=True)
+    is_first = os.environ.get("RANK", "0") == "0"
+    path = folder / REFERENCE_FILE if is_first or processes() == 1 else None
+    material.model.to(material.device)
+    with console.status("the reference") as status:
+
+        def progress(done: int, total: int) -> None:
+            status.update(f"log-probabilities of the reference, {done:,} of {total:,} rows")
+
+        give_reference(
+            material.model, pairs, data.collate, material.precision, progress, path, digest
+        )

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
-from finetune.checkpoints import CheckpointingTrainer
-from finetune.config import ConfigError, OptimizerName
+from finetune.config.sections import ConfigError, OptimizerName
 from finetune.data.batches import (
     ByLength,
     Collate,
@@ -29,7 +28,8 @@ from finetune.data.batches import (
 )
 from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import Objective
-from finetune.optimizer import muon_beside_adamw, schedule
+from finetune.training.checkpoints import CheckpointingTrainer
+from finetune.training.optimizer import muon_beside_adamw, schedule
 
 
 class NotFinite(FloatingPointError):

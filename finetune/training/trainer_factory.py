@@ -16,17 +16,17 @@ from typing import Any
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
-from finetune.adapters import trained_parameters
-from finetune.config import ConfigError, FinetuneConfig
+from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import BucketSampler, ProbeOrder, RowOrder, micro_batches
-from finetune.export import complete
-from finetune.figures import best_figure
-from finetune.material import Material, processes
-from finetune.memory import peak_memory
 from finetune.objectives.grpo import Grpo
 from finetune.objectives.objective import RowSets
-from finetune.rollouts import Rollouts
-from finetune.trainer import ObjectiveTrainer
+from finetune.training.adapters import trained_parameters
+from finetune.training.best_metric import best_figure
+from finetune.training.display import peak_memory
+from finetune.training.export import complete
+from finetune.training.rollouts import Rollouts
+from finetune.training.run_setup import Material, processes
+from finetune.training.trainer import ObjectiveTrainer
 
 FEW_STEPS = 20
 """A run of fewer steps is warned of."""

@@ -23,9 +23,9 @@ THREADS = os.cpu_count() or 1
 
 def chatapp(folder: Path) -> Decode:
     """This program; what a text shares with the ones before it is not computed again."""
-    from chatapp.engine.cache import CachePool
+    from chatapp.engine.cache.key_values import CachePool
     from chatapp.engine.decoder.decoder import Decoder
-    from chatapp.engine.folder import ModelFiles
+    from chatapp.engine.files.model_files import ModelFiles
 
     model = Decoder.load(ModelFiles.read(folder), precision="int8")
     pool = CachePool(model.new_cache, 2**28)

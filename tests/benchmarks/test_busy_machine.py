@@ -37,7 +37,7 @@ def environments() -> dict[str, dict[str, str]]:
     """Of each way to compute; with a number of threads in it, the program chooses none."""
     import torch
 
-    from chatapp.engine.threads import wait_briefly
+    from chatapp.engine.kernels.threads import wait_briefly
 
     bare = {
         name: value
@@ -104,9 +104,9 @@ def test_beside_busy_programs(model: str, busy: int, tmp_path: Path) -> None:
 
 
 def _measure(name: str) -> dict[str, float]:
-    from chatapp.engine.load import load_model
-    from chatapp.engine.local import LocalModel
+    from chatapp.engine.backends.local import LocalModel
     from chatapp.engine.model import Sampling
+    from chatapp.models.loading import load_model
 
     model = load_model(name)
     assert isinstance(model, LocalModel)
@@ -147,9 +147,9 @@ def _training(name: str, vocabulary: int) -> Timed:
     """A step of the optimiser on four rows."""
     import torch
 
-    from chatapp.engine.folder import find_model
-    from chatapp.engine.pretrained import load_causal
-    from finetune.adapters import fuse_activations
+    from chatapp.engine.backends.transformers_loading import load_causal
+    from chatapp.models.resolving import find_model
+    from finetune.training.adapters import fuse_activations
 
     network: Any = load_causal(find_model(name))
     fuse_activations(network)

@@ -11,11 +11,11 @@ import re
 
 import pytest
 
-from chatapp.dialogue.calling import Toolbox
 from chatapp.dialogue.oneshot import ask, ask_with_tools
-from chatapp.dialogue.template_choice import choose_template
-from chatapp.engine.load import load_model
+from chatapp.dialogue.tool_calls import Toolbox
+from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.model import Sampling
+from chatapp.models.loading import load_model
 from chatapp.tools.registry import find_tools
 
 PROBLEMS = 200

@@ -20,10 +20,10 @@ import torch
 from decoders import PROGRAMS, Program, table, tell, text
 from torch.nn import functional as F
 
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.models.loading import load_model
 
 pytestmark = pytest.mark.benchmark
 

@@ -28,8 +28,8 @@ LETTER = "z"
 
 def material(folder: Path, rows: int, **objective: Any) -> Any:
     """The first rows of the preferences, for one objective."""
-    from finetune.config import FinetuneConfig
-    from finetune.material import gather
+    from finetune.config.sections import FinetuneConfig
+    from finetune.training.run_setup import gather
 
     path = folder / "rows.json"
     pairs = json.loads((DATA / "preference" / "raschka_1100_preference.json").read_text())
@@ -72,8 +72,8 @@ def arguments(output: Path, rows: int) -> dict[str, Any]:
 def ours_dpo(folder: Path) -> dict[str, float]:
     from rich.console import Console
 
-    from finetune.reference_run import keep_reference
-    from finetune.steps import build_trainer
+    from finetune.training.run_setup import keep_reference
+    from finetune.training.trainer_factory import build_trainer
 
     made = material(folder, STEPS * PAIRS, kind="dpo")
     begun = time.process_time()
@@ -126,7 +126,7 @@ def trl_dpo(folder: Path) -> dict[str, float]:
 
 
 def ours_grpo(folder: Path) -> dict[str, float]:
-    from finetune.steps import build_trainer
+    from finetune.training.trainer_factory import build_trainer
 
     trainer = build_trainer(grpo_material(folder), folder / "run")
     trainer.args.save_strategy = "no"
@@ -173,7 +173,7 @@ RUNS = {"trl dpo": trl_dpo, "our dpo": ours_dpo, "trl grpo": trl_grpo, "our grpo
 
 def measure(who: str, folder: str) -> None:
     """In a process of its own: prints what was found."""
-    from finetune.memory import peak_memory
+    from finetune.training.display import peak_memory
 
     print(json.dumps(RUNS[who](Path(folder)) | {"peak": peak_memory() / 2**30}))
 

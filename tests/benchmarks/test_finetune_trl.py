@@ -86,7 +86,7 @@ def make_chat_model(folder: Path) -> None:
 
 
 def configuration(folder: Path, packing: bool, aux_weight: float) -> Any:
-    from finetune.config import FinetuneConfig
+    from finetune.config.sections import FinetuneConfig
 
     return FinetuneConfig.model_validate(
         {
@@ -120,8 +120,8 @@ def clock(tokens: Any, steps: int) -> Any:
 
 
 def run_ours(folder: Path, packing: bool, aux_weight: float, steps: int) -> Any:
-    from finetune.material import gather
-    from finetune.steps import build_trainer
+    from finetune.training.run_setup import gather
+    from finetune.training.trainer_factory import build_trainer
 
     trainer = build_trainer(gather(configuration(folder, packing, aux_weight)), folder / "run")
     trainer.args.save_strategy = "no"
@@ -140,7 +140,7 @@ def run_trl(folder: Path, packing: bool, steps: int) -> Any:
 
     from finetune.data.batches import BucketSampler
     from finetune.data.packing import response_labels
-    from finetune.material import gather
+    from finetune.training.run_setup import gather
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.eos_token
@@ -192,8 +192,8 @@ def counted(trainer: Any, steps: int) -> Any:
 
 def chat_material(folder: Path) -> Any:
     """The first rows as chats in the model's own template, to be learnt by LoRA."""
-    from finetune.config import FinetuneConfig
-    from finetune.material import gather
+    from finetune.config.sections import FinetuneConfig
+    from finetune.training.run_setup import gather
 
     rows = json.loads((DATA / "instruct" / "raschka_1100.json").read_text())[:CHATS]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -217,7 +217,7 @@ def chat_material(folder: Path) -> Any:
 
 
 def run_ours_chat(folder: Path, steps: int) -> Any:
-    from finetune.steps import build_trainer
+    from finetune.training.trainer_factory import build_trainer
 
     with tempfile.TemporaryDirectory() as output:
         trainer = build_trainer(chat_material(folder), Path(output))
@@ -281,7 +281,7 @@ def measure(
     steps: str = str(WARM + STEPS),
 ) -> None:
     """In a process of its own: prints tokens per second, peak memory and the first loss."""
-    from finetune.memory import peak_memory
+    from finetune.training.display import peak_memory
 
     wide = packing == "packing"
     runs = {

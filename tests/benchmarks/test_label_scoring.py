@@ -13,11 +13,11 @@ from statistics import median
 
 import pytest
 
-from chatapp.engine.folder import model_folder
-from chatapp.engine.load import load_model
 from chatapp.fewshot.answering import Answerer
-from chatapp.prompting.promptfile import load_prompt
-from chatapp.prompting.segments import text_of
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import model_folder
+from chatapp.prompting.files.promptfile import load_prompt
+from chatapp.prompting.messages import text_of
 from chatapp.prompting.selection.select import build_selector
 
 PROMPT = Path(__file__).parents[2] / "prompts" / "question_type.toml"

@@ -12,11 +12,11 @@ import torch
 from decoders import tell
 from fakes import WordTokenizer
 
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.batch import Batch
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.events import Finished
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
 
 pytestmark = pytest.mark.benchmark

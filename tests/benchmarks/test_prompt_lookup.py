@@ -10,11 +10,11 @@ from statistics import median
 
 import pytest
 
-from chatapp.engine import lookup
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.cache import prompt_lookup
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
+from chatapp.models.loading import load_model
 
 pytestmark = pytest.mark.benchmark
 
@@ -57,14 +57,14 @@ def reply(model: LocalModel, prompt: str) -> tuple[str, float]:
 def test_copies_come_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model("bundled")
     assert isinstance(model, LocalModel)
-    guesses = lookup.LENGTH
+    guesses = prompt_lookup.LENGTH
     ratios = {}
     for task, template in PROMPTS.items():
         times: defaultdict[int, list[float]] = defaultdict(list)
         texts: defaultdict[int, list[str]] = defaultdict(list)
         for turn in range(ROUNDS + 1):
             for length in (guesses, 0):
-                monkeypatch.setattr(lookup, "LENGTH", length)
+                monkeypatch.setattr(prompt_lookup, "LENGTH", length)
                 found = [reply(model, template.format(text)) for text in TEXTS[task]]
                 texts[length] = [text for text, _ in found]
                 if turn:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chatapp.fewshot.encoders import CachedEncoder
+from chatapp.models.encoders import CachedEncoder
 from chatapp.prompting.examples import Pool
 from chatapp.prompting.selection.methods import Selector
 from chatapp.prompting.selection.select import Select, build_selector

@@ -18,7 +18,7 @@ from statistics import median
 import pytest
 
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.files.model_files import ModelFiles
 
 pytestmark = pytest.mark.benchmark
 

@@ -19,11 +19,11 @@ import pytest
 from fakes import ScriptedModel
 from textual.pilot import Pilot
 
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
-from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
-from chatapp.tui.message import MessageView
+from chatapp.tui.widgets.message import MessageView
 
 pytestmark = pytest.mark.benchmark
 

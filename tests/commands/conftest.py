@@ -10,7 +10,7 @@ import pytest
 from fakes import ScriptedModel
 
 from chatapp.cli import main
-from chatapp.engine import load
+from chatapp.models import loading
 
 
 class Result(NamedTuple):
@@ -53,7 +53,7 @@ def use_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedModel], Scri
     """Let every command load the given model."""
 
     def use(model: ScriptedModel) -> ScriptedModel:
-        monkeypatch.setattr(load, "load_model", lambda name, **_: model)
+        monkeypatch.setattr(loading, "load_model", lambda name, **_: model)
         return model
 
     return use

@@ -16,10 +16,10 @@ from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
 from chatapp.commands import console
-from chatapp.engine import load
+from chatapp.common.paths import settings_path
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import Sampling
-from chatapp.paths import settings_path
+from chatapp.models import loading
 from chatapp.prompting.template import CHAT, save_template
 
 ROOT = Path(__file__).parent.parent.parent
@@ -248,7 +248,7 @@ def test_what_is_wrong_with_a_model_is_one_sentence(run, monkeypatch: pytest.Mon
     def fail(name: str, **_: object) -> None:
         raise ModelError(f"{name}: there is no such folder")
 
-    monkeypatch.setattr(load, "load_model", fail)
+    monkeypatch.setattr(loading, "load_model", fail)
     assert run("ask", "Hi", "--model", "./none") == (
         *(2, "", "chatapp: ./none: there is no such folder\n"),
     )
@@ -258,7 +258,7 @@ def test_an_interrupt_while_loading_ends_quietly(run, monkeypatch: pytest.Monkey
     def interrupt(name: str, **_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(load, "load_model", interrupt)
+    monkeypatch.setattr(loading, "load_model", interrupt)
     assert run("ask", "Hi") == (130, "", "")
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 
+from chatapp.common.paths import database_path, prompts_dir
 from chatapp.dialogue.store import Store
-from chatapp.engine import load
-from chatapp.paths import database_path, prompts_dir
-from chatapp.prompting.documents import DocumentSet
+from chatapp.models import loading
+from chatapp.prompting.files.documents import DocumentSet
 
 UseModel = Callable[[ScriptedModel], ScriptedModel]
 
@@ -112,7 +112,7 @@ def test_the_chats_own_model_and_sampling_are_used(
         return model
 
     model = ScriptedModel([" Ok.", " Ok."])
-    monkeypatch.setattr(load, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     assert run("ask", "--chat", str(chat_id), "Well?").status == 0
     run("ask", "--chat", str(chat_id), "Well?", "--top-k", "9", "--model", "other")
     assert loaded == ["tiny", "other"]

@@ -9,7 +9,7 @@ from fakes import ScriptedModel
 from thinking_model import thinking_model
 from tool_server import add_server
 
-from chatapp.paths import tools_dir
+from chatapp.common.paths import tools_dir
 
 UseModel = Callable[[ScriptedModel], ScriptedModel]
 

@@ -10,10 +10,10 @@ import pytest
 from fakes import ScriptedModel
 
 from chatapp import __version__
+from chatapp.common.paths import database_path, log_dir, settings_path
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
-from chatapp.engine import load
-from chatapp.paths import database_path, log_dir, settings_path
-from chatapp.settings import Settings
+from chatapp.models import loading
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -141,7 +141,7 @@ def test_a_bug_is_one_sentence_and_a_traceback_in_the_log(
     def broken(name: str, **_: object) -> ScriptedModel:
         raise ZeroDivisionError("by \x1b[31mzero")
 
-    monkeypatch.setattr(load, "load_model", broken)
+    monkeypatch.setattr(loading, "load_model", broken)
     status, out, err = run("ask", "Hi")
     log = log_dir() / "chatapp.log"
     assert (status, out) == (1, "")
@@ -161,7 +161,7 @@ def test_a_bug_is_told_even_where_no_log_can_be_written(
     def broken(name: str, **_: object) -> ScriptedModel:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(load, "load_model", broken)
+    monkeypatch.setattr(loading, "load_model", broken)
     home.mkdir()
     log_dir().write_text("a file where the folder should be")
     status, _, err = run("ask", "Hi")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.commands import completion
+from chatapp.commands import options
+from chatapp.common.paths import database_path
 from chatapp.dialogue.store import Store
-from chatapp.engine import folder
-from chatapp.paths import database_path
+from chatapp.engine.files import model_files
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -18,39 +18,39 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(autouse=True)
 def machine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models, a server with a name, and no hub."""
-    monkeypatch.setattr(folder, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
+    monkeypatch.setattr(model_files, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
     (home / "config").mkdir(parents=True)
     (home / "config" / "servers.toml").write_text('[big]\nurl = "http://localhost:1"\n')
 
 
 def test_names(home: Path) -> None:
-    assert completion.models("") == ["bundled", "runs/[b]mine[/b]", "big"]
-    assert completion.models("b") == ["bundled", "big"]
-    assert completion.models("nothing") == []
-    assert completion.templates("al") == ["alpaca"]
-    assert completion.precisions("int") == ["int8", "int4"]
-    assert "spam" in completion.prompts("s")
-    assert completion.paper_tasks("2D") == ["2D+", "2D-", "2Dx"]
-    assert "2D+,RW" in completion.paper_tasks("2D+,R")
+    assert options.models("") == ["bundled", "runs/[b]mine[/b]", "big"]
+    assert options.models("b") == ["bundled", "big"]
+    assert options.models("nothing") == []
+    assert options.templates("al") == ["alpaca"]
+    assert options.precisions("int") == ["int8", "int4"]
+    assert "spam" in options.prompts("s")
+    assert options.paper_tasks("2D") == ["2D+", "2D-", "2Dx"]
+    assert "2D+,RW" in options.paper_tasks("2D+,R")
 
 
 def test_chats_by_their_ids() -> None:
-    assert completion.chats("") == []
+    assert options.chats("") == []
     assert not database_path().exists()  # asking makes nothing
     store = Store(database_path())
     store.create_chat(title="About\x1b the [b]sea[/b]\nand more")
     store.create_chat(title="x" * 100)
     store.close()
-    assert completion.chats("") == [("2", "x" * 40), ("1", "About␛ the [b]sea[/b] and more")]
-    assert completion.chats("1") == [("1", "About␛ the [b]sea[/b] and more")]
+    assert options.chats("") == [("2", "x" * 40), ("1", "About␛ the [b]sea[/b] and more")]
+    assert options.chats("1") == [("1", "About␛ the [b]sea[/b] and more")]
 
 
 def test_what_is_wrong_is_not_the_shells_business(home: Path) -> None:
     (home / "config" / "servers.toml").write_text("oops")
-    assert completion.models("") == []
+    assert options.models("") == []
     database_path().parent.mkdir(parents=True)
     database_path().write_text("this is no database" * 100)
-    assert completion.chats("") == []
+    assert options.chats("") == []
 
 
 SCRIPT = """
@@ -69,7 +69,7 @@ def complete(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
         "_CHATAPP_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split(" ")) - 1),
-        "HF_HUB_CACHE": str(folder / "hub"),
+        "HF_HUB_CACHE": str(model_files / "hub"),
     }
     return subprocess.run(
         [sys.executable, "-c", SCRIPT],

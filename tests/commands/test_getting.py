@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hub_server import HubServer
 
-from chatapp.engine import fetched, fetching
-from chatapp.engine.fetched import Fetched
-from chatapp.paths import fetched_path, models_dir
+from chatapp.common.paths import fetched_path, models_dir
+from chatapp.models import fetched, fetching
+from chatapp.models.fetched import Fetched
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 from tiny import write_tiny_gpt2
 
-from chatapp.engine.folder import find_model
-from chatapp.engine.head import HEAD_WEIGHTS, HeadSpec
-from chatapp.engine.pretrained import context_of, load_causal
-from chatapp.engine.tokenizer_files import chat_tokenizer
+from chatapp.engine.backends.head import HEAD_WEIGHTS, HeadSpec
+from chatapp.engine.backends.transformers_loading import context_of, load_causal
+from chatapp.engine.tokenizers import chat_tokenizer
+from chatapp.models.resolving import find_model
 from finetune.data.formats import Labelled
-from finetune.objectives.head_module import Classifier, load_head
+from finetune.objectives.heads import Classifier, load_head
 
 Run = Callable[..., Any]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from chatapp.common.paths import database_path
 from chatapp.dialogue.store import Store
-from chatapp.paths import database_path
 
 HOSTILE = "[/b] \x1b]0;x\x07 \x1b[2J [link=x]"
 

@@ -13,7 +13,7 @@ from conftest import Run
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
-from chatapp.engine.load import load_model
+from chatapp.models.loading import load_model
 
 TEXT = "User: he has"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny import write_tiny_gpt2
 
-from chatapp.engine.folder import has_bundled
+from chatapp.models.resolving import has_bundled
 from chatapp.prompting.template import CHAT, save_template
 
 

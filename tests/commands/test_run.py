@@ -17,7 +17,7 @@ from fakes import ScriptedModel
 from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
-from chatapp.engine import load
+from chatapp.models import loading
 
 Run = Callable[..., Any]
 UseModel = Callable[[ScriptedModel], ScriptedModel]
@@ -207,7 +207,7 @@ def test_labels_are_scored_in_float32_whatever_the_chat_multiplies_in(
         asked.append(precision)
         return ScriptedModel([" spam"])
 
-    monkeypatch.setattr(load, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     assert run("run", spam, "--input", "x").status == 0
     assert asked == ["float32"]
 

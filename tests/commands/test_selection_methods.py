@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes import ScriptedModel
 
-from chatapp.commands import completion
+from chatapp.commands import options
 from chatapp.prompting.selection.methods import METHODS, Selector, with_encoder
 
 ROOT = Path(__file__).parent.parent.parent
@@ -93,8 +93,8 @@ def test_errors_name_it(run: Run, task: Path, model: ScriptedModel) -> None:
 
 
 def test_the_shell_is_offered_it() -> None:
-    assert completion.methods("sho") == [("shortest", "the shortest of the pool")]
-    assert completion.lists_of_methods("knn,sho") == [("knn,shortest", "the shortest of the pool")]
+    assert options.methods("sho") == [("shortest", "the shortest of the pool")]
+    assert options.lists_of_methods("knn,sho") == [("knn,shortest", "the shortest of the pool")]
 
 
 def test_an_evaluation_asks_it_what_it_is(

@@ -8,10 +8,10 @@ from seq2seq_models import write_seq2seq
 
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.template_choice import choose_template
+from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Finished
-from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
+from chatapp.models.loading import load_model
 
 SPAM = """instruction = "Say."
 input_prefix = "In: "

@@ -20,8 +20,8 @@ import aiohttp
 import pytest
 from completions_server import CompletionsServer, closed_port, piece
 
+from chatapp.commands.browser import ChatServer
 from chatapp.dialogue.store import Store
-from chatapp.tui.browser import ChatServer
 
 ROOT = Path(__file__).parent.parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

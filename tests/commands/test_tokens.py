@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chatapp.cli import app
-from chatapp.userfiles import UserError
+from chatapp.common.userfiles import UserError
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 

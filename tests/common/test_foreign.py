@@ -5,7 +5,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.foreign import printable, without_surrogates
+from chatapp.common.foreign import printable, without_surrogates
 
 # Every code point, lone surrogates included, with the dangerous ones often.
 ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"]))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.parameters import PARAMETERS, Sampling, parameter
+from chatapp.common.parameters import PARAMETERS, Sampling, parameter
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # What a contributor would write, and then what each user of the table makes of it.
 FIELD = """

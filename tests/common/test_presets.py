@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from chatapp.common.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
 from chatapp.engine.model import Sampling
-from chatapp.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
 
 
 @pytest.fixture

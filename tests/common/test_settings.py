@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from chatapp import paths
+from chatapp.common import paths
+from chatapp.common.settings import Settings, SettingsError, keep_settings, load_settings
 from chatapp.engine.model import Sampling
-from chatapp.settings import Settings, SettingsError, keep_settings, load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import model_folder
-from chatapp.userfiles import (
+from chatapp.common.userfiles import (
     Location,
     UserError,
     line_of,
@@ -14,6 +12,8 @@ from chatapp.userfiles import (
     parse_toml,
     suggestion,
 )
+from chatapp.engine.errors import ModelError
+from chatapp.models.resolving import model_folder
 
 SOURCE = '''\
 # top_k = 1
@@ -103,6 +103,6 @@ def test_no_hub_is_asked_for_a_misspelt_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
-    monkeypatch.setattr("chatapp.engine.folder.downloaded_folder", pytest.fail)
+    monkeypatch.setattr("chatapp.models.hub.downloaded_folder", pytest.fail)
     with pytest.raises(ModelError, match="no such folder; did you mean 'mine'"):
         model_folder("runs/mien")

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from chatapp.userfiles import UserError, parse_toml
-from chatapp.validation import strict_model, validated
+from chatapp.common.userfiles import UserError, parse_toml
+from chatapp.common.validation import strict_model, validated
 
 
 def even(number: int) -> int:

@@ -7,7 +7,7 @@ from thinking_model import thinking_model
 
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.template_choice import choose_template
+from chatapp.dialogue.writers.choosing import choose_template
 
 CALL = '<tool_call>{"name": "hang", "arguments": {}}</tool_call>'
 

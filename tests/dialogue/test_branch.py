@@ -10,8 +10,8 @@ from tiny import write_tiny_gpt2
 from chatapp.dialogue.session import Session, Started
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
-from chatapp.engine.load import load_model
 from chatapp.engine.model import ContextOverflow, Sampling
+from chatapp.models.loading import load_model
 from chatapp.prompting.template import CHAT, PLAIN
 
 

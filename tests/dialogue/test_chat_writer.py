@@ -8,12 +8,12 @@ from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.oneshot import ask
-from chatapp.dialogue.prompt import Exchange, MessageTooLong
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.template_choice import choose_template, writer_for
-from chatapp.engine.load import load_model
+from chatapp.dialogue.writers.choosing import choose_template, writer_for
+from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
 from chatapp.engine.model import Sampling
+from chatapp.models.loading import load_model
 from chatapp.prompting.chat_template import ChatTemplate
 
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.dialogue.store import Gone, Store
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import Gone
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from chatapp.dialogue import export
 from chatapp.dialogue.session import MessageTooLong, Session, Started
 from chatapp.dialogue.store import Store
 from chatapp.passages.sources import Source
-from chatapp.prompting.documents import DocumentsError, DocumentSet
+from chatapp.prompting.files.documents import DocumentsError, DocumentSet
 from chatapp.prompting.template import CHAT
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
-from chatapp.dialogue.store import Chat, Store, StoredMessage
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.rows import Chat, StoredMessage
 
 HOSTILE = "# no heading\n```\n<b>[/b] \x1b[2J 你好 \\n"
 

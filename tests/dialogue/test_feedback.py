@@ -12,8 +12,9 @@ from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Comparison, Feedback, Store, StoreError
-from chatapp.dialogue.store.schema import APPLICATION_ID, MIGRATIONS
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import APPLICATION_ID, MIGRATIONS, StoreError
+from chatapp.dialogue.store.rows import Comparison, Feedback
 from chatapp.prompting.template import PLAIN
 
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend"
@@ -244,7 +245,7 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
 
 def test_finetune_reads_the_corrections(store: Store, replies: list[int], tmp_path: Path) -> None:
     from finetune.check import examine
-    from finetune.config import FinetuneConfig
+    from finetune.config.sections import FinetuneConfig
 
     store.set_correction(2, "Good day.")
     store.set_correction(replies[2], HOSTILE + "!")

@@ -9,21 +9,22 @@ from fakes import ScriptedModel
 from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
-from chatapp.dialogue.fewshot_chat import FewShotWriter
-from chatapp.dialogue.prompt import Exchange, Shot
 from chatapp.dialogue.session import MessageTooLong, Session, Started
-from chatapp.dialogue.store import Basis, Store
-from chatapp.dialogue.store.schema import APPLICATION_ID, MIGRATIONS
-from chatapp.dialogue.template_choice import choose_template
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import APPLICATION_ID, MIGRATIONS
+from chatapp.dialogue.store.rows import Basis
+from chatapp.dialogue.writers.choosing import choose_template
+from chatapp.dialogue.writers.fewshot import FewShotWriter
+from chatapp.dialogue.writers.prompt import Exchange, Shot
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished
-from chatapp.engine.local import LocalModel
 from chatapp.engine.model import ContextOverflow, Sampling
 from chatapp.fewshot.answering import Answerer
-from chatapp.fewshot.choices import selector_for
+from chatapp.fewshot.options import selector_for
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.promptfile import load_prompt
-from chatapp.prompting.segments import text_of
+from chatapp.prompting.files.promptfile import load_prompt
+from chatapp.prompting.messages import text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, save_template
 
 COLOURS = [("red rose", "warm"), ("blue sea", "cold"), ("red fire", "hot"), ("white ice", "icy")]
@@ -409,7 +410,7 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
 def test_a_real_model_answers_and_reuses_what_it_read(
     store: Store, file: WriteFile, tmp_path: Path
 ) -> None:
-    from chatapp.engine.load import load_model
+    from chatapp.models.loading import load_model
 
     model = load_model(str(write_tiny_gpt2(tmp_path)))
     assert isinstance(model, LocalModel)

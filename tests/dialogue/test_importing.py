@@ -11,7 +11,8 @@ from chatapp.dialogue.export import to_json, to_training_rows
 from chatapp.dialogue.importing import ImportingError, read_chats, store_chats
 from chatapp.dialogue.store import Store
 from chatapp.passages.sources import Source
-from chatapp.prompting.calls import DEEPEST, Call
+from chatapp.prompting.calls import DEEPEST
+from chatapp.prompting.messages import Call
 
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend \u2028"
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": HOSTILE}]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp.dialogue import oneshot
-from chatapp.dialogue.prompt import Exchange, MessageTooLong, PromptWriter, seeded, trimmed
+from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong, seeded, trimmed
+from chatapp.dialogue.writers.template import PromptWriter
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.model import ContextOverflow, Sampling
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate

@@ -2,8 +2,8 @@
 
 from fakes import ScriptedModel, WordTokenizer
 
-from chatapp.dialogue.prompt import Prompt
 from chatapp.dialogue.reply import reply_events
+from chatapp.dialogue.writers.prompt import Prompt
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Sampling, TextStream
 

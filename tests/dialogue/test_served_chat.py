@@ -9,13 +9,13 @@ import pytest
 from completions_server import CompletionsServer, delta, piece, replied, said
 
 from chatapp.dialogue import oneshot
-from chatapp.dialogue.served import SERVED
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.template_choice import choose_template
+from chatapp.dialogue.writers.choosing import choose_template
+from chatapp.dialogue.writers.template import SERVED
 from chatapp.engine.events import Finished
-from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.models.loading import load_model
 from chatapp.prompting.template import ALPACA, PLAIN
 
 LOGPROBS = {

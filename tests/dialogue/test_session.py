@@ -15,20 +15,15 @@ import pytest
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
-from chatapp.dialogue.prompt import PromptWriter
-from chatapp.dialogue.session import (
-    MessageTooLong,
-    Session,
-    SessionEvent,
-    Started,
-)
-from chatapp.dialogue.store import Store, StoreError
-from chatapp.dialogue.template_choice import choose_template, mismatch
+from chatapp.dialogue.session import MessageTooLong, Session, SessionEvent, Started
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.writers.choosing import choose_template, mismatch
+from chatapp.dialogue.writers.template import PromptWriter
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
-from chatapp.prompting.messages import Message, Role
-from chatapp.prompting.segments import text_of
+from chatapp.prompting.messages import Message, Role, text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate, save_template
 
 ROOT = Path(__file__).parent.parent.parent
@@ -474,7 +469,7 @@ def test_turn_ten_of_a_real_model_computes_its_own_tokens_alone(
 ) -> None:
     import torch
 
-    from chatapp.engine.local import LocalModel
+    from chatapp.engine.backends.local import LocalModel
 
     torch.set_num_threads(1)
     model = LocalModel.load(ModelFiles.read(write_tiny_gpt2(tmp_path / "model")))

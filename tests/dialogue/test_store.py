@@ -15,16 +15,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from chatapp.dialogue.store import (
-    Basis,
-    Comparison,
-    Feedback,
-    Generation,
-    Hit,
-    Store,
-    StoreError,
-)
-from chatapp.prompting.calls import Call
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.store.rows import Basis, Comparison, Feedback, Generation, Hit
+from chatapp.prompting.messages import Call
 
 TESTS = Path(__file__).parent.parent
 FORMAT_5 = Path(__file__).parent / "chats_format_5.db"

@@ -8,14 +8,14 @@ import pytest
 from fakes import ScriptedModel
 from thinking_model import SPECIAL, TEMPLATE, thinking_model
 
+from chatapp.dialogue.events import interleaved
 from chatapp.dialogue.export import to_json, to_training_rows
-from chatapp.dialogue.interleaving import interleaved
 from chatapp.dialogue.oneshot import ask
-from chatapp.dialogue.prompt import Exchange
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.template_choice import choose_template, with_thinking, writer_for
-from chatapp.dialogue.variant import Pair, Variant
+from chatapp.dialogue.variants import Pair, Variant
+from chatapp.dialogue.writers.choosing import choose_template, with_thinking, writer_for
+from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.events import Token
 from chatapp.engine.model import Sampling
 

@@ -18,18 +18,18 @@ from fakes import ScriptedModel
 from thinking_model import SPECIAL, thinking_model
 from tool_server import add_server
 
-from chatapp.dialogue.call_events import Called, Calling
-from chatapp.dialogue.calling import MOST_CALLS, Toolbox
+from chatapp.dialogue.chat import Decision
+from chatapp.dialogue.events import Called, Calling
 from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
 from chatapp.dialogue.oneshot import ask_with_tools
-from chatapp.dialogue.permission import Decision
 from chatapp.dialogue.session import Session, SessionEvent
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.template_choice import choose_template
+from chatapp.dialogue.tool_calls import MOST_CALLS, Toolbox
+from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Sampling
-from chatapp.prompting.documents import DocumentSet
-from chatapp.prompting.segments import text_of
+from chatapp.prompting.files.documents import DocumentSet
+from chatapp.prompting.messages import text_of
 from chatapp.prompting.template import CHAT
 from chatapp.tools.registry import find_tools
 from chatapp.tools.tool import Arguments, Tool, ToolError

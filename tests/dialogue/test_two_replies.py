@@ -10,18 +10,18 @@ import pytest
 from completions_server import CompletionsServer, replied
 from fakes import ScriptedModel
 
-from chatapp.dialogue.interleaving import interleaved
+from chatapp.dialogue.events import interleaved
 from chatapp.dialogue.session import Session, SessionEvent, Started
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.template_choice import choose_template
-from chatapp.dialogue.variant import Pair, Variant
+from chatapp.dialogue.variants import Pair, Variant
+from chatapp.dialogue.writers.choosing import choose_template
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.folder import BUNDLED
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.prompting.documents import DocumentSet
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import BUNDLED
+from chatapp.prompting.files.documents import DocumentSet
 
 SHORT = Variant("own", "auto", "", Sampling(temperature=1.0, seed=1, max_tokens=6))
 LONG = Variant("own", "auto", "", Sampling(temperature=0.7, seed=2, max_tokens=30))

@@ -13,14 +13,14 @@ from family_shapes import SHAPES, make_family
 from random_models import MakeGPT2
 
 from chatapp.engine import batch
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.batch import Batch
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.folder import BUNDLED, ModelFiles
-from chatapp.engine.generation import PieceTokenizer
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
-from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.model import LanguageModel, PieceTokenizer, Request, Sampling, whole_replies
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import BUNDLED
 
 PROMPT = [40, 71, 300, 12, 99]
 GREEDY = Sampling(temperature=0, max_tokens=20, max_repeats=0)

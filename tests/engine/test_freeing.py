@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.local import LocalModel
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.transformers_model import TransformersModel
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Sampling
-from chatapp.engine.transformers_model import TransformersModel
-from chatapp.lab.inspecting import inspectable
+from chatapp.lab.inspectable import inspectable
 
 IDS = [(7 * n * n + 3) % 340 for n in range(30)]
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from chatapp.engine.repetition import RepetitionFilter
+from chatapp.engine.stopping import RepetitionFilter
 
 
 def ended(reply: str, prompt: str = "Hello!", max_repeats: int = 4) -> tuple[str, bool]:

@@ -11,14 +11,14 @@ import torch
 from random_models import MakeGPT2
 from seq2seq_models import write_seq2seq
 
-from chatapp.dialogue.interleaving import interleaved
+from chatapp.dialogue.events import interleaved
+from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.transformers_model import NetworkModel, TransformersModel
 from chatapp.engine.batch import SharedBatch
-from chatapp.engine.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
-from chatapp.engine.transformers_model import NetworkModel, TransformersModel
 
 PROMPT = [40, 71, 300, 12, 99]
 GREEDY = Sampling(temperature=0, max_tokens=20, max_repeats=0)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel
 from chatapp.evaluation.batch import answer_all
 from chatapp.evaluation.journal import Journal, read_rows
 from chatapp.fewshot.answering import Answerer
+from chatapp.models.loading import load_model
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.promptfile import PromptFile
+from chatapp.prompting.files.promptfile import PromptFile
 
 BAD = {3, 4, 17, 24}
 PROMPT = PromptFile(

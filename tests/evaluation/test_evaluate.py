@@ -8,14 +8,20 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 
-from chatapp.evaluation.answers import accuracies, decided, per_token, read_answers
 from chatapp.evaluation.evaluate import Cell, Grid, Selectors, Task, evaluate, plan, subset
 from chatapp.evaluation.inputs import Item
-from chatapp.evaluation.journal import Journal, JournalRow
+from chatapp.evaluation.journal import (
+    Journal,
+    JournalRow,
+    accuracies,
+    decided,
+    per_token,
+    read_answers,
+)
 from chatapp.evaluation.report import Result, document, results, table
-from chatapp.fewshot.scoring import Likelihoods, best
+from chatapp.fewshot.label_scores import Likelihoods, best
 from chatapp.prompting.examples import Pool, PromptError
-from chatapp.prompting.promptfile import PromptFile
+from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.selection.methods import vote
 from chatapp.prompting.selection.select import Select
 

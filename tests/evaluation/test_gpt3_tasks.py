@@ -9,13 +9,14 @@ import pytest
 from chatapp.evaluation.gpt3_tasks import (
     TASKS,
     generate,
+    own_words,
     published_row,
+    read_words,
     task_prompt,
 )
-from chatapp.evaluation.words import own_words, read_words
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.layout import render
-from chatapp.prompting.segments import text_of
+from chatapp.prompting.files.layout import render
+from chatapp.prompting.messages import text_of
 
 SIGNS = {"plus": "+", "minus": "-", "times": "*"}
 SCRAMBLED = ("CL", "A1", "A2", "RI", "RW")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from fakes import ScriptedModel
 
-from chatapp.engine.local import LocalModel
-from chatapp.evaluation.lambada import is_passage, lambada
+from chatapp.engine.backends.local import LocalModel
+from chatapp.evaluation.language_modelling import is_passage, lambada
 
 PASSAGES = [
     "she looked at the door and he looked at her",

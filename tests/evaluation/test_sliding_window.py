@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from fakes import ScriptedModel
 
-from chatapp.engine.local import LocalModel
-from chatapp.evaluation.perplexity import perplexity
+from chatapp.engine.backends.local import LocalModel
+from chatapp.evaluation.language_modelling import perplexity
 
 LogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedModel
 
-from chatapp.engine.local import LocalModel
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.fewshot.answering import Answer, Answerer, Question, sampling_of
-from chatapp.fewshot.scoring import CONTENT_FREE
+from chatapp.fewshot.label_scores import CONTENT_FREE
 from chatapp.prompting.examples import Pool, PromptError
-from chatapp.prompting.promptfile import PromptFile, load_prompt
-from chatapp.prompting.segments import text_of
+from chatapp.prompting.files.promptfile import PromptFile, load_prompt
+from chatapp.prompting.messages import text_of
 from chatapp.prompting.selection.select import Select, build_selector
 
 LogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]

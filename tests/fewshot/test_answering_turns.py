@@ -10,15 +10,15 @@ from fakes import ScriptedModel
 from random_gpt2 import LogProbs
 from tiny import END
 
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.events import Event
-from chatapp.engine.local import LocalModel
 from chatapp.engine.model import ChatModel, Sampling
 from chatapp.fewshot.answering import Answerer
-from chatapp.fewshot.scoring import CONTENT_FREE
+from chatapp.fewshot.label_scores import CONTENT_FREE
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.segments import text_of
+from chatapp.prompting.files.promptfile import PromptFile
+from chatapp.prompting.messages import text_of
 from chatapp.prompting.selection.select import Select, build_selector
 
 LABELS = ("User", "Assistant", "no", "yes, said he")

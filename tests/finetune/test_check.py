@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 
 from finetune.check import examine, masked, show
 from finetune.cli import app
-from finetune.config import FinetuneConfig
-from finetune.data.chats import Span
-from finetune.data.encoding import Encoded
-from finetune.report import header
+from finetune.config.sections import FinetuneConfig
+from finetune.data.encoding import Encoded, Span
+from finetune.measuring.report import header
 
 RUNNER = CliRunner()
 

@@ -13,16 +13,16 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from chatapp.cli import main
-from chatapp.dialogue.best_of import ReplyScorer, closed_ids
+from chatapp.common.paths import database_path
 from chatapp.dialogue.feedback import FeedbackFormat
+from chatapp.dialogue.reply_scores import ReplyScorer, closed_ids
 from chatapp.dialogue.store import Store
-from chatapp.engine.load import load_model
-from chatapp.paths import database_path
+from chatapp.models.loading import load_model
 from chatapp.prompting.messages import Message
 from finetune.check import examine, show
 from finetune.cli import app
-from finetune.config import ConfigError, FinetuneConfig, load_config
-from finetune.data.chats import ChatEncoder
+from finetune.config.sections import ConfigError, FinetuneConfig, load_config
+from finetune.data.encoding import ChatEncoder
 from finetune.evaluation import evaluate
 from finetune.feedback import choose, write_configuration
 from finetune.objectives.reference import REFERENCE_FILE

@@ -12,20 +12,19 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.load import load_model
 from chatapp.engine.model import LanguageModel, Request, one_after_another
 from chatapp.evaluation.metrics import rouge_l
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import Segment
+from chatapp.models.loading import load_model
+from chatapp.prompting.messages import Message, Segment
 from chatapp.prompting.template import ALPACA, CHAT
 from finetune.cli import app
-from finetune.config import ConfigError
-from finetune.data.chats import Span
+from finetune.config.sections import ConfigError
 from finetune.data.corpus import train_tokenizer
+from finetune.data.encoding import Span
 from finetune.evaluation import compare, evaluate
-from finetune.material import gather
-from finetune.measured import show
+from finetune.measuring.results import show
 from finetune.run import train
+from finetune.training.run_setup import gather
 
 QUIET = Console(stderr=True, quiet=True)
 

@@ -22,19 +22,19 @@ from typer.testing import CliRunner
 
 from chatapp.dialogue.oneshot import ask
 from chatapp.engine.errors import ModelError
-from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
-from chatapp.engine.used_models import used_models
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import used_models
 from chatapp.prompting.template import ALPACA, CHAT, load_template
-from finetune.checkpoints import SaveError, last_checkpoint
 from finetune.cli import app
-from finetune.config import ConfigError, Interrupted
+from finetune.config.sections import ConfigError, Interrupted
 from finetune.evaluation import compare
-from finetune.material import gather
-from finetune.merging import merge
-from finetune.record import check_unchanged
+from finetune.merge import merge
 from finetune.run import resume, train
-from finetune.trainer import NotFinite, ObjectiveTrainer
+from finetune.training.checkpoints import SaveError, last_checkpoint
+from finetune.training.record import check_unchanged
+from finetune.training.run_setup import gather
+from finetune.training.trainer import NotFinite, ObjectiveTrainer
 
 QUIET = Console(stderr=True, quiet=True)
 METHODS = [
@@ -511,7 +511,9 @@ def test_a_run_is_gone_on_with_from_another_folder_on_another_machine(
     monkeypatch.chdir(tmp_path / "elsewhere")
     run = tmp_path / "here" / "run"
     (tmp_path / "here" / "base").rename(tmp_path / "elsewhere" / "moved")
-    monkeypatch.setattr("finetune.material._precision", lambda config, _: config.train.precision)
+    monkeypatch.setattr(
+        "finetune.training.run_setup._precision", lambda config, _: config.train.precision
+    )
     with pytest.raises(ConfigError, match=r"base.*; a model that was moved is named by .* model="):
         resume(run, [], QUIET)
     resume(run, ["model=moved"], QUIET)
@@ -549,7 +551,7 @@ def test_the_device_of_the_settings_is_trained_on(
         assert refused.exit_code == 2
         assert "device is 'mps', which torch cannot use here" in refused.stderr
     monkeypatch.setenv("CHATAPP_DEVICE", "cpu")
-    monkeypatch.setattr("finetune.material._precision", lambda _, device: device)
+    monkeypatch.setattr("finetune.training.run_setup._precision", lambda _, device: device)
     monkeypatch.setattr("finetune.run._run", lambda material, _: Path(material.precision))
-    monkeypatch.setattr("finetune.material.torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("finetune.training.run_setup.torch.cuda.is_available", lambda: True)
     assert CliRunner().invoke(app, ["train", str(path)]).stdout == "cpu\n"

@@ -14,12 +14,12 @@ import tiny_finetune as tiny
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from chatapp.engine.head import HeadSpec
+from chatapp.engine.backends.head import HeadSpec
 from finetune.cli import app
-from finetune.config import ConfigError
+from finetune.config.sections import ConfigError
 from finetune.evaluation import evaluate
-from finetune.objectives.head_answers import head_figures
 from finetune.objectives.head_rows import HeadExample
+from finetune.objectives.heads import head_figures
 from finetune.prediction import open_predictor
 from finetune.run import train
 

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, TrainerCallback
 
 from chatapp.prompting.template import CHAT, load_template
-from finetune.checkpoints import CheckpointingTrainer, last_checkpoint
-from finetune.config import ConfigError, PretrainConfig
+from finetune.config.sections import ConfigError, PretrainConfig
 from finetune.data.corpus import Ids
 from finetune.pretrain import pretrain
-from finetune.trainer import NotFinite
+from finetune.training.checkpoints import CheckpointingTrainer, last_checkpoint
+from finetune.training.trainer import NotFinite
 
 QUIET = Console(stderr=True, quiet=True)
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from finetune.cli import app
-from finetune.config import ConfigError
-from finetune.merging import merge
+from finetune.config.sections import ConfigError
+from finetune.merge import merge
 from finetune.push import push
 from finetune.run import train
 

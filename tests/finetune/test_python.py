@@ -9,7 +9,7 @@ import pytest
 import tiny_finetune as tiny
 
 import finetune
-from chatapp.userfiles import UserError
+from chatapp.common.userfiles import UserError
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -11,10 +11,10 @@ import typer
 from fakes import WordTokenizer
 from typer.testing import CliRunner
 
+from chatapp.common.userfiles import UserError
 from chatapp.prompting.template import TEMPLATES
-from chatapp.userfiles import UserError
 from finetune.cli import app
-from finetune.config import (
+from finetune.config.sections import (
     ConfigError,
     Data,
     FinetuneConfig,
@@ -27,8 +27,7 @@ from finetune.data.phrasings import load_phrasings
 from finetune.data.preparation import Prepared, prepare
 from finetune.data.prompts import detect_prompt
 from finetune.data.tables import Row
-from finetune.recipes import arithmetic, flan, instructions, sentiment, subtraction
-from finetune.scripts import run
+from finetune.recipes import arithmetic, flan, instructions, run, sentiment, subtraction
 
 RECIPES = Path(__file__).parents[2] / "finetune" / "recipes"
 RUNS = [

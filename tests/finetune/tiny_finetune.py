@@ -21,16 +21,15 @@ from transformers import (
     TrainingArguments,
 )
 
-from chatapp.prompting.segments import END_OF_TEXT, Segment
+from chatapp.prompting.messages import END_OF_TEXT, Segment
 from chatapp.prompting.template import CHAT, DialogueTemplate, save_template
-from finetune.config import FinetuneConfig, OptimizerName
+from finetune.config.sections import FinetuneConfig, OptimizerName
 from finetune.data.batches import BucketSampler, collate
-from finetune.data.chats import Span
 from finetune.data.corpus import train_tokenizer
-from finetune.data.encoding import Encoded
+from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import Rows
 from finetune.objectives.l3 import L3
-from finetune.trainer import ObjectiveTrainer
+from finetune.training.trainer import ObjectiveTrainer
 
 VOCABULARY = 40
 

@@ -8,7 +8,7 @@ from family_shapes import SHAPES, make_family
 from torch import Tensor
 
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.traces import DecoderTrace
 
 IDS = torch.randint(0, 340, (60,), generator=torch.Generator().manual_seed(1)).tolist()

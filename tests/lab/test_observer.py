@@ -8,7 +8,7 @@ from random_models import MakeGPT2
 from torch import Tensor
 
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.files.model_files import ModelFiles
 
 IDS = [[(7 * n * n + 3) % 340 for n in range(20)], [(5 * n + 1) % 340 for n in range(20)]]
 

@@ -11,16 +11,15 @@ import torch
 import transformers
 from random_models import MakeGPT2, randomize
 
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Token
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 from chatapp.engine.sampling import Sampler
-from chatapp.engine.transformers_model import TransformersModel
-from chatapp.lab.inspecting import Inspectable, inspectable
-from chatapp.lab.predictions import Cut
-from chatapp.lab.stepper import Stepper
+from chatapp.lab.inspectable import Inspectable, inspectable
+from chatapp.lab.predictions import Cut, Stepper
 from chatapp.lab.traces import Trace
 
 IDS = torch.randint(1, 340, (40,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -9,8 +9,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from chatapp.engine.catalogue import ListedModel, on_this_machine, to_get
-from chatapp.engine.description import OWN
+from chatapp.models.catalogue import ListedModel, on_this_machine, to_get
+from chatapp.models.description import OWN
 
 
 @pytest.fixture(autouse=True)

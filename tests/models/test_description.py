@@ -10,10 +10,9 @@ import pytest
 import transformers
 from safetensors.numpy import save_file
 
-from chatapp.engine.description import ModelInfo, describe
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.memory import memory_needed
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.models.description import ModelInfo, describe, memory_needed
 
 WITHOUT_ATTENTION = {"falcon_mamba", "fnet", "mamba", "mamba2", "rwkv", "xlstm"}
 

@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from chatapp.engine.errors import ModelError
-from chatapp.fewshot import encoders
-from chatapp.fewshot.encoders import (
+from chatapp.models import encoders
+from chatapp.models.encoders import (
     CachedEncoder,
     ModelEncoder,
     SentenceEncoder,

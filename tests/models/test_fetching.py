@@ -16,13 +16,13 @@ from filelock import FileLock
 from httpx2 import ConnectError, Request, Response
 from huggingface_hub import DryRunFileInfo, constants, errors
 
-from chatapp.engine import fetched, fetching
+from chatapp.common.paths import fetched_path, models_dir
 from chatapp.engine.errors import ModelError
-from chatapp.engine.fetched import Fetched, fetched_models, remove
-from chatapp.engine.fetching import fetch
-from chatapp.engine.folder import model_folder
-from chatapp.engine.known_models import known_models
-from chatapp.paths import fetched_path, models_dir
+from chatapp.models import fetched, fetching
+from chatapp.models.fetched import Fetched, fetched_models, remove
+from chatapp.models.fetching import fetch
+from chatapp.models.known_models import known_models
+from chatapp.models.resolving import model_folder
 
 COMMIT = "c0ffee"
 

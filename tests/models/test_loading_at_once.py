@@ -5,8 +5,8 @@ from pathlib import Path
 
 import tiny
 
-from chatapp.engine.folder import find_model
-from chatapp.engine.pretrained import load_causal
+from chatapp.engine.backends.transformers_loading import load_causal
+from chatapp.models.resolving import find_model
 
 
 def test_models_are_whole_that_are_loaded_at_once(tmp_path: Path) -> None:

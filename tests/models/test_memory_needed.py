@@ -9,12 +9,11 @@ import psutil
 import pytest
 from random_models import MakeGPT2
 
-from chatapp.engine import load
-from chatapp.engine.description import describe
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.load import load_model
-from chatapp.engine.memory import memory_needed
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.models import loading
+from chatapp.models.description import describe, memory_needed
+from chatapp.models.loading import load_model
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -67,8 +66,8 @@ def test_a_model_larger_than_the_machine_is_refused(
 ) -> None:
     folder, _ = make_gpt2()
     machine(monkeypatch, 200_000_000, 200_000_000)
-    monkeypatch.setattr(load, "find_model", lambda name: ModelFiles.read(folder))
-    monkeypatch.setattr("chatapp.engine.local.LocalModel.load", None)  # it is not loaded
+    monkeypatch.setattr(loading, "find_model", lambda name: ModelFiles.read(folder))
+    monkeypatch.setattr("chatapp.engine.backends.local.LocalModel.load", None)  # it is not loaded
     with pytest.raises(ModelError) as error:
         load_model("tiny")
     assert str(error.value) == (

@@ -12,13 +12,13 @@ import pytest
 from huggingface_hub import constants
 from random_models import MakeGPT2
 
-from chatapp.engine import folder as folders
-from chatapp.engine.description import describe
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles, local_models, model_folder
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
-from chatapp.engine.used_models import note_model
+from chatapp.engine.files import model_files as folders
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.models.description import describe
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import local_models, model_folder, note_model
 
 
 @pytest.fixture(autouse=True)

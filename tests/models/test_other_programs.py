@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.engine import other_programs
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import local_models, model_folder
-from chatapp.engine.other_programs import file_of_other_program, files_of_other_programs
+from chatapp.models import other_programs
+from chatapp.models.other_programs import file_of_other_program, files_of_other_programs
+from chatapp.models.resolving import local_models, model_folder
 
 
 @pytest.fixture(autouse=True)

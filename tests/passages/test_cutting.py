@@ -6,8 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.passages.cutting import cut
-from chatapp.passages.reading import Block, read_blocks
+from chatapp.passages.reading import Block, cut, read_blocks
 
 
 def pieces(name: str, text: str, size: int) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ import pytest
 
 from chatapp.passages import files
 from chatapp.passages.files import list_files
-from chatapp.prompting.documents import DocumentsError
+from chatapp.prompting.files.documents import DocumentsError
 
 
 def names(folder: Path, *paths: str) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from chatapp.engine.errors import ModelError
 from chatapp.passages.search import Documents, fused
-from chatapp.prompting.documents import METHODS, DocumentsError, DocumentSet
+from chatapp.prompting.files.documents import METHODS, DocumentsError, DocumentSet
 
 
 def documents_of(folder: Path, method: str = "bm25", limit: int = 3) -> Documents:

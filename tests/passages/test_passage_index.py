@@ -12,7 +12,7 @@ import pytest
 from chatapp.passages import index as index_module
 from chatapp.passages.index import Index
 from chatapp.passages.search import Documents
-from chatapp.prompting.documents import DocumentsError, DocumentSet
+from chatapp.prompting.files.documents import DocumentsError, DocumentSet
 
 
 def documents_of(folder: Path) -> Documents:

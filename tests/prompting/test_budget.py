@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.prompting.budget import Budget, fit
+from chatapp.prompting.messages import Budget, fit
 
 LENGTHS = st.integers(min_value=1, max_value=400)
 CHATS = st.fixed_dictionaries(

@@ -12,16 +12,12 @@ from chatapp.prompting.calls import (
     HERMES,
     LLAMA,
     MISTRAL,
-    Call,
     CallFilter,
-    CallPattern,
-    Requested,
     pattern_in,
     with_calls,
 )
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import Segment, text_of
+from chatapp.prompting.messages import Call, CallPattern, Message, Requested, Segment, text_of
 
 TOOLS = ("calculator", "clock")
 SUM = '{"name": "calculator", "arguments": {"expression": "48*76"}}'

@@ -9,9 +9,8 @@ from template_chats import VARIABLES, conversations, reference
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
-from chatapp.prompting.messages import Message
-from chatapp.prompting.sandbox import Program
-from chatapp.prompting.segments import Segment, text_of
+from chatapp.prompting.messages import Message, Segment, text_of
+from chatapp.prompting.template_sandbox import Program
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<turn>", "<think>")
 

@@ -9,10 +9,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.prompting.jinja import as_jinja
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import text_of
-from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate
+from chatapp.prompting.messages import Message, text_of
+from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate, as_jinja
 
 END = "<|endoftext|>"
 

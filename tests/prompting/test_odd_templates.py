@@ -4,8 +4,7 @@ import pytest
 from template_chats import VARIABLES, conversations, reference
 
 from chatapp.prompting.chat_template import ChatTemplate
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import Segment, text_of
+from chatapp.prompting.messages import Message, Segment, text_of
 
 SPECIAL = ("<s>", "</s>", "<|user|>", "<|bot|>", "<|end|>", "<think>", "</think>")
 

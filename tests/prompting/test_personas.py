@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.prompting import library
 from chatapp.prompting.examples import PromptError
-from chatapp.prompting.promptfile import Persona, PromptFile, describe, load_for_chat, load_prompt
+from chatapp.prompting.files import library
+from chatapp.prompting.files.promptfile import (
+    Persona,
+    PromptFile,
+    describe,
+    load_for_chat,
+    load_prompt,
+)
 
 
 @pytest.fixture(autouse=True)

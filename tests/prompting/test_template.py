@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import END_OF_TEXT, text_of
+from chatapp.prompting.messages import END_OF_TEXT, Message, text_of
 from chatapp.prompting.template import (
     ALPACA,
     CHAT,

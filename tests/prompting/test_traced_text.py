@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.prompting.traced import TEMPLATE, Traced, joined, origins_of, through
+from chatapp.prompting.traced_text import TEMPLATE, Traced, joined, origins_of, through
 
 TEXTS = st.text(alphabet="ab \n<>|ßı", max_size=12)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.prompting.documents import DocumentSet
-from chatapp.tools import dates
+from chatapp.prompting.files.documents import DocumentSet
+from chatapp.tools import built_in
 from chatapp.tools.registry import find_tools
 from chatapp.tools.tool import Outcome, ToolError, misfit_of, run
 
@@ -26,7 +26,7 @@ def called(tool: str, **arguments: object) -> str:
 
 
 def test_the_clock_tells_day_and_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dates, "now", lambda zone=None: NOW)
+    monkeypatch.setattr(built_in, "now", lambda zone=None: NOW)
     assert called("clock") == "Monday, 23 November 2026 (2026-11-23, week 48), 14:05:06 UTC"
     monkeypatch.undo()
     assert called("clock", zone="Asia/Tokyo").endswith("JST")
@@ -34,7 +34,7 @@ def test_the_clock_tells_day_and_zone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_calendar_counts_days(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dates, "now", lambda zone=None: NOW)
+    monkeypatch.setattr(built_in, "now", lambda zone=None: NOW)
     assert called("calendar", date="today", until="2026-12-24") == (
         "Monday, 23 November 2026 (2026-11-23, week 48); 31 days until "
         "Thursday, 24 December 2026 (2026-12-24, week 52)"

@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from chatapp.tools.calculator import calculate
-from chatapp.tools.numbers import in_digits
+from chatapp.tools.built_in import calculate, in_digits
 from chatapp.tools.tool import ToolError
 
 

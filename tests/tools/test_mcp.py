@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tool_server import add_lasting_server, add_server, ends
 
-from chatapp.tools import servers
-from chatapp.tools.connection import Connection, ServerLine
+from chatapp.tools import mcp_servers
+from chatapp.tools.mcp_connection import Connection, ServerLine
 from chatapp.tools.registry import Registry, find_tools
 from chatapp.tools.tool import LONGEST_RESULT, ToolError, misfit_of, run
 
@@ -143,7 +143,7 @@ def test_two_that_ask_at_once_start_one_server(
             time.sleep(0.1)
             super().__init__(line)
 
-    monkeypatch.setattr(servers, "Connection", Slow)
+    monkeypatch.setattr(mcp_servers, "Connection", Slow)
     registry = server(folder, BY_HAND.format(tools=[]))
     threads = [threading.Thread(target=registry.listed) for _ in range(2)]
     for thread in threads:
@@ -177,7 +177,7 @@ def test_a_server_that_is_none_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
 ) -> None:
     limit = 2 if "longer" in problem else 30
-    monkeypatch.setattr(servers, "_LISTING_SECONDS", limit)
+    monkeypatch.setattr(mcp_servers, "_LISTING_SECONDS", limit)
     registry = server(folder, code)
     started = time.monotonic()
     with pytest.raises(ToolError) as error:

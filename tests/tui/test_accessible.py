@@ -6,7 +6,6 @@ import pkgutil
 from collections.abc import Iterator
 
 import pytest
-from conftest import Driver, OpenApp, fill
 from fakes import ScriptedModel
 from glass import GlassModel
 from rich.color import ColorSystem
@@ -16,13 +15,14 @@ from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Input, OptionList, Static, TextArea
+from tui_driver import Driver, OpenApp, fill
 
 import chatapp.tui
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
-from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
-from chatapp.tui.help import HelpScreen
-from chatapp.tui.keymap import bindings_of, words_of
+from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.platform.keymap import bindings_of, words_of
 
 BY_OTHER_KEYS = {
     "ask",  # Enter where nothing is written

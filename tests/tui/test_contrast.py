@@ -3,13 +3,13 @@
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from conftest import Driver, OpenApp
 from contrast_table import THEMES, colors_of, labels_of, texts_of
 from glass import GlassModel
 from textual.geometry import Region
 from textual.theme import Theme
+from tui_driver import Driver, OpenApp
 
-from chatapp.shading import contrast, ink_on, likelihood_color, weight_color
+from chatapp.common.shading import contrast, ink_on, likelihood_color, weight_color
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.theme import READABLE, readable
 

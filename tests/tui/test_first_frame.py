@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import OpenApp
 from test_leaving import started
+from tui_driver import OpenApp
 
+from chatapp.common.paths import database_path
 from chatapp.dialogue.store import Store
-from chatapp.paths import database_path
 
 HEAVY = {"torch", "transformers", "tokenizers", "numpy", "pandas", "datasets", "peft", "pydantic"}
 HEAVY |= {"aiohttp", "httpx", "httpx2", "huggingface_hub", "markdown_it", "textual_serve"}

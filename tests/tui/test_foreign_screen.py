@@ -3,16 +3,16 @@
 import re
 
 import pytest
-from conftest import Driver, OpenApp, fill
 from fakes import ScriptedModel
 from textual import events
+from tui_driver import Driver, OpenApp, fill
 
+from chatapp.common.foreign import printable
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
-from chatapp.foreign import printable
-from chatapp.settings import Settings
-from chatapp.tui.field import Field
-from chatapp.tui.history import HistoryScreen
+from chatapp.tui.screens.history import HistoryScreen
+from chatapp.tui.widgets.dialog import Field
 
 FOREIGN = {
     "closing tag": "[/b]",

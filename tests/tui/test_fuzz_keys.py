@@ -17,15 +17,16 @@ from typing import ClassVar
 
 import pytest
 import torch
-from conftest import Driver, OpenApp, fill
 from glass import GlassModel
 from textual.events import Key, Paste
 from textual.geometry import Size
+from tui_driver import Driver, OpenApp, fill
 
 from chatapp.dialogue.store import Store
-from chatapp.engine import folder, load
 from chatapp.engine.errors import ModelError
+from chatapp.engine.files import model_files
 from chatapp.engine.model import LanguageModel
+from chatapp.models import loading
 from chatapp.tui.app import ChatApp
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
@@ -161,8 +162,8 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Halting.made.clear()
     Halting.numbers = count(1)
     monkeypatch.setattr(ChatApp, "action_quit", stay)
-    monkeypatch.setattr(load, "load_model", load_model)
-    monkeypatch.setattr(folder, "local_models", lambda: ["bundled", "other"])
+    monkeypatch.setattr(loading, "load_model", load_model)
+    monkeypatch.setattr(model_files, "local_models", lambda: ["bundled", "other"])
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.delenv("EDITOR", raising=False)
     monkeypatch.chdir(tmp_path)

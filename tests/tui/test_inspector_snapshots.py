@@ -3,18 +3,18 @@
 from collections.abc import Callable
 
 import pytest
-from conftest import Driver
 from glass import GlassModel
 from test_inspector import rest
 from textual.pilot import Pilot
+from tui_driver import Driver
 
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Sampling
-from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
-from chatapp.tui.prompt import Prompt
-from chatapp.tui.turn import GrowingReply
+from chatapp.tui.conversation.turn import GrowingReply
+from chatapp.tui.widgets.prompt import Prompt
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "130x40": (130, 40), "200x60": (200, 60)}
 REPLY = " The sea is a large body of salt water.\n\nPeople have always sailed on it."

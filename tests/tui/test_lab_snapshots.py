@@ -7,23 +7,23 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from conftest import Driver
 from fakes import ScriptedModel
 from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
+from tui_driver import Driver
 
+from chatapp.common.paths import presets_path
+from chatapp.common.presets import save_preset
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Sampling
-from chatapp.paths import presets_path
-from chatapp.presets import save_preset
-from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
-from chatapp.tui.comparing import CompareScreen
-from chatapp.tui.field import Field
-from chatapp.tui.markdown import RenderedBody
-from chatapp.tui.turn import GrowingReply
+from chatapp.tui.conversation.turn import GrowingReply
+from chatapp.tui.screens.compare import CompareScreen
+from chatapp.tui.widgets.dialog import Field
+from chatapp.tui.widgets.markdown import RenderedBody
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
 REPLY = (

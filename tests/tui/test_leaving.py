@@ -15,11 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from conftest import OpenApp
 from tool_server import add_lasting_server, ends
+from tui_driver import OpenApp
 
-from chatapp.dialogue.store import Store, StoreError
-from chatapp.paths import database_path, tools_dir
+from chatapp.common.paths import database_path, tools_dir
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import StoreError
 
 HERE = Path(__file__).parent
 PROGRAM = f"""

@@ -4,20 +4,20 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from conftest import Driver
 from glass import GlassModel
 from test_inspector import rest
 from test_library_screen import choose, own, picker, type_in
 from textual.pilot import Pilot
 from textual.widgets import Input
+from tui_driver import Driver
 
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
 from chatapp.engine.model import Sampling
-from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
-from chatapp.tui.prompt import Prompt
-from chatapp.tui.turn import GrowingReply
+from chatapp.tui.conversation.turn import GrowingReply
+from chatapp.tui.widgets.prompt import Prompt
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
 

@@ -6,21 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Driver
 from fakes import ScriptedModel
 from textual.pilot import Pilot
 from textual.widgets import Input
+from tui_driver import Driver
 
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
-from chatapp.engine import catalogue, fetching
-from chatapp.engine.catalogue import ListedModel
-from chatapp.engine.description import OWN, ModelInfo
-from chatapp.engine.known_models import known_models
-from chatapp.engine.watching import Progress
-from chatapp.settings import Settings
+from chatapp.models import catalogue, fetching
+from chatapp.models.catalogue import ListedModel
+from chatapp.models.description import OWN, ModelInfo
+from chatapp.models.known_models import known_models
+from chatapp.models.packages import Progress
 from chatapp.tui.app import ChatApp
-from chatapp.tui.models import ModelScreen
-from chatapp.tui.prompt import Prompt
+from chatapp.tui.screens.models import ModelScreen
+from chatapp.tui.widgets.prompt import Prompt
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
 INFO = ModelInfo(

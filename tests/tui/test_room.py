@@ -3,23 +3,23 @@
 from pathlib import Path
 
 import pytest
-from conftest import OpenApp
 from fakes import ScriptedModel
 from glass import GlassModel
 from rich.cells import cell_len
 from test_inspector import press, rest
 from textual.widgets import Static
+from tui_driver import OpenApp
 
-from chatapp.dialogue.store import Basis
+from chatapp.common.settings import Settings
+from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.model import Sampling
 from chatapp.lab.predictions import Candidate
-from chatapp.settings import Settings
-from chatapp.tui.comparing import CompareScreen, Side
-from chatapp.tui.inspector.heatmap import HeatMap
+from chatapp.tui.inspector.attention import HeatMap
 from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.inspector.tokens import candidate_line
-from chatapp.tui.library import choice_of
-from chatapp.tui.status import StatusLine
+from chatapp.tui.inspector.tabs import candidate_line
+from chatapp.tui.screens.compare import CompareScreen, Side
+from chatapp.tui.screens.library import choice_of
+from chatapp.tui.widgets.status import StatusLine
 
 SIZES = [(60, 20), (100, 30), (130, 40), (200, 60)]
 

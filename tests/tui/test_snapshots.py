@@ -8,22 +8,22 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Driver
 from fakes import ScriptedModel
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 from thinking_model import thinking_model
+from tui_driver import Driver
 
+from chatapp.common.paths import tools_dir
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
-from chatapp.paths import tools_dir
-from chatapp.settings import Settings
-from chatapp.tui import history
 from chatapp.tui.app import ChatApp
-from chatapp.tui.field import Field
-from chatapp.tui.permission import Approval
-from chatapp.tui.ranking import RankScreen
-from chatapp.tui.turn import GrowingReply
+from chatapp.tui.conversation.turn import GrowingReply
+from chatapp.tui.screens import history
+from chatapp.tui.screens.ranking import RankScreen
+from chatapp.tui.widgets.approval import Approval
+from chatapp.tui.widgets.dialog import Field
 
 SIZES = {"60x20": (60, 20), "100x30": (100, 30), "200x60": (200, 60)}
 REPLY = (

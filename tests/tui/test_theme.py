@@ -1,9 +1,9 @@
 """A theme that was chosen is there at the next start."""
 
-from conftest import OpenApp
+from tui_driver import OpenApp
 
-from chatapp.paths import settings_path
-from chatapp.settings import Settings, load_settings
+from chatapp.common.paths import settings_path
+from chatapp.common.settings import Settings, load_settings
 
 
 async def test_a_chosen_theme_is_remembered(open_app: OpenApp) -> None:

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import Driver
+from tui_driver import Driver
 
 import chatapp
 import chatapp.cli
 import chatapp.tui.app
 import finetune.cli
-from chatapp.settings import Settings
+from chatapp.common.settings import Settings
 from chatapp.tui.app import ChatApp
-from chatapp.tui.comparing import CompareScreen
 from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.library import LibraryScreen
+from chatapp.tui.screens.compare import CompareScreen
+from chatapp.tui.screens.library import LibraryScreen
 
-TOUR = Path(chatapp.__file__).with_name("TOUR.md")
+TOUR = Path(chatapp.__file__).parent / "docs" / "tour.md"
 PROGRAMS = {"chatapp": chatapp.cli.main, "finetune": finetune.cli.main}
 _COLORS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 CORRECTION = "Arr, black as me flag, matey."

@@ -4,7 +4,7 @@ Keep: this is the store's face; nothing outside imports from its modules, but fo
 """
 
 from chatapp.dialogue.store.database import Gone, StoreError
-from chatapp.dialogue.store.deletion import DeletionStore
+from chatapp.dialogue.store.replies import DeletionStore
 from chatapp.dialogue.store.rows import (
     Basis,
     Chat,

@@ -12,18 +12,10 @@ from dataclasses import asdict
 from typing import Any
 
 from chatapp.dialogue.store.database import Database, Gone, StoreError
-from chatapp.dialogue.store.rows import (
-    Basis,
-    Chat,
-    ChatSummary,
-    Hit,
-    Status,
-    StoredMessage,
-)
+from chatapp.dialogue.store.rows import Basis, Chat, ChatSummary, Hit, Status, StoredMessage
 from chatapp.passages.sources import Source
-from chatapp.prompting.calls import Call
-from chatapp.prompting.documents import DocumentSet
-from chatapp.prompting.messages import Role
+from chatapp.prompting.files.documents import DocumentSet
+from chatapp.prompting.messages import Call, Role
 
 _TITLE_LENGTH = 60
 _SENTENCE = re.compile(r".{11,}?[.!?](?= )")

@@ -4,6 +4,15 @@ Keep: a file that is damaged, another program's, or of a newer format is never w
 
 Lone surrogates, which UTF-8 cannot hold, are stored as U+FFFD. All other text is stored as
 it stands, control characters included.
+
+The tables of the chats' database, and how a file of an older format gets them.
+
+A chat's messages are a tree: each has a parent, and `chats.leaf_id` ends the path that is
+shown. `turns` holds what a reply was generated from, a row for each time it was generated or
+continued. `message_index` is FTS5's, kept by triggers.
+
+Keep: a migration that was released is never changed, moved or removed, because the format of
+a file (`PRAGMA user_version`) is the number of those it has had.
 """
 
 import os
@@ -15,14 +24,143 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from chatapp.dialogue.store.schema import APPLICATION_ID, MIGRATIONS
-from chatapp.foreign import without_surrogates
-from chatapp.userfiles import UserError, reason
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.userfiles import UserError, reason
+
+APPLICATION_ID = 0x63686174
+
+"""`PRAGMA application_id` of this program's files: "chat"."""
+
+
+MIGRATIONS: dict[str, tuple[str, ...]] = {
+    "chats and messages": (
+        """CREATE TABLE chats (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            title TEXT NOT NULL,
+            system TEXT,
+            template TEXT NOT NULL,
+            model TEXT NOT NULL,
+            created REAL NOT NULL,
+            updated REAL NOT NULL,
+            leaf_id INTEGER REFERENCES messages(id) ON DELETE SET NULL,
+            messages INTEGER NOT NULL DEFAULT 0
+        ) STRICT""",
+        "CREATE INDEX chats_by_update ON chats (updated DESC, id DESC)",
+        """CREATE TABLE messages (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
+            parent_id INTEGER REFERENCES messages(id) ON DELETE CASCADE,
+            role TEXT NOT NULL CHECK (role IN ('user', 'assistant')),
+            text TEXT NOT NULL,
+            status TEXT NOT NULL CHECK (status IN ('complete', 'partial', 'stopped', 'error')),
+            created REAL NOT NULL
+        ) STRICT""",
+        "CREATE INDEX messages_by_chat ON messages (chat_id)",
+        "CREATE INDEX messages_by_parent ON messages (parent_id, chat_id)",
+        "CREATE INDEX chats_by_leaf ON chats (leaf_id)",
+        """CREATE TABLE turns (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            message_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE,
+            model TEXT NOT NULL,
+            template TEXT NOT NULL,
+            prompt TEXT NOT NULL,
+            sampling TEXT NOT NULL,
+            seed INTEGER NOT NULL,
+            created REAL NOT NULL,
+            reason TEXT,
+            prompt_tokens INTEGER,
+            reused_tokens INTEGER,
+            reply_tokens INTEGER,
+            time_to_first_token REAL,
+            seconds REAL
+        ) STRICT""",
+        "CREATE INDEX turns_by_message ON turns (message_id)",
+        """CREATE VIRTUAL TABLE message_index USING fts5 (
+            text, content = 'messages', content_rowid = 'id',
+            tokenize = "unicode61 remove_diacritics 2", prefix = '1 2 3'
+        )""",
+        """CREATE TRIGGER message_added AFTER INSERT ON messages BEGIN
+            INSERT INTO message_index (rowid, text) VALUES (new.id, new.text);
+        END""",
+        """CREATE TRIGGER message_deleted AFTER DELETE ON messages BEGIN
+            INSERT INTO message_index (message_index, rowid, text)
+            VALUES ('delete', old.id, old.text);
+        END""",
+        """CREATE TRIGGER message_changed AFTER UPDATE OF text ON messages BEGIN
+            INSERT INTO message_index (message_index, rowid, text)
+            VALUES ('delete', old.id, old.text);
+            INSERT INTO message_index (rowid, text) VALUES (new.id, new.text);
+        END""",
+    ),
+    "feedback, archive and bin": (
+        """CREATE TABLE feedback (
+            message_id INTEGER PRIMARY KEY REFERENCES messages(id) ON DELETE CASCADE,
+            reply TEXT NOT NULL,
+            thumb INTEGER NOT NULL DEFAULT 0 CHECK (thumb IN (-1, 0, 1)),
+            rank INTEGER,
+            correction TEXT,
+            updated REAL NOT NULL
+        ) STRICT""",
+        "ALTER TABLE chats ADD COLUMN archived INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE chats ADD COLUMN deleted REAL",
+    ),
+    "comparisons": (
+        """CREATE TABLE comparisons (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            left_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE,
+            right_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE,
+            choice TEXT NOT NULL CHECK (choice IN ('left', 'right', 'equal', 'both bad')),
+            created REAL NOT NULL
+        ) STRICT""",
+        "CREATE INDEX comparisons_by_left ON comparisons (left_id)",
+        "CREATE INDEX comparisons_by_right ON comparisons (right_id)",
+    ),
+    "prompt file and template": (
+        "ALTER TABLE chats ADD COLUMN prompt TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE chats ADD COLUMN asked_template TEXT NOT NULL DEFAULT ''",
+    ),
+    "markdown": ("ALTER TABLE chats ADD COLUMN markdown INTEGER NOT NULL DEFAULT 0",),
+    "thoughts": (
+        "ALTER TABLE messages ADD COLUMN thoughts TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE messages ADD COLUMN thought_tokens INTEGER NOT NULL DEFAULT 0",
+        # What servers told apart stood in the text before.
+        """UPDATE messages SET thoughts = substr(text, 8), text = ''
+            WHERE role = 'assistant' AND text LIKE '<think>%'""",
+        """UPDATE messages SET
+            text = ltrim(substr(thoughts, instr(thoughts, '</think>') + 8), char(10, 13, 32)),
+            thoughts = substr(thoughts, 1, instr(thoughts, '</think>') - 1)
+            WHERE instr(thoughts, '</think>') > 0""",
+    ),
+    "a chat's own model and sampling": (
+        "ALTER TABLE chats ADD COLUMN chosen TEXT NOT NULL DEFAULT '{}'",
+        # It was the model that the chat began with.
+        """UPDATE chats SET model = coalesce(
+            (SELECT turns.model FROM turns JOIN messages ON messages.id = turns.message_id
+                WHERE messages.chat_id = chats.id ORDER BY turns.id DESC LIMIT 1), model)""",
+    ),
+    "documents": (
+        "ALTER TABLE chats ADD COLUMN documents TEXT",
+        "ALTER TABLE messages ADD COLUMN sources TEXT NOT NULL DEFAULT '[]'",
+    ),
+    "tools": (
+        "ALTER TABLE chats ADD COLUMN tools TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE chats ADD COLUMN allowed_tools TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE messages ADD COLUMN calls TEXT NOT NULL DEFAULT '[]'",
+    ),
+    "how a reply came about": ("ALTER TABLE messages ADD COLUMN remark TEXT NOT NULL DEFAULT ''",),
+    "reward model": ("ALTER TABLE chats ADD COLUMN reward TEXT NOT NULL DEFAULT ''",),
+}
+
+"""By name, in the order in which they are run: the statements of each."""
+
 
 _LEAST_SQLITE = (3, 37, 0)
+
 """The first with STRICT tables; nothing in this room may need a later one."""
 
+
 _BUSY_SECONDS = 10.0
+
 _LARGEST_INTEGER = 2**63 - 1
 
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from chatapp.passages.sources import Source
-from chatapp.prompting.calls import Call
-from chatapp.prompting.documents import DocumentSet
-from chatapp.prompting.messages import Role
+from chatapp.prompting.files.documents import DocumentSet
+from chatapp.prompting.messages import Call, Role
 
 Status = Literal["complete", "partial", "stopped", "error"]
 Verdict = Literal["left", "right", "equal", "both bad"]

@@ -12,15 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chatapp.dialogue.prompt import Exchange, Prompt, Writer
+from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
+from chatapp.encoding import without_start
 from chatapp.engine.model import LanguageModel
-from chatapp.fewshot.encoding import without_start
-from chatapp.prompting.budget import fit
 from chatapp.prompting.calls import as_text
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
-from chatapp.prompting.documents import set_apart
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import Segment
+from chatapp.prompting.files.documents import set_apart
+from chatapp.prompting.messages import Message, Segment, fit
 from chatapp.prompting.thinking import ends_in_thought
 
 

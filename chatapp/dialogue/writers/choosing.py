@@ -4,22 +4,20 @@ Keep: a model is chatted with in the template it was trained in, unless the user
 one and is told what that means.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from chatapp.dialogue.chat_writer import ChatWriter
-from chatapp.dialogue.prompt import PromptWriter, Writer
-from chatapp.dialogue.served import SERVED, MessagesWriter
-from chatapp.engine.folder import ModelFiles, gguf_file, model_folder
+from chatapp.common.paths import CHAT_TEMPLATE, GGUF_TEMPLATE, TOKENIZER_CONFIG
+from chatapp.common.userfiles import parse_json_object, read_json_object, read_required, shown
+from chatapp.dialogue.writers.chat_template import ChatWriter
+from chatapp.dialogue.writers.prompt import Writer
+from chatapp.dialogue.writers.template import SERVED, MessagesWriter, PromptWriter
+from chatapp.engine.files.model_files import ModelFiles, gguf_file
 from chatapp.engine.model import ChatModel, LanguageModel
-from chatapp.paths import GGUF_TEMPLATE
-from chatapp.prompting.chat_template import (
-    ChatTemplate,
-    Template,
-    chat_template_of,
-    load_chat_template,
-)
+from chatapp.models.resolving import model_folder
+from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError, Template
 from chatapp.prompting.template import (
     PLAIN,
     TEMPLATES,
@@ -29,9 +27,62 @@ from chatapp.prompting.template import (
     named,
     saved_fingerprint,
 )
-from chatapp.userfiles import parse_json_object
+
+if TYPE_CHECKING:
+    pass
+
+
+def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate | None:
+    """The chat template that a tokenizer's folder carries, or None.
+
+    special: the names of the tokenizer's special tokens.
+    Its own file wins over the key in the tokenizer's configuration, as in transformers.
+    Raises ChatTemplateError, naming the file.
+    """
+    config_file, file = folder / TOKENIZER_CONFIG, folder / CHAT_TEMPLATE
+    try:
+        config = read_json_object(config_file, ChatTemplateError)
+    except FileNotFoundError:
+        config = {}
+    source, origin = config.get("chat_template"), config_file
+    if file.is_file():
+        source, origin = read_required(file, ChatTemplateError), file
+    return chat_template_of({**config, "chat_template": source}, str(origin), special)
+
+
+def chat_template_of(
+    config: Mapping[str, Any], origin: str, special: Collection[str]
+) -> ChatTemplate | None:
+    """The chat template in the keys of a tokenizer_config.json, or None.
+
+    origin: where they were found. special: the names of the tokenizer's special tokens.
+    Of several named templates it is "default". Raises ChatTemplateError.
+    """
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        named = {
+            each.get("name"): each.get("template") for each in source if isinstance(each, dict)
+        }
+        source = named.get("default")
+    if source is None or source == "":
+        return None
+    if not isinstance(source, str):
+        raise ChatTemplateError(f"{origin}: chat_template is {shown(source)}, expected a string")
+    return ChatTemplate(source, origin, tuple(sorted(special)), _named_tokens(config))
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens that a tokenizer_config.json gives a name, such as bos_token, by that name."""
+    tokens = {}
+    for name, token in config.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
 
 INSIST = "!"
+
 """After a template's name: in this one, whatever the model was trained in."""
 
 
@@ -145,15 +196,15 @@ def _brought_by(tokenizer: Path, special: Collection[str]) -> ChatTemplate | Non
     """The chat template that a tokenizer brings, in its folder or in a GGUF file."""
     if (file := gguf_file(tokenizer)) is None:
         return load_chat_template(tokenizer, special)
-    from chatapp.engine.gguf.file import GGUFFile
-    from chatapp.engine.gguf.tokenizer import tokenizer_config
+    from chatapp.engine.files.gguf.reader import GGUFFile
+    from chatapp.engine.files.gguf.vocabulary import tokenizer_config
 
     return chat_template_of(tokenizer_config(GGUFFile(file)), str(file), special)
 
 
 def _saved_in(path: Path) -> DialogueTemplate | None:
     """The template in a GGUF file that was written here of a model trained in it."""
-    from chatapp.engine.gguf.file import GGUFFile
+    from chatapp.engine.files.gguf.reader import GGUFFile
 
     saved = GGUFFile(path).metadata.get(GGUF_TEMPLATE)
     if saved is None:

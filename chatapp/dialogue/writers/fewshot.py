@@ -12,24 +12,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from chatapp.dialogue.prompt import Exchange, Label, Prompt, Shot, Writer
+from chatapp.dialogue.writers.prompt import Exchange, Label, Prompt, Shot, Writer
+from chatapp.encoding import without_start
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import ChatModel, LanguageModel, Sampling
 from chatapp.fewshot.answering import Answerer, Question, sampling_of
-from chatapp.fewshot.choices import selector_for
-from chatapp.fewshot.encoding import without_start
-from chatapp.prompting import budget
+from chatapp.fewshot.options import selector_for
+from chatapp.prompting import messages
 from chatapp.prompting.chat_template import Template
-from chatapp.prompting.documents import set_apart
 from chatapp.prompting.examples import Example, PromptError
-from chatapp.prompting.layout import Demonstration, Fitted, demonstrations
-from chatapp.prompting.library import find
-from chatapp.prompting.messages import Message
-from chatapp.prompting.promptfile import Persona, PromptFile, load_for_chat
-from chatapp.prompting.segments import Segment
+from chatapp.prompting.files.documents import set_apart
+from chatapp.prompting.files.layout import Demonstration, Fitted, demonstrations
+from chatapp.prompting.files.library import find
+from chatapp.prompting.files.promptfile import Persona, PromptFile, load_for_chat
+from chatapp.prompting.files.turns import Layout, TurnsLayout, layout_of
+from chatapp.prompting.messages import Message, Segment
 from chatapp.prompting.selection.methods import Selector
 from chatapp.prompting.template import PLAIN
-from chatapp.prompting.turns import Layout, TurnsLayout, layout_of
 
 _MOST_LABELS = 4
 
@@ -122,7 +121,7 @@ class FewShotWriter(Writer):
         chosen = self._choose(newest.user)
         fitted = self._fit(layout, list(chosen), asked, limit)
         shown = self._count([*layout.render(fitted.kept, asked), *begun])
-        turns = budget.fit(
+        turns = messages.fit(
             window=window, instructions=0, history=costs, newest=shown, reserve=reserve
         )
         kept = [turn for _, turn in answered[turns.dropped :]]

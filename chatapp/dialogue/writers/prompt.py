@@ -12,19 +12,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from chatapp.dialogue.call_events import PARAGRAPH, Called, ReplyEvent
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.userfiles import UserError
+from chatapp.dialogue.events import PARAGRAPH, Called, ReplyEvent
+from chatapp.encoding import in_order, segment_ids
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
-from chatapp.fewshot.encoding import in_order, segment_ids
-from chatapp.foreign import without_surrogates
 from chatapp.passages.sources import Source, fitting
-from chatapp.prompting.budget import fit
-from chatapp.prompting.calls import CALCULATOR, Call, CallPattern, with_calls
-from chatapp.prompting.documents import DocumentSet, set_apart
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import END_OF_TEXT, Segment, text_of
-from chatapp.prompting.template import DialogueTemplate
+from chatapp.prompting.calls import CALCULATOR, with_calls
+from chatapp.prompting.files.documents import DocumentSet
+from chatapp.prompting.messages import (
+    Call,
+    CallPattern,
+    Message,
+    Segment,
+    text_of,
+)
 from chatapp.prompting.thinking import Marks
-from chatapp.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.passages.index import Passage
@@ -307,55 +310,6 @@ class Writer(ABC):
         if (text, begins) not in self._encoded:
             self._encoded[text, begins] = self._model.tokenizer.encode(text, begins=begins)
         return self._encoded[text, begins]
-
-
-class PromptWriter(Writer):
-    """Writes chats in a dialogue template."""
-
-    def __init__(self, model: LanguageModel, template: DialogueTemplate) -> None:
-        super().__init__(model)
-        self._template = template
-        self.name = template.name
-        self.stop = template.stop
-
-    def write(
-        self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
-    ) -> Prompt:
-        *history, newest = exchanges
-        instructions = self.render_instruction(system)
-        turns = [self._closed(exchange) for exchange in history]
-        last = self._template.render_user(newest.asked, after=END_OF_TEXT)
-        last = set_apart(last, newest.passages)
-        # Whichever turn comes to stand first follows the instructions, not a reply.
-        first = self._template.render_user("", after=next(iter(instructions), None))[0]
-        last += self._replied(newest, self.render_reply(newest.reply or ""))
-        window = self._model.context
-        budget = fit(
-            window=window,
-            instructions=self._count([*instructions, first]) - self._count(last[:1]),
-            history=[self._count(turn) for turn in turns],
-            newest=self._count(last),
-            reserve=min(max_tokens, window // 4),
-        )
-        self._check_room(last, budget.room, begun=bool(newest.reply))
-        _, *kept = (part for turn in [*turns[budget.dropped :], last] for part in turn)
-        segments = (*instructions, first, *kept)
-        return Prompt(segments, self._tokens(segments), budget.dropped)
-
-    def render_instruction(self, system: str | None) -> list[Segment]:
-        return self._template.render_instruction(system)
-
-    def render_reply(self, reply: str) -> list[Segment]:
-        return self._template.render_reply(reply, closed=False)
-
-    def _closed(self, exchange: Exchange) -> list[Segment]:
-        """A past exchange. A message nobody answered is followed by no reply at all, because
-        an empty one would teach the model to say nothing."""
-        segments = self._template.render_user(exchange.user, after=END_OF_TEXT)
-        if exchange.reply or exchange.calls:
-            reply = self._template.render_reply(exchange.reply or "")
-            return segments + self._replied(exchange, reply)
-        return segments[:-1]
 
 
 def seeded(sampling: Sampling) -> Sampling:

@@ -6,13 +6,68 @@ that is not sent.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from chatapp.dialogue.prompt import Exchange, Prompt, PromptWriter
+from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.events import CALLING, THINKING
-from chatapp.prompting.calls import JSONCalls
-from chatapp.prompting.messages import Message
+from chatapp.engine.model import LanguageModel
+from chatapp.prompting.files.documents import set_apart
+from chatapp.prompting.messages import END_OF_TEXT, JSONCalls, Message, Segment, fit
 from chatapp.prompting.template import DialogueTemplate
 from chatapp.prompting.thinking import Marks
+
+if TYPE_CHECKING:
+    pass
+
+
+class PromptWriter(Writer):
+    """Writes chats in a dialogue template."""
+
+    def __init__(self, model: LanguageModel, template: DialogueTemplate) -> None:
+        super().__init__(model)
+        self._template = template
+        self.name = template.name
+        self.stop = template.stop
+
+    def write(
+        self, system: str | None, exchanges: Sequence[Exchange], *, max_tokens: int
+    ) -> Prompt:
+        *history, newest = exchanges
+        instructions = self.render_instruction(system)
+        turns = [self._closed(exchange) for exchange in history]
+        last = self._template.render_user(newest.asked, after=END_OF_TEXT)
+        last = set_apart(last, newest.passages)
+        # Whichever turn comes to stand first follows the instructions, not a reply.
+        first = self._template.render_user("", after=next(iter(instructions), None))[0]
+        last += self._replied(newest, self.render_reply(newest.reply or ""))
+        window = self._model.context
+        budget = fit(
+            window=window,
+            instructions=self._count([*instructions, first]) - self._count(last[:1]),
+            history=[self._count(turn) for turn in turns],
+            newest=self._count(last),
+            reserve=min(max_tokens, window // 4),
+        )
+        self._check_room(last, budget.room, begun=bool(newest.reply))
+        _, *kept = (part for turn in [*turns[budget.dropped :], last] for part in turn)
+        segments = (*instructions, first, *kept)
+        return Prompt(segments, self._tokens(segments), budget.dropped)
+
+    def render_instruction(self, system: str | None) -> list[Segment]:
+        return self._template.render_instruction(system)
+
+    def render_reply(self, reply: str) -> list[Segment]:
+        return self._template.render_reply(reply, closed=False)
+
+    def _closed(self, exchange: Exchange) -> list[Segment]:
+        """A past exchange. A message nobody answered is followed by no reply at all, because
+        an empty one would teach the model to say nothing."""
+        segments = self._template.render_user(exchange.user, after=END_OF_TEXT)
+        if exchange.reply or exchange.calls:
+            reply = self._template.render_reply(exchange.reply or "")
+            return segments + self._replied(exchange, reply)
+        return segments[:-1]
+
 
 SERVED = DialogueTemplate(
     name="server's own",
@@ -26,6 +81,7 @@ SERVED = DialogueTemplate(
     stop=("\n\nUser:\n", "\n\nAssistant:\n"),
     end_of_reply=False,
 )
+
 """How messages are shown, and what stands between them where they have to be sent as one text,
 because a reply is to go on where it ended."""
 

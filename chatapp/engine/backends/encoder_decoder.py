@@ -19,14 +19,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from chatapp.engine.backends.transformers_loading import load_network, put_on
+from chatapp.engine.backends.transformers_model import NetworkModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.generation import CancelCheck, PieceTokenizer
-from chatapp.engine.model import Sampling
-from chatapp.engine.pretrained import load_network, put_on
-from chatapp.engine.transformers_model import NetworkModel
-from chatapp.engine.transformers_tokenizer import open_framed_tokenizer
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.generation import CancelCheck
+from chatapp.engine.model import PieceTokenizer, Sampling
+from chatapp.engine.tokenizers.transformers_tokenizer import open_framed_tokenizer
 
 
 @dataclass(slots=True)

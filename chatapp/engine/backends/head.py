@@ -2,25 +2,33 @@
 
 Keep: a head reads the last block's state at the token that closes a sequence, where finetune
 taught it, and adds nothing to the vocabulary.
+
+A reward model: a causal model with a linear head that scores a whole reply.
+
+Keep: what is scored is the last token of prompt and reply, closed; finetune trains it there.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
+from chatapp.common.userfiles import read_json_object, write_whole
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.generation import PieceTokenizer
-from chatapp.engine.model import Tokenizer
-from chatapp.userfiles import read_json_object, write_whole
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.model import PieceTokenizer, Tokenizer
 
 HEAD_FILE = "head.json"
+
 """What a head is, beside the model's own files."""
 
+
 HEAD_WEIGHTS = "head.safetensors"
+
 """Its linear layer: weight (outputs, width) and bias (outputs,)."""
+
 
 HeadTask = Literal["classification", "entailment", "similarity", "multiple-choice", "reward"]
 
@@ -92,7 +100,7 @@ class HeadModel:
         tokenizer: PieceTokenizer,
         start: Sequence[int],
     ) -> None:
-        from chatapp.engine.pretrained import context_of
+        from chatapp.engine.backends.transformers_loading import context_of
 
         self.name, self.files, self.spec, self.start = name, files, spec, start
         self.tokenizer: Tokenizer = tokenizer
@@ -102,8 +110,8 @@ class HeadModel:
     @classmethod
     def load(cls, name: str, files: ModelFiles) -> Self:
         """The model of a run with a head, on the CPU in float32. Raises ModelError."""
-        from chatapp.engine.pretrained import load_causal
-        from chatapp.engine.tokenizer_files import chat_tokenizer
+        from chatapp.engine.backends.transformers_loading import load_causal
+        from chatapp.engine.tokenizers import chat_tokenizer
 
         spec = HeadSpec.load(files.path)
         tokenizer, start = chat_tokenizer(files)
@@ -138,3 +146,28 @@ def _read_layer(path: Path, outputs: int) -> Any:
         line = str(error).strip().splitlines()[0]
         raise ModelError(f"{path}: not the weights of this head: {line}") from None
     return layer
+
+
+REWARD: Final = "reward"
+
+"""The task of a head that scores replies."""
+
+
+class RewardModel(HeadModel):
+    """Scores replies behind their prompts."""
+
+    def score(self, ids: Sequence[int]) -> float:
+        """The score of a sequence by its last token; only differences of scores mean something.
+
+        ids: without `start`. Raises ValueError for a sequence that does not fit the model's window,
+            and when what comes out is no finite number.
+        """
+        if len(ids) > self.context:
+            raise ValueError(
+                f"the reward model {self.name} reads {self.context:,} tokens, prompt and reply "
+                f"have {len(ids):,}"
+            )
+        score = self.outputs([*self.start, *ids])[0]
+        if not math.isfinite(score):
+            raise ValueError(f"the reward model {self.name} gives {score}; its weights are damaged")
+        return score

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.batch import SharedBatch, generate_many
-from chatapp.engine.cache import CachePool, KeyValueCache
+from chatapp.engine.cache.key_values import CachePool, KeyValueCache
+from chatapp.engine.cache.prefix_tree import PrefixTree
+from chatapp.engine.cache.prompt_lookup import Lookup
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
-from chatapp.engine.lookup import Lookup
-from chatapp.engine.model import Generate, Request
-from chatapp.engine.tokenizer_files import chat_tokenizer
-from chatapp.engine.tree import PrefixTree
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.generation import CancelCheck, LocalGenerator
+from chatapp.engine.model import Generate, PieceTokenizer, Request
+from chatapp.engine.tokenizers import chat_tokenizer
 
 # Rows of logits computed at once when scoring: about 50 MB with GPT-2's vocabulary.
 LOGIT_ROWS = 256

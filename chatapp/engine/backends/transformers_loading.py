@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from chatapp.engine.checkpoint.safetensors import tensor_headers
-from chatapp.engine.checkpoint.tensors import stored_tensors
-from chatapp.engine.device import device_for
 from chatapp.engine.errors import ModelError, first_line
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.gguf.config import is_mapped
+from chatapp.engine.files.gguf.config import is_mapped
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.safetensors import tensor_headers
+from chatapp.engine.files.stored_tensors import stored_tensors
+from chatapp.engine.kernels.device import device_for
 
 # transformers changes torch for as long as it loads: how tensors are filled, whether they are tied.
 # Two models at once, such as a chat's own and its reward model, would come out wrong.

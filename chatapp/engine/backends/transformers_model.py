@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from chatapp.engine.cache import common_prefix
+from chatapp.engine.backends.transformers_loading import context_of, load_causal, put_on
+from chatapp.engine.cache.key_values import common_prefix
 from chatapp.engine.events import Event
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.generation import CancelCheck, LocalGenerator, PieceTokenizer
-from chatapp.engine.model import Generate
-from chatapp.engine.pretrained import context_of, load_causal, put_on
-from chatapp.engine.transformers_tokenizer import open_tokenizer
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.generation import CancelCheck, LocalGenerator
+from chatapp.engine.model import Generate, PieceTokenizer
+from chatapp.engine.tokenizers.transformers_tokenizer import open_tokenizer
 
 # Tokens computed between two looks at the cancel event.
 CHUNK = 64

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chatapp.engine.cache import common_prefix
+from chatapp.engine.cache.key_values import common_prefix
 
 
 class PrefixTree:

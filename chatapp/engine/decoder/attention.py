@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from chatapp.engine.decoder.architecture import Architecture
 from chatapp.engine.decoder.blocks import Pass, Rotation
 from chatapp.engine.decoder.rotary import Rotary
-from chatapp.engine.linear import linear_layer
+from chatapp.engine.kernels.linear import linear_layer
 
 # Rows whose attention a CPU computes at once: each is multiplied by all keys up to those of the
 # last one. A GPU would rather have few calls.

@@ -19,34 +19,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from chatapp.engine.cache import KeyValueCache
-from chatapp.engine.checkpoint.kept import kept_weights
+from chatapp.engine.cache.key_values import KeyValueCache, RowCache
 from chatapp.engine.decoder.architecture import Architecture
 from chatapp.engine.decoder.attention import Attention, within
-from chatapp.engine.decoder.blocks import (
-    ACTIVATIONS,
-    KeyValues,
-    Pass,
-    Rotation,
-    make_norm,
-)
+from chatapp.engine.decoder.blocks import ACTIVATIONS, KeyValues, Pass, Rotation, make_norm
 from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.decoder.observer import Observer
+from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.decoder.rotary import Rotary
 from chatapp.engine.decoder.weights import read_weights
-from chatapp.engine.device import device_for
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.linear import linear_layer
-from chatapp.engine.precision import (
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.stored_tensors import kept_weights
+from chatapp.engine.kernels.device import device_for
+from chatapp.engine.kernels.linear import linear_layer
+from chatapp.engine.kernels.precision import (
     QUANTISED,
     is_matrix,
     precision_for,
     quantised,
     to_bfloat16,
 )
-from chatapp.engine.row_cache import RowCache
-from chatapp.engine.step import Step
-from chatapp.engine.torch_internals import int4_order
+from chatapp.engine.kernels.torch_internals import int4_order
 
 # Whatever is computed besides the result takes memory as a chunk grows; 512 rows keep the matrix
 # products busy and the memory small.

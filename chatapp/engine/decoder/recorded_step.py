@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from chatapp.engine.cache import KeyValueCache
+from chatapp.engine.cache.key_values import KeyValueCache
 
 # Before they are recorded, operations have to run: the first time they reserve memory.
 _WARM_UPS = 3

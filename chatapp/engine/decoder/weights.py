@@ -10,16 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chatapp.engine.checkpoint.safetensors import is_buffer
-from chatapp.engine.checkpoint.tensors import stored_tensors, weight_sources
 from chatapp.engine.decoder.architecture import Architecture, Part
 from chatapp.engine.decoder.families import family_of
 from chatapp.engine.decoder.families.family import Family
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.four_bits import to_float
-from chatapp.engine.gguf.four_bits import KINDS
-from chatapp.engine.tensor_header import TensorHeader
+from chatapp.engine.files.gguf.tensors import KINDS
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.safetensors import TensorHeader, is_buffer
+from chatapp.engine.files.stored_tensors import stored_tensors, weight_sources
+from chatapp.engine.kernels.linear import to_float
 
 
 @dataclass(frozen=True, slots=True)

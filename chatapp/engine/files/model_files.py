@@ -2,36 +2,39 @@
 
 Keep: no other module decides any of this by looking into a model's folder, and finding it out
 reads no weights. Free of torch.
+
+What a model's makers say of its generation: end tokens and sampling values, in a file of theirs.
+
+Keep: the file is foreign and nothing depends on it, so that whatever is wrong in it is left out
+and said in a sentence; a model never fails to load for it.
 """
 
 import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chatapp.engine.errors import ModelError
-from chatapp.engine.hub import cached_folder, cached_hub_models, downloaded_folder
-from chatapp.engine.known_models import known_models
-from chatapp.engine.model import LanguageModel
-from chatapp.engine.other_programs import (
-    file_of_other_program,
-    files_of_other_programs,
-    is_of_other_program,
+from chatapp.common.parameters import PARAMETERS, Values
+from chatapp.common.paths import (
+    CHAT_TEMPLATE,
+    RUN_RECORD,
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG,
 )
-from chatapp.engine.servers import is_address
-from chatapp.engine.used_models import used_models
-from chatapp.paths import CHAT_TEMPLATE, RUN_RECORD, TEMPLATE_FILE, TOKENIZER_CONFIG, models_dir
-from chatapp.userfiles import did_you_mean, missing_path, read_json_object
-
-BUNDLED = "bundled"
-_BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
+from chatapp.common.userfiles import read_json_object, shown
+from chatapp.engine.errors import ModelError
+from chatapp.engine.model import LanguageModel
 
 CONFIG = "config.json"
+
 ADAPTER_CONFIG = "adapter_config.json"
+
 GENERATION_CONFIG = "generation_config.json"
+
 GGUF_SUFFIX = ".gguf"
+
 
 COMPANIONS = (
     "tokenizer*",
@@ -45,15 +48,17 @@ COMPANIONS = (
     GENERATION_CONFIG,
     TEMPLATE_FILE,
 )
+
 """What a model has beside its configuration and weights, as patterns of file names."""
 
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
-"""How transformers calls the classes of causal language models."""
 
 SEQ_TO_SEQ = "ForConditionalGeneration"
+
 """How it calls those of an encoder and a decoder."""
 
+
 DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+
 """The families this program has a decoder of; transformers computes all others."""
 
 
@@ -149,95 +154,6 @@ class ModelFiles:
         return digest.hexdigest()[:12]
 
 
-def find_model(name: str) -> ModelFiles:
-    """What the model of a name is, downloaded if need be. Raises ModelError."""
-    return ModelFiles.read(model_folder(name), model_folder)
-
-
-def find_local_model(name: str) -> ModelFiles:
-    """What the model of a name is; never downloads. Raises ModelError when it is not here."""
-    return ModelFiles.read(folder_here(name), folder_here)
-
-
-def model_folder(name: str) -> Path:
-    """The folder of a model, downloaded if need be, without loading it, or its GGUF file.
-
-    Raises ModelError.
-    """
-    known = known_models().get(name)
-    return local_folder(name) or downloaded_folder(known.hub if known else name)
-
-
-def local_folder(name: str) -> Path | None:
-    """The folder of a model on this machine; None when only the hub may have it.
-
-    Raises ModelError for a name that no model on the hub could have.
-    """
-    if name == BUNDLED:
-        if not has_bundled():
-            raise ModelError("this installation carries no bundled model; name another one")
-        return _BUNDLED_FOLDER
-    if is_address(name):
-        raise ModelError(f"{name}: the files of a model on a server are not on this machine")
-    if is_of_other_program(name):
-        if (file := file_of_other_program(name)) is None:
-            raise ModelError(f"{name}: is not here{did_you_mean(name, files_of_other_programs())}")
-        return file
-    path = os.path.expanduser(name)  # unlike Path, takes any text without an error
-    if os.path.isdir(path):
-        return Path(path)
-    if os.path.exists(path):
-        if path.endswith(GGUF_SUFFIX):
-            return Path(path)
-        raise ModelError(f"{name}: this is a file; expected the folder of a model, or a GGUF file")
-    if path.endswith(GGUF_SUFFIX):
-        raise ModelError(f"{name}: there is no such file")
-    if name in _kept_models():
-        return models_dir() / name
-    if problem := missing_path(name, "folder"):
-        raise ModelError(problem)
-    known = known_models().get(name)
-    return cached_folder(name) or (cached_folder(known.hub) if known else None)
-
-
-def folder_here(name: str) -> Path:
-    """The folder of a model on this machine. Raises ModelError when it is not here."""
-    if (folder := local_folder(name)) is None:
-        raise ModelError(f"{name}: is not on this machine")
-    return folder
-
-
-def has_bundled() -> bool:
-    """Whether this installation carries the bundled model."""
-    return (_BUNDLED_FOLDER / CONFIG).is_file()
-
-
-def local_models() -> list[str]:
-    """Names of the models on this machine, each of which `load_model` takes; reads no weights.
-
-    The bundled one, those in the folder of models, those in ./runs and those made or used before,
-    runs that are not finished among them, language models in the hub's cache, and GGUF files of
-    other programs.
-    """
-    names = [BUNDLED] if has_bundled() else []
-    names += _kept_models()
-    by_place: dict[Path, Path] = {}
-    for place in (*sorted(Path("runs").glob("*")), *used_models()):
-        if _has_model(place) or (place / RUN_RECORD).is_file():
-            by_place.setdefault(place.resolve(), place)
-    names += map(_short, by_place.values())
-    return [*names, *cached_hub_models(_writes_text), *files_of_other_programs()]
-
-
-def model_identity(model: LanguageModel) -> str:
-    """A short text that differs where a model's answers may: twelve hex digits over its files,
-    and what it is computed in. A model without files on this machine goes by its name.
-    """
-    if model.folder is None:
-        return model.name
-    return f"{ModelFiles.read(model.folder, model_folder).digest()}-{model.precision}"
-
-
 def architectures(config: dict[str, Any]) -> list[str]:
     """The classes of transformers that a config.json names."""
     names = config.get("architectures")
@@ -280,8 +196,8 @@ def gguf_file(path: Path) -> Path | None:
 
 def _gguf_config(file: Path) -> dict[str, Any]:
     # The gguf package brings numpy, which a listing of folders can do without.
-    from chatapp.engine.gguf.config import read_config
-    from chatapp.engine.gguf.file import GGUFFile
+    from chatapp.engine.files.gguf.config import read_config
+    from chatapp.engine.files.gguf.reader import GGUFFile
 
     return read_config(GGUFFile(file))
 
@@ -316,11 +232,6 @@ def _base_of(path: Path, config: dict[str, Any], find: Callable[[str], Path]) ->
     return ModelFiles.read(folder)
 
 
-def _kept_models() -> list[str]:
-    """Names of the models in the folder of models."""
-    return sorted(folder.name for folder in models_dir().glob("[!.]*") if _has_model(folder))
-
-
 def _has_model(path: Path) -> bool:
     """Whether a path is a GGUF file, or a folder that holds a model of any kind."""
     if path.is_file():
@@ -332,25 +243,74 @@ def _has_model(path: Path) -> bool:
     )
 
 
-def _short(path: Path) -> str:
-    """A path as one would type it: from the current folder on, if it lies below."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _writes_text(folder: Path) -> bool:
-    """Whether a snapshot in the hub's cache is a language model with its weights."""
-    try:
-        config = _read_config(folder / CONFIG)
-    except (ModelError, OSError):
-        return False
-    names = architectures(config)
-    tasks = (*_CAUSAL, SEQ_TO_SEQ) if _is_encoder_decoder(config) else _CAUSAL
-    writes = any(name.endswith(tasks) for name in names) or (
-        not names and config.get("model_type") in DECODERS
-    )
-    return writes and any(folder.glob("*.safetensors"))
-
-
 def _is_encoder_decoder(config: dict[str, Any]) -> bool:
     return config.get("is_encoder_decoder") is True
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """What the file of a model says.
+
+    ends: ids of tokens that end a reply, besides the tokenizer's own. sampling: the values that
+    replies are drawn with unless the user has chosen others. ignored: what could not be used, a
+    sentence each.
+    """
+
+    ends: frozenset[int] = frozenset()
+    sampling: Values = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+
+def generation_config(model: LanguageModel) -> GenerationConfig:
+    """What the makers of a model say; nothing of a model that is not on this machine."""
+    return read_generation_config(model.folder)
+
+
+def read_generation_config(folder: Path | None) -> GenerationConfig:
+    """What the generation_config.json of a model's folder says, or of an adapter's base.
+
+    As in transformers, its config.json names the end tokens where there is no such file.
+    """
+    if folder is None or not folder.exists():
+        return GenerationConfig()
+    try:
+        files = ModelFiles.read(folder)
+    except ModelError:  # which whoever loads the model is told
+        return GenerationConfig()
+    own, base = (each.path / GENERATION_CONFIG for each in (files, files.whole))
+    path = own if own.is_file() else base
+    if not path.is_file():
+        return GenerationConfig(_ends(files.whole.config, files.whole.config_file)[0])
+    try:
+        document = read_json_object(path, ModelError)
+    except ModelError as error:
+        return GenerationConfig(ignored=(f"{error}; it is left out",))
+    ends, problems = _ends(document, path)
+    sampling: dict[str, float | int | None] = {}
+    for name, value in _values(document):
+        try:
+            sampling[name] = PARAMETERS[name].checked(value)
+        except ValueError as error:
+            problems += (f"{path}: {error}; the value is left out",)
+    return GenerationConfig(ends, sampling, problems)
+
+
+def _ends(document: Mapping[str, Any], path: Path) -> tuple[frozenset[int], tuple[str, ...]]:
+    """The ids that `eos_token_id` names, a number or a list, and what is wrong with it."""
+    value = document.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    ends = frozenset(id for id in ids if isinstance(id, int) and not isinstance(id, bool))
+    if len(ends) == len(set(map(repr, ids))):
+        return ends, ()
+    problem = f"{path}: eos_token_id is {shown(value)}; expected a token's id, or a list of them"
+    return ends, (f"{problem}; what is none is left out",)
+
+
+def _values(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """The sampling values by our names; one without sampling is greedy."""
+    for name, parameter in PARAMETERS.items():
+        value = document.get(parameter.config_field) if parameter.config_field else None
+        if name == "temperature" and document.get("do_sample") is False:
+            value = 0.0
+        if value is not None:
+            yield name, value

@@ -2,25 +2,46 @@
 
 Keep: whatever is wrong with a file becomes a `ModelError` of one sentence that names it. Free
 of torch, so that a folder can be described before torch is loaded.
+
+What a file says of a tensor before it is read.
+
+Keep: the same for every kind of file, and free of torch.
 """
 
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError
-from chatapp.engine.tensor_header import TensorHeader
-from chatapp.userfiles import read_json_object
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """A tensor of a model before it is read.
+
+    name: as in Hugging Face's checkpoints. dtype: in the words of the file: "F16", "Q4_1" …
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
 WEIGHTS = "model.safetensors"
+
 INDEX = "model.safetensors.index.json"
+
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
 
 # Masks and rotary frequencies that old checkpoints saved among their weights.
 _BUFFER = re.compile(

@@ -2,25 +2,59 @@
 
 Keep: the kept weights are those of the model's files as they are now. A file that is missing,
 old or broken is made again, and without room on disk the model works all the same.
+
+The tensors of a model one by one, whatever its files are.
+
+Keep: a tensor is read when it is asked for, so that a model can be converted without being whole
+in memory first.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from chatapp.engine.checkpoint.safetensors import open_weights
-from chatapp.engine.checkpoint.tensors import weight_sources
+from chatapp.common.paths import cache_dir
+from chatapp.common.userfiles import whole_file
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles
-from chatapp.paths import cache_dir
-from chatapp.userfiles import whole_file
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.safetensors import TensorHeader, open_weights, read_tensors, weight_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def stored_tensors(
+    files: ModelFiles, expected: Iterable[str], *, four_bits: bool = False
+) -> Iterator[tuple[TensorHeader, Callable[[], "Tensor"]]]:
+    """Each tensor of a model, and what reads it; to be read before the next one is asked for.
+
+    expected: the names that its tensors may have, by which those of a GGUF file are known.
+    four_bits: whether what is stored in four bits is given so; see chatapp/engine/four_bits.py.
+    Raises ModelError when a file is missing or broken.
+    """
+    if not files.is_gguf:
+        yield from read_tensors(files.path)
+        return
+    # The gguf package takes as long to import as a small model to load.
+    from chatapp.engine.files.gguf.reader import GGUFFile
+    from chatapp.engine.files.gguf.tensors import gguf_tensors
+
+    yield from gguf_tensors(GGUFFile(files.path), files.config, expected, four_bits=four_bits)
+
+
+def weight_sources(files: ModelFiles) -> list[Path]:
+    """The files that the tensors are in. Raises ModelError when there are none."""
+    return [files.path] if files.is_gguf else weight_files(files.path)
+
 
 # To be raised when what the files hold changes.
 _VERSION = 8
+
 
 Weights = dict[str, Tensor]
 

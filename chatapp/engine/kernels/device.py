@@ -2,7 +2,13 @@
 
 Keep: what is chosen is there and works. A GPU that is asked for and missing is an error in
 words, never a silent change to the CPU.
+
+How much memory this machine has.
+
+Keep: knows nothing of models, so that what computes them can ask.
 """
+
+from dataclasses import dataclass
 
 import torch
 
@@ -10,6 +16,7 @@ from chatapp.engine.errors import ModelError
 
 # Smaller models are read from the CPU's cache; a GPU only makes their start longer.
 _GPU_FROM = 2**25
+
 
 # Memory that "auto" asks of a GPU, in bytes a parameter: weights and all that is computed.
 _BYTES_PER_PARAMETER = 5
@@ -41,3 +48,19 @@ def _works(device: str) -> bool:
         return bool(torch.ones(1, device=device).sum() == 1)
     except (AssertionError, RuntimeError):  # a build without cuda asserts that it has it
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of this machine, in bytes: all there is, and what programs can have now."""
+
+    total: int
+    available: int
+
+
+def machine_memory() -> Memory:
+    """What this machine has."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return Memory(memory.total, memory.available)

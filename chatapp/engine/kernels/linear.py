@@ -2,16 +2,22 @@
 
 Keep: a layer takes float32 (rows, in) and returns float32 (rows, out), whatever its weights are
 stored as. The type of the stored weights alone decides how it multiplies.
+
+A matrix of four bits on its way from a file to int4: rows of groups, as bytes.
+
+Keep: a row of the matrix is a row of bytes, so that what orders or stacks rows need not know.
+Free of torch until a matrix is taken apart.
 """
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from chatapp.engine.four_bits import GROUP, parts_of
-from chatapp.engine.torch_internals import (
+from chatapp.engine.kernels.torch_internals import (
     has_onednn,
     int4_linear,
     int8_matmul,
@@ -22,20 +28,55 @@ from chatapp.engine.torch_internals import (
     prepack_int8,
 )
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# Weights of a row that share a scale, as in most files of four bits.
+GROUP = 32
+
+
+Group = np.dtype([("numbers", np.uint8, GROUP), ("scale", np.float32), ("zero", np.float32)])
+
+"""32 weights w = scale · (number - 8) + zero, with numbers from 0 to 15."""
+
+
+def parts_of(groups: "Tensor") -> tuple["Tensor", "Tensor", "Tensor"]:
+    """Numbers (out, groups, 32), uint8, scales and zeros (out, groups, 1), float32.
+
+    groups: (out, bytes of a row), uint8.
+    """
+    import torch
+
+    split = groups.view(len(groups), -1, Group.itemsize)
+    scale_and_zero = split[..., GROUP:].contiguous().view(torch.float32)
+    return split[..., :GROUP], scale_and_zero[..., :1], scale_and_zero[..., 1:]
+
+
+def to_float(groups: "Tensor") -> "Tensor":
+    """The matrix (out, in) in float32."""
+    numbers, scale, zero = parts_of(groups)
+    return ((numbers - 8.0) * scale + zero).flatten(1)
+
+
 # oneDNN multiplies a single row up to twice as fast as the BLAS behind F.linear, which uses
 # one thread for it; below some size its cost a call is higher than what it saves. Of several rows
 # its sums are less exact: with them, logits of SmolLM2 were 1e-4 off, and half of that by F.linear.
 _ONEDNN_FROM = 2**19
 
+
 # A single row is multiplied by torch's own integer product up to this many weights: it has next
 # to no cost a call, where oneDNN has 20 µs. On larger matrices oneDNN reads faster.
 _DOT_BELOW = 2**24
+
 
 # How many times its root mean square the largest activation of a row may be before the row is
 # rounded twice.
 _PEAK = 8.0
 
+
 _SMALLEST = torch.finfo(torch.float32).tiny
+
 
 Layer = Callable[[Tensor], Tensor]
 

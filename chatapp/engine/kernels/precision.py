@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.four_bits import to_float
-from chatapp.engine.linear import fits_int4, pack_int4, quantise, quantise_int4
-from chatapp.engine.machine import machine_memory
-from chatapp.engine.torch_internals import has_onednn_int8
+from chatapp.engine.kernels.device import machine_memory
+from chatapp.engine.kernels.linear import fits_int4, pack_int4, quantise, quantise_int4, to_float
+from chatapp.engine.kernels.torch_internals import has_onednn_int8
 
 # Below, a token costs less in float32: there is little to read, and int8 needs more calls.
 _INT8_FROM = 2**25

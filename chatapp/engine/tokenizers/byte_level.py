@@ -12,11 +12,11 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.paths import TOKENIZER_CONFIG
+from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import CONFIG, gguf_file
-from chatapp.foreign import without_surrogates
-from chatapp.paths import TOKENIZER_CONFIG
-from chatapp.userfiles import read_json_object
+from chatapp.engine.files.model_files import CONFIG, gguf_file
 
 TOKENIZER = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
@@ -121,8 +121,8 @@ class BPETokenizer:
 
 def _from_gguf(path: Path) -> BPETokenizer:
     # The gguf package takes as long to import as a small model to load.
-    from chatapp.engine.gguf.file import GGUFFile
-    from chatapp.engine.gguf.tokenizer import NAMED_TOKENS, tokenizer_of
+    from chatapp.engine.files.gguf.reader import GGUFFile
+    from chatapp.engine.files.gguf.vocabulary import NAMED_TOKENS, tokenizer_of
 
     file = GGUFFile(path)
     return BPETokenizer(tokenizer_of(file), file.metadata[NAMED_TOKENS["eos_token"]])

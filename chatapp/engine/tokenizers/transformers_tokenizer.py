@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chatapp.common.foreign import without_surrogates
 from chatapp.engine.errors import ModelError, first_line
-from chatapp.engine.folder import gguf_file
-from chatapp.engine.generation import PieceTokenizer
-from chatapp.engine.gguf.file import GGUFFile
-from chatapp.engine.gguf.tokenizer import tokenizer_config, tokenizer_of
-from chatapp.engine.tokenizer import BPETokenizer, NotByteLevel, tokens_before
-from chatapp.foreign import without_surrogates
+from chatapp.engine.files.gguf.reader import GGUFFile
+from chatapp.engine.files.gguf.vocabulary import tokenizer_config, tokenizer_of
+from chatapp.engine.files.model_files import gguf_file
+from chatapp.engine.model import PieceTokenizer
+from chatapp.engine.tokenizers.byte_level import BPETokenizer, NotByteLevel, tokens_before
 
 # What no token of SentencePiece goes across, and its sign for a space.
 _LINE, _SPACE = "\n", "\u2581"

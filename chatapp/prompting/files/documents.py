@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from chatapp.prompting.segments import Segment
-from chatapp.userfiles import UserError, quoted, suggestion
+from chatapp.common.userfiles import UserError, quoted, suggestion
+from chatapp.prompting.messages import Segment
 
 Method = Literal["bm25", "encoder", "both"]
 PASSAGES = 5

@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from chatapp.prompting.examples import Example, PromptError
-from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.segments import END_OF_TEXT, Kind, Segment
+from chatapp.prompting.files.promptfile import PromptFile
+from chatapp.prompting.messages import END_OF_TEXT, Kind, Segment
 from chatapp.prompting.selection.methods import Selector
 from chatapp.prompting.selection.select import Select
 

@@ -6,9 +6,9 @@ user's own takes the place of one that comes with the program.
 
 from pathlib import Path
 
-from chatapp.paths import prompts_dir
+from chatapp.common.paths import prompts_dir
+from chatapp.common.userfiles import did_you_mean, quoted, reason
 from chatapp.prompting.examples import PromptError
-from chatapp.userfiles import did_you_mean, quoted, reason
 
 _TASKS = (".toml", ".txt")
 
@@ -61,7 +61,7 @@ def files() -> list[Path]:
 
 
 def _files(below: str) -> list[Path]:
-    package = Path(__file__).parent.parent
+    package = Path(__file__).parents[2]
     # Within the package when installed, beside it when run from a copy of the sources.
     places = (package / "prompts", package.parent / "prompts")
     shipped = next((place for place in places if place.is_dir()), None)

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from chatapp.parameters import Sampling
-from chatapp.prompting.calls import CALCULATOR, InlineCalls
-from chatapp.prompting.documents import PASSAGE_SIZE, PASSAGES, DocumentsError, DocumentSet
+from chatapp.common.parameters import Sampling
+from chatapp.common.userfiles import line_of, parse_toml, quoted, read_required, shown
+from chatapp.common.validation import located, strict_model, validated
+from chatapp.prompting.calls import CALCULATOR
 from chatapp.prompting.examples import (
     POOL_SUFFIXES,
     Pool,
@@ -26,10 +27,10 @@ from chatapp.prompting.examples import (
     parse_row,
     read_pool,
 )
+from chatapp.prompting.files.documents import PASSAGE_SIZE, PASSAGES, DocumentsError, DocumentSet
+from chatapp.prompting.messages import InlineCalls
 from chatapp.prompting.selection.select import Select
 from chatapp.prompting.template import TEMPLATES
-from chatapp.userfiles import line_of, parse_toml, quoted, read_required, shown
-from chatapp.validation import located, strict_model, validated
 
 Scoring = Literal["direct", "calibrated", "channel"]
 Style = Literal["text", "turns"]

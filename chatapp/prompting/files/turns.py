@@ -14,10 +14,9 @@ from dataclasses import replace
 
 from chatapp.prompting.chat_template import ChatTemplate, Template
 from chatapp.prompting.examples import Example, PromptError
-from chatapp.prompting.layout import Fitted, TextLayout, arrange
-from chatapp.prompting.messages import Message
-from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.segments import END_OF_TEXT, Segment
+from chatapp.prompting.files.layout import Fitted, TextLayout, arrange
+from chatapp.prompting.files.promptfile import PromptFile
+from chatapp.prompting.messages import END_OF_TEXT, Message, Segment
 from chatapp.prompting.thinking import ends_in_thought
 
 

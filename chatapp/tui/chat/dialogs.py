@@ -8,26 +8,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chatapp.dialogue.store import Basis
-from chatapp.paths import presets_path
-from chatapp.tui.branches import BranchScreen
-from chatapp.tui.comparing import CompareScreen
-from chatapp.tui.history import HistoryScreen
-from chatapp.tui.library import LibraryScreen
-from chatapp.tui.message import MessageView
-from chatapp.tui.models import ModelScreen
-from chatapp.tui.parameters import ParametersScreen
+from chatapp.common.paths import presets_path
+from chatapp.dialogue.store.rows import Basis
+from chatapp.tui.screens.branches import BranchScreen
+from chatapp.tui.screens.compare import CompareScreen
+from chatapp.tui.screens.history import HistoryScreen
+from chatapp.tui.screens.library import LibraryScreen
+from chatapp.tui.screens.models import ModelScreen
+from chatapp.tui.screens.parameters import ParametersScreen
+from chatapp.tui.widgets.message import MessageView
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Store, StoredMessage
-    from chatapp.tui.chat_turns import ChatTurns
-    from chatapp.tui.chat_widgets import ChatWidgets
-    from chatapp.tui.conversation import Conversation
-    from chatapp.tui.inspecting import Inspecting
-    from chatapp.tui.library import PromptChoice
-    from chatapp.tui.model_switch import ModelSwitch
-    from chatapp.tui.navigation import Navigation
-    from chatapp.tui.scoring import Scoring
+    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.rows import StoredMessage
+    from chatapp.tui.chat.inspecting import Inspecting
+    from chatapp.tui.chat.model_switch import ModelSwitch
+    from chatapp.tui.chat.navigation import Navigation
+    from chatapp.tui.chat.parts import ChatWidgets
+    from chatapp.tui.chat.turns import ChatTurns
+    from chatapp.tui.conversation.conversation import Conversation
+    from chatapp.tui.conversation.reply_scores import Scoring
+    from chatapp.tui.screens.library import PromptChoice
 
 
 @dataclass(eq=False)

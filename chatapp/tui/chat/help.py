@@ -16,24 +16,22 @@ from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Input, Static, TextArea
 
-from chatapp.tui.branches import BranchScreen
-from chatapp.tui.comparing import CompareScreen
-from chatapp.tui.dialog import Dialog
-from chatapp.tui.field import Field
-from chatapp.tui.history import ChatList, HistoryScreen
-from chatapp.tui.inspector.attention import AttentionView
-from chatapp.tui.inspector.heatmap import HeatMap
+from chatapp.tui.chat.slash import COMMANDS
+from chatapp.tui.inspector.attention import AttentionView, HeatMap
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.step import StepView
 from chatapp.tui.inspector.token_text import TokenText
-from chatapp.tui.keymap import bindings_of, words_of
-from chatapp.tui.learning import LearnScreen
-from chatapp.tui.library import LibraryScreen
-from chatapp.tui.models import ModelScreen
-from chatapp.tui.parameters import ParametersScreen
-from chatapp.tui.ranking import RankScreen
-from chatapp.tui.slash import COMMANDS
-from chatapp.tui.textual_internals import keymap_of
+from chatapp.tui.platform.keymap import bindings_of, words_of
+from chatapp.tui.platform.textual_internals import keymap_of
+from chatapp.tui.screens.branches import BranchScreen
+from chatapp.tui.screens.compare import CompareScreen
+from chatapp.tui.screens.history import ChatList, HistoryScreen
+from chatapp.tui.screens.learn import LearnScreen
+from chatapp.tui.screens.library import LibraryScreen
+from chatapp.tui.screens.models import ModelScreen
+from chatapp.tui.screens.parameters import ParametersScreen
+from chatapp.tui.screens.ranking import RankScreen
+from chatapp.tui.widgets.dialog import Dialog, Field
 
 _SCREENS: tuple[type[DOMNode], ...] = (
     HistoryScreen,

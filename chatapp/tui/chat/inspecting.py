@@ -5,16 +5,16 @@ Keep: there is at most one inspector, and it follows the chat as that goes on.
 
 from typing import TYPE_CHECKING
 
-from chatapp.tui.inspector.look import Target
+from chatapp.tui.chat.slash import is_command
 from chatapp.tui.inspector.panel import Inspector
-from chatapp.tui.message import MessageView
-from chatapp.tui.slash import is_command
+from chatapp.tui.inspector.view import Target
+from chatapp.tui.widgets.message import MessageView
 
 if TYPE_CHECKING:
     from textual.screen import Screen
 
-    from chatapp.tui.chat_widgets import ChatWidgets
-    from chatapp.tui.conversation import Conversation
+    from chatapp.tui.chat.parts import ChatWidgets
+    from chatapp.tui.conversation.conversation import Conversation
 
 
 class Inspecting:

@@ -6,19 +6,19 @@ Keep: what the status line names is what replies come from, or what is being loa
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chatapp.dialogue.store import StoreError
-from chatapp.tui import collector, timings
-from chatapp.tui.keymap import shown_key
-from chatapp.tui.library import persona_of
-from chatapp.tui.loading import LoadFailed, LoadRequest, ModelLoaded
-from chatapp.tui.parameters import Parameters
-from chatapp.tui.words import in_words
+from chatapp.dialogue.store.database import StoreError
+from chatapp.tui.conversation.loading import LoadFailed, LoadRequest, ModelLoaded
+from chatapp.tui.platform import runtime
+from chatapp.tui.platform.keymap import shown_key
+from chatapp.tui.platform.runtime import in_words
+from chatapp.tui.screens.library import persona_of
+from chatapp.tui.screens.parameters import Parameters
 
 if TYPE_CHECKING:
-    from chatapp.engine.catalogue import ListedModel
     from chatapp.engine.model import LanguageModel
-    from chatapp.tui.chat_widgets import ChatWidgets
-    from chatapp.tui.conversation import Conversation
+    from chatapp.models.catalogue import ListedModel
+    from chatapp.tui.chat.parts import ChatWidgets
+    from chatapp.tui.conversation.conversation import Conversation
 
 
 class ModelSwitch:
@@ -44,7 +44,7 @@ class ModelSwitch:
         device, say = self._conversation.device, self._widgets.inform
 
         def load() -> "LanguageModel":
-            from chatapp.engine.load import load_model
+            from chatapp.models.loading import load_model
 
             return load_model(name, precision=precision, device=device, say=say)
 
@@ -68,15 +68,15 @@ class ModelSwitch:
         event: the answer to the newest request. Returns why it cannot be had; "" when it can.
         """
         if isinstance(event, ModelLoaded):
-            from chatapp.engine.generation_config import generation_config
+            from chatapp.engine.files.model_files import generation_config
 
-            timings.mark("model_ready")
+            runtime.mark("model_ready")
             is_switch = self._conversation.model is not None
             try:
                 self._conversation.attach(event.request, event.model)
             except (ValueError, StoreError) as error:
                 return self._recover(in_words(error))
-            collector.settle(is_switch=is_switch)
+            runtime.settle(is_switch=is_switch)
             self.show()
             if (remote := self._conversation.remote()) is not None and remote.remark:
                 self._widgets.inform(remote.remark)

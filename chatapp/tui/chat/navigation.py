@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Deleted, Store, StoredMessage
-    from chatapp.tui.chat_turns import ChatTurns
-    from chatapp.tui.chat_widgets import ChatWidgets
-    from chatapp.tui.conversation import Conversation
-    from chatapp.tui.history import ChatChoice
-    from chatapp.tui.inspecting import Inspecting
-    from chatapp.tui.model_switch import ModelSwitch
-    from chatapp.tui.scoring import Scoring
-    from chatapp.tui.verdicts import Verdicts
+    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.rows import Deleted, StoredMessage
+    from chatapp.tui.chat.inspecting import Inspecting
+    from chatapp.tui.chat.model_switch import ModelSwitch
+    from chatapp.tui.chat.parts import ChatWidgets
+    from chatapp.tui.chat.turns import ChatTurns
+    from chatapp.tui.chat.verdicts import Verdicts
+    from chatapp.tui.conversation.conversation import Conversation
+    from chatapp.tui.conversation.reply_scores import Scoring
+    from chatapp.tui.screens.history import ChatChoice
 
 
 _DELETED = (

@@ -13,12 +13,12 @@ from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.dom import DOMNode
 
-from chatapp.foreign import printable
-from chatapp.tui.chat import ChatScreen
-from chatapp.tui.dialog import LeftOnce
-from chatapp.tui.keymap import bindings_of, words_of
-from chatapp.tui.slash import COMMANDS, Command
-from chatapp.tui.textual_internals import keymap_of
+from chatapp.common.foreign import printable
+from chatapp.tui.chat.screen import ChatScreen
+from chatapp.tui.chat.slash import COMMANDS, Command
+from chatapp.tui.platform.keymap import bindings_of, words_of
+from chatapp.tui.platform.textual_internals import keymap_of
+from chatapp.tui.widgets.dialog import LeftOnce
 
 
 class Entry(NamedTuple):

@@ -17,39 +17,40 @@ from textual.events import Key, Paste
 from textual.screen import Screen
 from textual.widgets import OptionList
 
-from chatapp.dialogue.store import StoreError
-from chatapp.tui import clipboard, events, slash, timings
-from chatapp.tui.chat_turns import ChatTurns
-from chatapp.tui.chat_widgets import ChatWidgets
-from chatapp.tui.conversation import Conversation, TurnRequest
-from chatapp.tui.dialogs import Dialogs
-from chatapp.tui.field import Field
-from chatapp.tui.help import HelpScreen
-from chatapp.tui.inspecting import Inspecting
+from chatapp.dialogue.store.database import StoreError
+from chatapp.tui import events
+from chatapp.tui.chat import slash
+from chatapp.tui.chat.dialogs import Dialogs
+from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.chat.inspecting import Inspecting
+from chatapp.tui.chat.model_switch import ModelSwitch
+from chatapp.tui.chat.navigation import Navigation
+from chatapp.tui.chat.parts import FROM as SIDEBAR_FROM
+from chatapp.tui.chat.parts import ChatWidgets, Sidebar
+from chatapp.tui.chat.slash_actions import Rest, SlashError
+from chatapp.tui.chat.turns import ChatTurns
+from chatapp.tui.chat.verdicts import Verdicts
+from chatapp.tui.conversation.conversation import Conversation, TurnRequest
+from chatapp.tui.conversation.loading import LoadFailed, ModelLoaded
+from chatapp.tui.conversation.reply_scores import Scoring
+from chatapp.tui.conversation.turn import TurnEnded, TurnEvent, TurnFailed
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.view import Branch
-from chatapp.tui.keymap import shown_key
-from chatapp.tui.learning import LearnScreen, command
-from chatapp.tui.library import PromptChoice
-from chatapp.tui.loading import LoadFailed, ModelLoaded
-from chatapp.tui.message import MessageView
-from chatapp.tui.model_switch import ModelSwitch
-from chatapp.tui.navigation import Navigation
-from chatapp.tui.permission import Approval, ToolAsks
-from chatapp.tui.prompt import Prompt
-from chatapp.tui.scoring import Scoring
-from chatapp.tui.sidebar import FROM as SIDEBAR_FROM
-from chatapp.tui.sidebar import Sidebar
-from chatapp.tui.slash_actions import Rest, SlashError
-from chatapp.tui.sources import SourceScreen
-from chatapp.tui.turn import TurnEnded, TurnEvent, TurnFailed
-from chatapp.tui.verdicts import Verdicts
-from chatapp.tui.welcome import QUESTION
+from chatapp.tui.platform import programs, runtime
+from chatapp.tui.platform.keymap import shown_key
+from chatapp.tui.screens.learn import LearnScreen, command
+from chatapp.tui.screens.library import PromptChoice
+from chatapp.tui.screens.sources import SourceScreen
+from chatapp.tui.widgets.approval import Approval, ToolAsks
+from chatapp.tui.widgets.dialog import Field
+from chatapp.tui.widgets.message import MessageView
+from chatapp.tui.widgets.prompt import Prompt
+from chatapp.tui.widgets.welcome import QUESTION
 
 if TYPE_CHECKING:
+    from chatapp.common.settings import Settings
     from chatapp.dialogue.store import Store
     from chatapp.engine.model import LanguageModel
-    from chatapp.settings import Settings
 
 
 _LEAVE = "exit"
@@ -113,7 +114,7 @@ class ChatScreen(Screen[None]):
     ) -> None:
         super().__init__()
         self.store = store
-        self._code_blocks = clipboard.CodeBlocks()
+        self._code_blocks = programs.CodeBlocks()
         self._first_chat = chat_id
         self._first_model = settings.model
         self._wants_sidebar = settings.chat_list == "shown"
@@ -160,7 +161,7 @@ class ChatScreen(Screen[None]):
         self.call_after_refresh(self._after_first_frame)
 
     def _after_first_frame(self) -> None:
-        timings.mark("first_frame")
+        runtime.mark("first_frame")
         self.post_message(events.Shown())
         self.models.load()
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from chatapp.tui import slash_actions as actions
-from chatapp.tui.completions import Completion
-from chatapp.tui.slash_actions import ChatControls, SlashError
+from chatapp.tui.chat import slash_actions as actions
+from chatapp.tui.chat.slash_actions import ChatControls, SlashError
+from chatapp.tui.widgets.prompt import Completion
 
 _COMMAND = re.compile(r"/([A-Za-z]+)(?:\s+|$)")
 

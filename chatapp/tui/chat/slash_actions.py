@@ -14,22 +14,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from chatapp.common.parameters import PARAMETERS
+from chatapp.common.paths import presets_path
+from chatapp.common.presets import PresetsError, no_preset, read_presets
+from chatapp.common.userfiles import UserError
 from chatapp.dialogue.store import Store
-from chatapp.parameters import PARAMETERS
-from chatapp.paths import presets_path
-from chatapp.presets import PresetsError, no_preset, read_presets
-from chatapp.tui.conversation import Conversation
-from chatapp.tui.library import PromptChoice, choice_of, choosable_names
-from chatapp.tui.model_switch import ModelSwitch
-from chatapp.userfiles import UserError
+from chatapp.tui.chat.model_switch import ModelSwitch
+from chatapp.tui.conversation.conversation import Conversation
+from chatapp.tui.screens.library import PromptChoice, choice_of, choosable_names
 
 if TYPE_CHECKING:
     from textual.app import App
 
-    from chatapp.prompting.documents import DocumentSet
+    from chatapp.prompting.files.documents import DocumentSet
     from chatapp.tools.registry import Registry
-    from chatapp.tui.chat_widgets import ChatWidgets
-    from chatapp.tui.scoring import Scoring
+    from chatapp.tui.chat.parts import ChatWidgets
+    from chatapp.tui.conversation.reply_scores import Scoring
 
 TEMPLATES_OWN = "default"
 NO_DOCUMENTS = "none"
@@ -195,7 +195,7 @@ async def learn(chat: ChatControls, argument: str) -> None:
 
 
 async def use_template(chat: ChatControls, argument: str) -> None:
-    from chatapp.dialogue.template_choice import mismatch
+    from chatapp.dialogue.writers.choosing import mismatch
 
     _refuse_while_busy(chat)
     try:
@@ -237,7 +237,7 @@ def prompt_names(chat: ChatControls) -> Iterable[str]:
 
 
 async def use_documents(chat: ChatControls, argument: str) -> None:
-    from chatapp.prompting.documents import DocumentsError
+    from chatapp.prompting.files.documents import DocumentsError
 
     _refuse_while_busy(chat)
     if not argument:
@@ -256,7 +256,7 @@ async def use_documents(chat: ChatControls, argument: str) -> None:
 
 def _documents(argument: str) -> "DocumentSet":
     """Paths as a shell reads them, and how to search after `method=`. Raises ValueError."""
-    from chatapp.prompting.documents import DocumentSet
+    from chatapp.prompting.files.documents import DocumentSet
 
     words = shlex.split(argument)
     methods = [word for word in words if word.startswith(_METHOD)]
@@ -337,7 +337,7 @@ async def use_reward(chat: ChatControls, argument: str) -> None:
 
 
 def reward_names(chat: ChatControls) -> list[str]:
-    from chatapp.engine.reward_model import scores_replies
+    from chatapp.models.loading import scores_replies
 
     return [*filter(scores_replies, chat.models.names()), NO_REWARD]
 

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING
 
 from textual.timer import Timer
 
-from chatapp.dialogue.store import StoreError
-from chatapp.tui import timings
-from chatapp.tui.conversation import TurnRequest
-from chatapp.tui.message import MessageView
-from chatapp.tui.permission import Question
-from chatapp.tui.status import ASKING, RUNNING_TOOL
-from chatapp.tui.turn import (
+from chatapp.dialogue.store.database import StoreError
+from chatapp.tui.conversation.conversation import TurnRequest
+from chatapp.tui.conversation.turn import (
     GrowingReply,
     RunningTurn,
     ToolTold,
@@ -23,21 +19,25 @@ from chatapp.tui.turn import (
     TurnEvent,
     TurnFailed,
 )
-from chatapp.tui.turn_controller import TurnController
-from chatapp.tui.words import in_words
+from chatapp.tui.conversation.turn_controller import TurnController
+from chatapp.tui.platform import runtime
+from chatapp.tui.platform.runtime import in_words
+from chatapp.tui.widgets.approval import Question
+from chatapp.tui.widgets.message import MessageView
+from chatapp.tui.widgets.status import ASKING, RUNNING_TOOL
 
 if TYPE_CHECKING:
     from textual.message_pump import MessagePump
 
-    from chatapp.dialogue.permission import Decision
+    from chatapp.dialogue.chat import Decision
     from chatapp.dialogue.session import Started
     from chatapp.dialogue.store import Store
     from chatapp.engine.events import Finished
-    from chatapp.tui.chat_widgets import ChatWidgets
-    from chatapp.tui.conversation import Conversation
+    from chatapp.tui.chat.inspecting import Inspecting
+    from chatapp.tui.chat.model_switch import ModelSwitch
+    from chatapp.tui.chat.parts import ChatWidgets
+    from chatapp.tui.conversation.conversation import Conversation
     from chatapp.tui.events import Submitted
-    from chatapp.tui.inspecting import Inspecting
-    from chatapp.tui.model_switch import ModelSwitch
 
 
 _TRY_EVERY_SECONDS = 2.0
@@ -235,7 +235,7 @@ class ChatTurns:
         if text and self._reply is not None:
             if status.state == "thinking":
                 status.state = "streaming"
-                self._widgets.transcript.call_after_refresh(timings.mark, "first_token")
+                self._widgets.transcript.call_after_refresh(runtime.mark, "first_token")
             self._reply.append(text)
         thought, before = reply.take_thoughts(), reply.message
         if reply.thought_tokens and before is not None and self._reply is not None:

@@ -5,14 +5,15 @@ Keep: what is shown of a verdict is what the store has of it.
 
 from typing import TYPE_CHECKING
 
-from chatapp.dialogue.store import StoreError
-from chatapp.tui.ranking import RankScreen
+from chatapp.dialogue.store.database import StoreError
+from chatapp.tui.screens.ranking import RankScreen
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Store, StoredMessage
-    from chatapp.tui.chat_widgets import ChatWidgets
-    from chatapp.tui.conversation import Conversation
-    from chatapp.tui.scoring import Scoring
+    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.rows import StoredMessage
+    from chatapp.tui.chat.parts import ChatWidgets
+    from chatapp.tui.conversation.conversation import Conversation
+    from chatapp.tui.conversation.reply_scores import Scoring
 
 
 class Verdicts:

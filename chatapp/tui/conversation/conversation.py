@@ -15,30 +15,31 @@ from typing import TYPE_CHECKING
 
 from textual.message_pump import MessagePump
 
-from chatapp.dialogue.interleaving import interleaved
-from chatapp.dialogue.store import Basis, Gone
-from chatapp.parameters import known_values
-from chatapp.settings import keep_settings
+from chatapp.common.parameters import known_values
+from chatapp.common.settings import keep_settings
+from chatapp.common.userfiles import UserError
+from chatapp.dialogue.events import interleaved
+from chatapp.dialogue.store.database import Gone
+from chatapp.dialogue.store.rows import Basis
 from chatapp.tui import events
-from chatapp.tui.getting import Getting
-from chatapp.tui.loading import LoadRequest
-from chatapp.tui.permission import asked_on
-from chatapp.tui.turn import GrowingReply, NumberedEvent, RunningTurn
-from chatapp.tui.words import in_words
-from chatapp.userfiles import UserError
+from chatapp.tui.conversation.loading import Getting, LoadRequest
+from chatapp.tui.conversation.turn import GrowingReply, NumberedEvent, RunningTurn
+from chatapp.tui.platform.runtime import in_words
+from chatapp.tui.widgets.approval import asked_on
 
 if TYPE_CHECKING:
+    from chatapp.common.parameters import Origin
+    from chatapp.common.settings import Settings
     from chatapp.dialogue.reply import ReplyNotStored
     from chatapp.dialogue.session import Session, SessionEvent
-    from chatapp.dialogue.store import Store, StoredMessage
-    from chatapp.dialogue.variant import Pair, Variant
+    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.rows import StoredMessage
+    from chatapp.dialogue.variants import Pair, Variant
+    from chatapp.engine.backends.remote.completions import RemoteModel
     from chatapp.engine.model import LanguageModel, Sampling
-    from chatapp.engine.remote import RemoteModel
-    from chatapp.parameters import Origin
-    from chatapp.prompting.documents import DocumentSet
-    from chatapp.settings import Settings
+    from chatapp.prompting.files.documents import DocumentSet
+    from chatapp.tools.mcp_servers import Servers
     from chatapp.tools.registry import Registry
-    from chatapp.tools.servers import Servers
 
 _RECENT_CHATS = 30
 
@@ -98,7 +99,7 @@ class Conversation:
 
     def remote(self) -> "RemoteModel | None":
         """The model, when it is on a server."""
-        from chatapp.engine.remote import RemoteModel
+        from chatapp.engine.backends.remote.completions import RemoteModel
 
         return self.model if isinstance(self.model, RemoteModel) else None
 
@@ -161,7 +162,7 @@ class Conversation:
         listener = listener or self._listener
 
         def run() -> None:
-            from chatapp.engine.catalogue import on_servers, on_this_machine, to_get, unfinished
+            from chatapp.models.catalogue import on_servers, on_this_machine, to_get, unfinished
 
             models, others = on_this_machine(self.precision, self.device), to_get()
             offered = {model.name for model in others}
@@ -197,7 +198,7 @@ class Conversation:
 
     def use_template(self, name: str) -> None:
         """Write the chat in another template. Raises ValueError, and changes nothing."""
-        from chatapp.dialogue.template_choice import choose_template
+        from chatapp.dialogue.writers.choosing import choose_template
 
         if self.model is not None:
             choose_template(self.model, name)
@@ -207,7 +208,7 @@ class Conversation:
     def set_thinking(self, thinking: bool) -> None:
         """Let the model think before it replies, or not. Raises ValueError, and changes nothing,
         when it has no switch for that."""
-        from chatapp.dialogue.template_choice import with_thinking
+        from chatapp.dialogue.writers.choosing import with_thinking
 
         if self.model is None or self.session is None:
             raise ValueError("the model is not loaded yet")
@@ -285,7 +286,7 @@ class Conversation:
 
     def servers(self) -> "Servers":
         """Those of the chat's tools, which go on until it is left."""
-        from chatapp.tools.servers import Servers
+        from chatapp.tools.mcp_servers import Servers
 
         self._servers = self._servers or Servers()
         return self._servers
@@ -308,7 +309,7 @@ class Conversation:
 
     def attach(self, request: LoadRequest, model: "LanguageModel") -> None:
         """Use the model that was asked for. Raises ValueError when it cannot be chatted with."""
-        from chatapp.engine.generation_config import generation_config
+        from chatapp.engine.files.model_files import generation_config
 
         self.loading = None
         self._choices = self._choices.of("model", generation_config(model).sampling)
@@ -482,14 +483,14 @@ class Conversation:
 
     def variant(self, session: "Session") -> "Variant":
         """What the session's next reply is drawn with."""
-        from chatapp.dialogue.variant import Variant
+        from chatapp.dialogue.variants import Variant
 
         name, template = session.model.name, self._settings.template
         return Variant(name, self.precision, template, session.sampling)
 
     def pair(self, session: "Session", message: str | int) -> "Pair":
         """Two replies to a message: a text to say next, or the id of one said already."""
-        from chatapp.dialogue.variant import Pair
+        from chatapp.dialogue.variants import Pair
 
         return Pair(self._store, session, message, self._model_to_compare)
 
@@ -498,7 +499,7 @@ class Conversation:
         if self.model is not None and (name, precision) == (self.model.name, self.precision):
             return self.model
         if self._compared is None or self._compared[0] != (name, precision):
-            from chatapp.engine.load import load_model
+            from chatapp.models.loading import load_model
 
             self._compared = None  # before the next takes its place in memory
             model = load_model(name, precision=precision, device=self.device)
@@ -556,7 +557,7 @@ class Conversation:
     def _new_session(self, model: "LanguageModel", chat_id: int | None) -> None:
         # Only now, because the first frame needs none of it.
         from chatapp.dialogue.session import Session
-        from chatapp.dialogue.template_choice import choose_template, with_thinking
+        from chatapp.dialogue.writers.choosing import choose_template, with_thinking
 
         basis = self._basis if chat_id is None else self._store.chat(chat_id).basis
         template = choose_template(model, self._settings.template, basis.asked_template)

@@ -6,18 +6,19 @@ another reward model, or other instructions, have been chosen is dropped.
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from textual.screen import Screen
 from textual.signal import Signal
 
-from chatapp.tui.words import in_words
+from chatapp.tui.platform.runtime import in_words
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.best_of import ReplyScorer
-    from chatapp.dialogue.store import Store, StoredMessage
-    from chatapp.tui.chat_widgets import ChatWidgets
-    from chatapp.tui.conversation import Conversation
+    from chatapp.dialogue.reply_scores import ReplyScorer
+    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.rows import StoredMessage
+    from chatapp.tui.conversation.conversation import Conversation
+    from chatapp.tui.widgets.transcript import Transcript
 
 _Key = tuple[int, str]
 """A reply's id, and its text: one that goes on has another."""
@@ -35,6 +36,16 @@ class _Request:
     has_begun: bool = False
 
 
+class Display(Protocol):
+    """What of the chat screen shows scores and says what became of them."""
+
+    transcript: "Transcript"
+
+    def inform(self, words: str) -> None: ...
+    def show_problem(self, problem: str) -> None: ...
+    def keep_choices(self) -> None: ...
+
+
 class Scoring:
     """Has the replies of a conversation scored as they are shown. On the event loop."""
 
@@ -43,7 +54,7 @@ class Scoring:
         conversation: "Conversation",
         store: "Store",
         screen: Screen[None],
-        widgets: "ChatWidgets",
+        widgets: Display,
     ) -> None:
         self._conversation = conversation
         self._store = store
@@ -93,7 +104,7 @@ class Scoring:
         request.has_begun = True
 
         def run() -> None:
-            from chatapp.dialogue.best_of import ReplyScorer
+            from chatapp.dialogue.reply_scores import ReplyScorer
 
             loaded: ReplyScorer | str
             try:
@@ -149,7 +160,7 @@ class Scoring:
     def _known(self, reply: "StoredMessage") -> float | str | None:
         if self._scorer is None:
             return None
-        from chatapp.dialogue.scoring import can_be_scored  # the first frame needs none of it
+        from chatapp.dialogue.reply_scores import can_be_scored  # the first frame needs none of it
 
         key = reply.id, reply.text
         if key not in self._scores and can_be_scored(reply):
@@ -173,7 +184,7 @@ class Scoring:
         self._is_scoring = True
 
         def run() -> None:
-            from chatapp.dialogue.scoring import stored_score
+            from chatapp.dialogue.reply_scores import stored_score
 
             score: float | str
             try:

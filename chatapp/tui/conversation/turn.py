@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 from textual.message_pump import MessagePump
 
-from chatapp.dialogue.call_events import Called, Calling
+from chatapp.dialogue.events import Called, Calling
 from chatapp.engine.events import Finished, Token
 from chatapp.tui.events import Submitted
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.call_events import ReplyEvent
+    from chatapp.dialogue.events import ReplyEvent
     from chatapp.dialogue.session import SessionEvent, Started
-    from chatapp.dialogue.store import StoredMessage
-    from chatapp.prompting.calls import Call
+    from chatapp.dialogue.store.rows import StoredMessage
+    from chatapp.prompting.messages import Call
 
 NumberedEvent = tuple[int, "SessionEvent | Exception"]
 

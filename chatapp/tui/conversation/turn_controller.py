@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from textual.timer import Timer
 
-from chatapp.tui.turn import (
+from chatapp.tui.conversation.turn import (
     GrowingReply,
     RunningTurn,
     TurnEnded,
@@ -16,14 +16,14 @@ from chatapp.tui.turn import (
     TurnFailed,
     TurnStarted,
 )
-from chatapp.tui.words import in_words
+from chatapp.tui.platform.runtime import in_words
 
 if TYPE_CHECKING:
     from textual.message_pump import MessagePump
 
     from chatapp.dialogue.session import Started
     from chatapp.engine.events import Finished
-    from chatapp.tui.conversation import Conversation, TurnRequest
+    from chatapp.tui.conversation.conversation import Conversation, TurnRequest
 
 UPDATES_PER_SECOND = 15
 

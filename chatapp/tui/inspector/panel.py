@@ -17,16 +17,13 @@ from textual.events import Resize
 from textual.message import Message
 from textual.widgets import ContentSwitcher, Static
 
-from chatapp.foreign import printable
-from chatapp.tui.conversation import Conversation
+from chatapp.common.foreign import printable
+from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.inspector.attention import AttentionView
-from chatapp.tui.inspector.layers import LayersView
-from chatapp.tui.inspector.look import Look, Target, look
-from chatapp.tui.inspector.prompt import PromptView
 from chatapp.tui.inspector.step import StepView
-from chatapp.tui.inspector.tokens import TokensView
-from chatapp.tui.inspector.view import Compute, View
-from chatapp.tui.words import in_words
+from chatapp.tui.inspector.tabs import LayersView, PromptView, TokensView
+from chatapp.tui.inspector.view import Compute, Look, Target, View, look
+from chatapp.tui.platform.runtime import in_words
 
 BESIDE_FROM = 120
 """Columns of the terminal from which on the inspector stands beside the chat."""

@@ -14,20 +14,17 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import OptionList, Static
 
+from chatapp.common.foreign import printable
+from chatapp.common.shading import bar, percent
 from chatapp.engine.model import Sampling
-from chatapp.foreign import printable
-from chatapp.shading import bar, percent
-from chatapp.tui.inspector.legend import likelihood_legend
-from chatapp.tui.inspector.look import ALTERNATIVES, Look
-from chatapp.tui.inspector.token_text import TokenText, padded, surprise
-from chatapp.tui.inspector.view import Branch, Compute, View
-from chatapp.tui.options import MarkedOptions
+from chatapp.tui.inspector.token_text import TokenText, likelihood_legend, padded, surprise
+from chatapp.tui.inspector.view import ALTERNATIVES, Branch, Compute, Look, View
+from chatapp.tui.widgets.dialog import MarkedOptions
 
 if TYPE_CHECKING:
-    from chatapp.lab.inspecting import Inspectable
-    from chatapp.lab.predictions import Candidate, Cut
-    from chatapp.lab.stepper import Stepper
-    from chatapp.tui.conversation import Conversation
+    from chatapp.lab.inspectable import Inspectable
+    from chatapp.lab.predictions import Candidate, Cut, Stepper
+    from chatapp.tui.conversation.conversation import Conversation
 
 _STEPS: dict[str, tuple[float, ...]] = {
     "temperature": (*(tenth / 10 for tenth in range(16)), 2.0, 3.0, 5.0),

@@ -1,25 +1,42 @@
 """The tab of the inspector that shows each token with what else might have come.
 
 Keep: only a token of a reply can be replaced; what the user wrote was not generated.
+
+The tab of the inspector that shows what each layer would predict.
+
+Keep: the table belongs to the token chosen in the text above it.
+
+The tab of the inspector that shows the exact prompt.
+
+Keep: every character the model reads stands here, and nothing else in its place.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import ComposeResult
+from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import OptionList, Static
 
-from chatapp.foreign import printable
-from chatapp.shading import bar, percent
-from chatapp.tui.inspector.legend import likelihood_legend
-from chatapp.tui.inspector.look import Look
-from chatapp.tui.inspector.token_text import LONGEST, TokenText, padded, quoted, surprise
-from chatapp.tui.inspector.view import Branch, View
-from chatapp.tui.options import MarkedOptions
+from chatapp.common.foreign import printable
+from chatapp.common.shading import bar, percent
+from chatapp.tui.inspector.token_text import (
+    LONGEST,
+    TokenText,
+    likelihood_legend,
+    padded,
+    quoted,
+    surprise,
+)
+from chatapp.tui.inspector.view import Branch, Compute, Look, View
+from chatapp.tui.widgets.dialog import MarkedOptions
+from chatapp.tui.widgets.message import SPEAKERS
+from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, source_lines
 
 if TYPE_CHECKING:
-    from chatapp.lab.predictions import Candidate
+    from chatapp.lab.predictions import Candidate, Prediction
 
 
 class TokensView(View):
@@ -111,3 +128,118 @@ def candidate_line(candidate: "Candidate", came: bool, width: int) -> Content:
         f"{candidate.rank:>2} {'●' if came else ' '} ", padded(candidate.text),
         f" {percent(candidate.probability)} {bar(candidate.probability, size)}",
     )  # fmt: skip
+
+
+class LayersView(View):
+    """What each layer would predict after a token, at first the one before the reply."""
+
+    hint = "← → choose a token · Tab: scroll the layers"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._guesses: list[Prediction] = []
+
+    def legend(self) -> Content:
+        words = "the token that followed", " · bits: how unsure the layer is"
+        return Content.assemble((words[0], "bold $text-success"), words[1])
+
+    def compose(self) -> ComposeResult:
+        yield TokenText(id="layers-text")
+        yield Static(id="layers-detail", markup=False)
+        with VerticalScroll(can_focus=True, id="layers-scroll"):
+            yield Static(id="layers-table", markup=False)
+
+    def show(self, look: Look) -> None:
+        self._look = look
+        self._guesses = []
+        text = self.query_one(TokenText)
+        text.show(look.texts, min(look.start, len(look.texts)) - 1)
+        self._choose()
+
+    @on(TokenText.Moved)
+    def _choose(self) -> None:
+        trace, position = self._look.trace, self.query_one(TokenText).cursor
+        if trace is None:
+            self._failed(self._look.reason)
+        else:
+            work = partial(trace.lens, position)
+            self.post_message(Compute(work, self._computed, self._failed, "layers"))
+
+    def _failed(self, reason: str) -> None:
+        self._show_detail(Content.styled(printable(reason), "dim"))
+        self.query_one("#layers-table", Static).update("")
+
+    def _show_detail(self, words: Content) -> None:
+        self.query_one("#layers-detail", Static).update(words)
+
+    def on_resize(self) -> None:
+        if self._guesses:
+            self._computed(self._guesses)
+
+    def _computed(self, guesses: "list[Prediction]") -> None:
+        self._guesses = guesses
+        look, position = self._look, self.query_one(TokenText).cursor
+        actual = guesses[0].actual
+        words = Content.assemble(
+            ("each layer's predictions after ", "dim"), quoted(look.texts[position])
+        )
+        if actual is not None:
+            words += Content.assemble(("; ", "dim"), quoted(actual.text), (" followed", "dim"))
+        self._show_detail(words)
+        width = self.size.width - 2
+        header = " layer  bits" + ("    rank" if actual else "") + "  predictions"
+        rows = [Content.styled(header, "dim")]
+        for layer in reversed(range(len(guesses))):
+            guess = guesses[layer]
+            line = Content(f"{layer:>6} {guess.entropy:>5.1f}")
+            if guess.actual is not None:
+                line += Content(f" {guess.actual.rank:>7,}")
+            line += Content(" ")
+            for candidate in guess.candidates:
+                right = actual is not None and candidate.id == actual.id
+                piece = quoted(candidate.text).stylize("bold $text-success" if right else "")
+                more = Content.assemble(
+                    " ", piece, (f" {percent(candidate.probability).strip()}", "dim")
+                )
+                if line.cell_length + more.cell_length > width:
+                    break
+                line += more
+            rows.append(line)
+        self.query_one("#layers-table", Static).update(Content("\n").join(rows))
+
+
+_SERVED = "The server is sent these as messages, and writes its model's own template around them."
+
+_OUTDATED = "The reply was generated from another prompt. Below is the one there would be now."
+
+
+class PromptView(View):
+    """The exact string, coloured by where each part of it comes from."""
+
+    hint = "↑ ↓ scroll the prompt"
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(can_focus=True, id="prompt-scroll"):
+            yield Static(_OUTDATED, id="prompt-outdated")
+            yield Static(id="prompt-legend")
+            yield Static(id="prompt-text", markup=False)
+            yield Static(id="prompt-notes", markup=False)
+
+    def show(self, look: Look) -> None:
+        self.query_one("#prompt-legend", Static).update(legend(look.segments))
+        self.query_one("#prompt-text", Static).update(colored(look.segments))
+        notes = list(shot_lines(look.shots, look.dropped_shots))
+        notes += source_lines(look.sources)
+        if look.sent_as_messages:
+            notes.append(Content.styled(_SERVED, "dim"))
+        if look.left_out:
+            count = len(look.left_out)
+            words = f"Left out for length: {count} message{'s' * (count > 1)}"
+            notes.append(Content.styled(words, "$text-warning"))
+            for message in look.left_out:
+                line = f"{SPEAKERS[message.role]}: {one_line(message.text)}"
+                notes.append(Content.styled(line, "dim"))
+        self.query_one("#prompt-notes", Static).update(Content("\n").join(notes))
+        outdated = self.query_one("#prompt-outdated", Static)
+        outdated.display = look.outdated
+        self.query_one("#prompt-scroll").scroll_home(animate=False)

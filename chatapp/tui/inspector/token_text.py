@@ -2,9 +2,13 @@
 
 Keep: a token is drawn where `layout` puts it and nowhere else, and everything a colour says is
 said without colours too, by how bold a token is.
+
+What the colours of the inspector say, in a line.
+
+Keep: each swatch is painted by the function that paints the tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -19,13 +23,17 @@ from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.style import Style as ContentStyle
 
-from chatapp.shading import RGB, ink_on, likelihood_color, visible, weight_color
+from chatapp.common.shading import RGB, hexadecimal, ink_on, likelihood_color, visible, weight_color
 
 NOTHING = "∅"
+
 """Stands for a token without any text."""
 
+
 LONGEST = 16
+
 """Columns that a token gets in a list."""
 
 
@@ -42,6 +50,7 @@ def padded(text: str) -> Content:
 
 
 LEVELS = (Style(dim=True), Style(), Style(bold=True), Style(bold=True, underline=True))
+
 """How the levels of `Paint` are drawn where there are no colours."""
 
 
@@ -246,3 +255,32 @@ class TokenText(ScrollView, can_focus=True):
         y = event.y + self.scroll_offset.y
         if 0 <= y < len(self._rows) and self._rows[y]:
             self._go(self._at(event.x, y))
+
+
+_PROBABILITIES = (("under 1 %", 0.005), ("10 %", 0.05), ("50 %", 0.3), ("100 %", 1.0))
+
+_WEIGHTS = (("little", 0.05), ("some", 0.4), ("much", 0.7), ("most", 1.0))
+
+
+def likelihood_legend(few_colors: bool) -> Content:
+    """How probable the model found each token."""
+    swatches = ((words, surprise(probability)) for words, probability in _PROBABILITIES)
+    return Content("probability ") + _swatches(swatches, few_colors)
+
+
+def weight_legend(few_colors: bool) -> Content:
+    """How much of the attention each token has."""
+    swatches = ((words, attended(weight, 1.0)) for words, weight in _WEIGHTS)
+    return Content("attention ") + _swatches(swatches, few_colors)
+
+
+def _swatches(swatches: Iterable[tuple[str, Paint]], few_colors: bool) -> Content:
+    parts = []
+    for words, paint in swatches:
+        style: str | ContentStyle = (
+            f"{hexadecimal(ink_on(paint.color))} on {hexadecimal(paint.color)}"
+        )
+        if few_colors:
+            style = ContentStyle.from_rich_style(LEVELS[paint.level])
+        parts.append(Content.styled(f" {words} ", style))
+    return Content(" ").join(parts)

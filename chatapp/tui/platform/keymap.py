@@ -14,9 +14,9 @@ from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.keys import Keys, format_key
 
-from chatapp.settings import KeyChoice, SettingsError
-from chatapp.tui.textual_internals import key_of, keymap_of
-from chatapp.userfiles import suggestion
+from chatapp.common.settings import KeyChoice, SettingsError
+from chatapp.common.userfiles import suggestion
+from chatapp.tui.platform.textual_internals import key_of, keymap_of
 
 Keymap = Mapping[str, str]
 Owner = type[DOMNode]

@@ -16,15 +16,15 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from chatapp.dialogue.store import StoreError
-from chatapp.foreign import printable
-from chatapp.tui.dialog import Dialog
-from chatapp.tui.keymap import HELP
-from chatapp.tui.message import SPEAKERS
-from chatapp.tui.options import Options
+from chatapp.common.foreign import printable
+from chatapp.dialogue.store.database import StoreError
+from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.widgets.dialog import Dialog, Options
+from chatapp.tui.widgets.message import SPEAKERS
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Store, StoredMessage
+    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.rows import StoredMessage
 
 _DEEPEST = 12
 _LINE = 200

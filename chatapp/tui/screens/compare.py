@@ -15,27 +15,27 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Input, Static
 
-from chatapp.dialogue.store import StoreError
-from chatapp.foreign import printable
+from chatapp.common.foreign import printable
+from chatapp.dialogue.store.database import StoreError
 from chatapp.tui import events
-from chatapp.tui.body import TextBody
-from chatapp.tui.conversation import Conversation, TurnRequest
-from chatapp.tui.dialog import LeftOnce
-from chatapp.tui.differences import difference
-from chatapp.tui.field import Field
-from chatapp.tui.keybar import KeyBar
-from chatapp.tui.keymap import HELP
-from chatapp.tui.message import SPEAKERS, status_words
-from chatapp.tui.prompt import Prompt
-from chatapp.tui.scoring import Scoring
-from chatapp.tui.turn import GrowingReply, RunningTurn, TurnEvent
-from chatapp.tui.turn_controller import TurnController
-from chatapp.tui.words import in_words
+from chatapp.tui.conversation.conversation import Conversation, TurnRequest
+from chatapp.tui.conversation.reply_scores import Scoring
+from chatapp.tui.conversation.turn import GrowingReply, RunningTurn, TurnEvent
+from chatapp.tui.conversation.turn_controller import TurnController
+from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.runtime import in_words
+from chatapp.tui.widgets.dialog import Field, LeftOnce
+from chatapp.tui.widgets.message import SPEAKERS, status_words
+from chatapp.tui.widgets.message_parts import TextBody
+from chatapp.tui.widgets.prompt import Prompt
+from chatapp.tui.widgets.rendered import difference
+from chatapp.tui.widgets.status import KeyBar
 
 if TYPE_CHECKING:
     from chatapp.dialogue.session import Session, Started
-    from chatapp.dialogue.store import Store, StoredMessage, Verdict
-    from chatapp.dialogue.variant import Pair, Variant
+    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.rows import StoredMessage, Verdict
+    from chatapp.dialogue.variants import Pair, Variant
     from chatapp.engine.events import Finished
 
 _KEPT: "dict[Verdict, str]" = {

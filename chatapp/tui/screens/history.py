@@ -20,15 +20,14 @@ from textual.events import DescendantFocus
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from chatapp.dialogue.store import StoreError
-from chatapp.foreign import printable
-from chatapp.tui.dialog import Dialog
-from chatapp.tui.field import Field
-from chatapp.tui.keymap import HELP
-from chatapp.tui.options import Options
+from chatapp.common.foreign import printable
+from chatapp.dialogue.store.database import StoreError
+from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.widgets.dialog import Dialog, Field, Options
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import ChatSummary, Hit, Store
+    from chatapp.dialogue.store import Store
+    from chatapp.dialogue.store.rows import ChatSummary, Hit
 
 _MOST = 200
 _FOUND = re.compile("\x02([^\x03]*)\x03")

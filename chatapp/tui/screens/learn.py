@@ -19,9 +19,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Static
 
-from chatapp.foreign import printable
-from chatapp.tui.dialog import Dialog
-from chatapp.tui.keymap import HELP
+from chatapp.common.foreign import printable
+from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.widgets.dialog import Dialog
 
 _LINES = 12
 _LONGEST = 2**20

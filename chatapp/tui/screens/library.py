@@ -18,20 +18,19 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Input, OptionList, Static
 
-from chatapp.dialogue.store import Basis, StoreError
-from chatapp.foreign import printable
-from chatapp.tui.conversation import Conversation
-from chatapp.tui.dialog import Dialog
-from chatapp.tui.field import Field
-from chatapp.tui.keymap import HELP
-from chatapp.tui.options import MarkedOptions
-from chatapp.tui.rendered import colored, legend, one_line, shot_lines
-from chatapp.tui.words import in_words
+from chatapp.common.foreign import printable
+from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.store.rows import Basis
+from chatapp.tui.conversation.conversation import Conversation
+from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.platform.runtime import in_words
+from chatapp.tui.widgets.dialog import Dialog, Field, MarkedOptions
+from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.preview import Preview
     from chatapp.dialogue.session import Session
-    from chatapp.prompting.promptfile import Persona, PromptFile
+    from chatapp.dialogue.variants import Preview
+    from chatapp.prompting.files.promptfile import Persona, PromptFile
 
 NONE = "none"
 _HINT = "↑ ↓ choose · PgUp PgDn preview · Enter uses it · Esc closes"
@@ -57,8 +56,8 @@ class _Item:
 
 def choice_of(name: str) -> PromptChoice:
     """What the chat would be held with. Raises PromptError when the file cannot be used."""
-    from chatapp.dialogue.preview import basis_of
-    from chatapp.prompting.library import name_of
+    from chatapp.dialogue.variants import basis_of
+    from chatapp.prompting.files.library import name_of
 
     if name == NONE:
         return PromptChoice(name, Basis())
@@ -69,8 +68,8 @@ def choice_of(name: str) -> PromptChoice:
 def persona_of(system: str | None) -> str:
     """The name of the persona with these instructions; "" when there is none."""
     from chatapp.prompting.examples import PromptError
-    from chatapp.prompting.library import personas
-    from chatapp.prompting.promptfile import Persona, load_for_chat
+    from chatapp.prompting.files.library import personas
+    from chatapp.prompting.files.promptfile import Persona, load_for_chat
 
     if system is None:
         return ""
@@ -84,14 +83,14 @@ def persona_of(system: str | None) -> str:
 
 def choosable_names() -> list[str]:
     """What can be chosen by name. Raises PromptError."""
-    from chatapp.prompting.library import for_chats
+    from chatapp.prompting.files.library import for_chats
 
     return [NONE, *for_chats()]
 
 
 def _load(name: str) -> "PromptFile | Persona | None":
-    from chatapp.prompting.library import find
-    from chatapp.prompting.promptfile import load_for_chat
+    from chatapp.prompting.files.library import find
+    from chatapp.prompting.files.promptfile import load_for_chat
 
     return None if name == NONE else load_for_chat(find(name))
 
@@ -99,8 +98,8 @@ def _load(name: str) -> "PromptFile | Persona | None":
 def _rows(basis: Basis) -> list[_Item]:
     """Everything there is to choose. Raises PromptError when a folder cannot be read."""
     from chatapp.prompting.examples import PromptError
-    from chatapp.prompting.library import for_chats, personas
-    from chatapp.prompting.promptfile import Persona, describe, load_for_chat
+    from chatapp.prompting.files.library import for_chats, personas
+    from chatapp.prompting.files.promptfile import Persona, describe, load_for_chat
 
     rows = [_Item(NONE, "no persona and no prompt file", in_use=basis == Basis())]
     own = personas()
@@ -224,7 +223,7 @@ class LibraryScreen(Dialog[PromptChoice | None]):
             return
 
         def compute(session: "Session") -> None:
-            from chatapp.dialogue.preview import preview
+            from chatapp.dialogue.variants import preview
 
             if number != self._number:
                 return

@@ -14,18 +14,16 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, ProgressBar, Static
 from textual.widgets.option_list import Option
 
-from chatapp.engine.known_models import KnownModel, advice
-from chatapp.foreign import printable
-from chatapp.tui.dialog import Dialog
+from chatapp.common.foreign import printable
+from chatapp.models.known_models import KnownModel, advice
+from chatapp.tui.conversation.loading import GetEnded, GetProgress, GetSaid, Getting
 from chatapp.tui.events import ModelsFound
-from chatapp.tui.field import Field
-from chatapp.tui.getting import GetEnded, GetProgress, GetSaid, Getting
-from chatapp.tui.keymap import HELP
-from chatapp.tui.options import Options
+from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.widgets.dialog import Dialog, Field, Options
 
 if TYPE_CHECKING:
-    from chatapp.engine.catalogue import ListedModel
-    from chatapp.tui.conversation import Conversation
+    from chatapp.models.catalogue import ListedModel
+    from chatapp.tui.conversation.conversation import Conversation
 
 _HINT = "● is in use · Enter switches to a model · Esc closes"
 _ASKING_HINT = "Enter downloads and uses it · Esc goes back"

@@ -16,14 +16,12 @@ from textual.events import DescendantFocus, Key
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
-from chatapp.engine.load import PRECISIONS
-from chatapp.foreign import printable
-from chatapp.parameters import PARAMETERS, Origin, Sampling
-from chatapp.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
-from chatapp.tui.dialog import Dialog
-from chatapp.tui.field import Field
-from chatapp.tui.keymap import HELP
-from chatapp.userfiles import UserError
+from chatapp.common.foreign import printable
+from chatapp.common.parameters import PARAMETERS, PRECISIONS, Origin, Sampling
+from chatapp.common.presets import PresetsError, no_preset, read_presets, remove_preset, save_preset
+from chatapp.common.userfiles import UserError
+from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.widgets.dialog import Dialog, Field
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,15 +15,14 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from chatapp.foreign import printable
-from chatapp.tui.body import TextBody
-from chatapp.tui.dialog import Dialog
-from chatapp.tui.keymap import HELP
-from chatapp.tui.options import Options
+from chatapp.common.foreign import printable
+from chatapp.tui.platform.keymap import HELP
+from chatapp.tui.widgets.dialog import Dialog, Options
+from chatapp.tui.widgets.message_parts import TextBody
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import StoredMessage
-    from chatapp.tui.scoring import Scoring
+    from chatapp.dialogue.store.rows import StoredMessage
+    from chatapp.tui.conversation.reply_scores import Scoring
 
 _LINE = 200
 

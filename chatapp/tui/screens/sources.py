@@ -14,10 +14,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import OptionList, Static
 
-from chatapp.foreign import printable
-from chatapp.tui.dialog import Dialog
-from chatapp.tui.options import Options
-from chatapp.tui.rendered import source_place
+from chatapp.common.foreign import printable
+from chatapp.tui.widgets.dialog import Dialog, Options
+from chatapp.tui.widgets.rendered import source_place
 
 if TYPE_CHECKING:
     from chatapp.passages.sources import Source

@@ -16,11 +16,11 @@ from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.widgets import OptionList, Static
 
-from chatapp.foreign import printable
-from chatapp.tui.options import Options
+from chatapp.common.foreign import printable
+from chatapp.tui.widgets.dialog import Options
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.permission import Decision
+    from chatapp.dialogue.chat import Decision
     from chatapp.tools.tool import Arguments, Tool
 
 _POLL_SECONDS = 0.05

@@ -2,10 +2,26 @@
 
 Keep: it is left once. What asks for that again before it is gone, such as a second Enter, changes
 nothing, and what was opened over it goes with it.
+
+A one-line input for foreign text.
+
+Keep: its value holds nothing that a terminal would obey, however it came there.
+
+Lists of lines to choose from.
+
+Keep: the lines are foreign text, and nothing in them is read as markup.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from textual.await_complete import AwaitComplete
+from textual.content import Content
 from textual.screen import ModalScreen, Screen, ScreenResultType
+from textual.widgets import Input, OptionList
+from textual.widgets.option_list import Option
+
+from chatapp.common.foreign import printable
 
 
 class LeftOnce(Screen[ScreenResultType]):
@@ -24,3 +40,52 @@ class LeftOnce(Screen[ScreenResultType]):
 # Textual takes a widget's style from the first of its bases.
 class Dialog(ModalScreen[ScreenResultType], LeftOnce[ScreenResultType]):
     """A box over the chat, whose keys are the only ones."""
+
+
+class Field(Input):
+    """An Input whose value holds nothing that a terminal would obey."""
+
+    def validate_value(self, value: str) -> str:
+        return printable(value)
+
+
+class Options(OptionList):
+    """An OptionList without markup that keeps still while it has no room on the screen.
+
+    Textual's own looks for the line to turn the page from, and there are none yet.
+    """
+
+    def __init__(self, *options: Any, id: str | None = None) -> None:
+        super().__init__(*options, id=id, markup=False, compact=True)
+
+    def action_page_up(self) -> None:
+        if self.scrollable_content_region:
+            super().action_page_up()  # type: ignore[no-untyped-call]
+
+    def action_page_down(self) -> None:
+        if self.scrollable_content_region:
+            super().action_page_down()  # type: ignore[no-untyped-call]
+
+
+class MarkedOptions(Options):
+    """Lines to choose from. A mark shows which one is chosen where there are no colours."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._contents: list[Content] = []
+
+    def show(self, lines: Sequence[tuple[str, Content]], highlighted: int = 0) -> None:
+        """Offer other lines, each with an id; one of them is highlighted."""
+        self.clear_options()
+        self._contents = [line for _, line in lines]
+        self.add_options(Option(Content("  ") + line, id=id) for id, line in lines)
+        self.highlighted = min(highlighted, len(lines) - 1) if lines else None
+        self._mark_chosen()
+
+    def on_option_list_option_highlighted(self) -> None:
+        self._mark_chosen()
+
+    def _mark_chosen(self) -> None:
+        for index, line in enumerate(self._contents):
+            mark = Content("› " if index == self.highlighted else "  ")
+            self.replace_option_prompt_at_index(index, mark + line)

@@ -9,8 +9,8 @@ from markdown_it import MarkdownIt
 from textual import on
 from textual.widgets import Markdown
 
-from chatapp.foreign import printable
-from chatapp.tui.textual_internals import plain_table
+from chatapp.common.foreign import printable
+from chatapp.tui.platform.textual_internals import plain_table
 
 LONGEST = 20_000
 """Characters of a reply that is still laid out. A widget is made of each of its blocks."""

@@ -14,20 +14,18 @@ from textual.content import Content
 from textual.events import Key
 from textual.widgets import Static
 
+from chatapp.common.foreign import printable
 from chatapp.engine.events import REPEATED
-from chatapp.foreign import printable
 from chatapp.tui import events
-from chatapp.tui.body import TextBody
-from chatapp.tui.calls import ToolCalls
-from chatapp.tui.clipboard import code_blocks
-from chatapp.tui.rendered import source_place
-from chatapp.tui.textual_internals import bindings_for
-from chatapp.tui.thoughts import Thoughts
+from chatapp.tui.platform.programs import code_blocks
+from chatapp.tui.platform.textual_internals import bindings_for
+from chatapp.tui.widgets.message_parts import TextBody, Thoughts, ToolCalls
+from chatapp.tui.widgets.rendered import source_place
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Feedback, StoredMessage
-    from chatapp.prompting.calls import Call
-    from chatapp.tui.markdown import RenderedBody
+    from chatapp.dialogue.store.rows import Feedback, StoredMessage
+    from chatapp.prompting.messages import Call
+    from chatapp.tui.widgets.markdown import RenderedBody
 
 _VERSIONS = Binding.Group("Versions", compact=True)
 _VERDICT = Binding.Group("Good or bad", compact=True)
@@ -249,7 +247,7 @@ class MessageView(Vertical, can_focus=True):
 
     @work(exclusive=True)
     async def _lay_out(self, text: str) -> None:
-        from chatapp.tui.markdown import LONGEST, RenderedBody  # few chats need it
+        from chatapp.tui.widgets.markdown import LONGEST, RenderedBody  # few chats need it
 
         if len(text) > LONGEST:
             return

@@ -5,20 +5,35 @@ wraps only what can still change, the last row, so that the cost of a reply grow
 length and not with its square.
 
 Keep: the rows are the same as if the whole text had been wrapped at once.
+
+The tools that a reply has called: a line for each, which opens to its result.
+
+Keep: folded until the user asks for it, and what is shown is foreign text, never markup.
+
+What was thought before a reply: one dim line, which opens.
+
+Keep: folded until the user asks for it, and what is shown is foreign text, never markup.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import chop_cells
+from textual.app import ComposeResult
+from textual.containers import Vertical
 from textual.content import Content
 from textual.geometry import Size
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
+from textual.widgets import Static
 
-from chatapp.foreign import printable
+from chatapp.common.foreign import printable
+
+if TYPE_CHECKING:
+    from chatapp.prompting.messages import Call
+
 
 _TAB_SIZE = 4
 
@@ -159,3 +174,100 @@ class TextBody(Widget):
 
     def get_selection(self, selection: Selection) -> tuple[str, str]:
         return selection.extract(self.text), "\n"
+
+
+_WORDS = {
+    "running": "under way",
+    "done": "",
+    "failed": "failed",
+    "refused": "not allowed",
+    "stopped": "stopped",
+}
+
+
+class ToolCalls(Vertical):
+    """The calls of one reply; nothing where there are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = Static(markup=False)
+        self._calls: tuple[Call, ...] = ()
+        self._is_open = False
+        self.display = False
+
+    def compose(self) -> ComposeResult:
+        yield self._lines
+
+    def show(self, calls: "Sequence[Call]") -> None:
+        """Show the calls of a reply."""
+        self._calls = tuple(calls)
+        self.display = bool(calls)
+        self._tell()
+
+    def toggle(self) -> None:
+        """Open all results, or fold them."""
+        self._is_open = not self._is_open
+        self._tell()
+
+    def begin(self, call: "Call") -> None:
+        """Show one more call, which is under way."""
+        self.show([*self._calls, call])
+
+    def end(self, call: "Call") -> None:
+        """Show what became of the last call."""
+        self.show([*self._calls[:-1], call])
+
+    def _tell(self) -> None:
+        self._lines.update(printable("\n".join(map(self._told, self._calls))))
+
+    def _told(self, call: "Call") -> str:
+        from chatapp.tools.tool import call_in_words
+
+        status = _WORDS[call.status]
+        line = call_in_words(call.name, call.arguments) + (f" · {status}" if status else "")
+        if self._is_open:
+            return "\n".join([f"▾ {line}", *(f"  {part}" for part in call.result.splitlines())])
+        first, *more = call.result.splitlines() or [""]
+        if call.status != "done":
+            return f"▸ {line}"
+        return f"▸ {line}: {first}{' …' if more else ''}"
+
+
+class Thoughts(Vertical):
+    """The thoughts of one reply; nothing where there are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._line = Static(markup=False)
+        self._body = TextBody()
+        self._text = ""
+        self._words = ""
+        self._body.display = self.display = False
+
+    def compose(self) -> ComposeResult:
+        yield self._line
+        yield self._body
+
+    def show(self, text: str, tokens: int) -> None:
+        """Show the thoughts of a reply, of so many tokens; 0 where that is not known."""
+        if text != self._text:
+            self._body.replace(text.strip())
+        self._text = text
+        self.display = bool(text.strip())
+        self._tell(f"thought for {tokens} tokens" if tokens else "thought")
+
+    def append(self, text: str, tokens: int) -> None:
+        """Go on with a thought that is under way, of so many tokens by now."""
+        self._body.append(text if self._text else text.lstrip())
+        self._text += text
+        self.display = True
+        self._tell(f"thinking · {tokens} tokens")
+
+    def toggle(self) -> None:
+        """Open the thoughts, or fold them."""
+        self._body.display = not self._body.display
+        self._tell(self._words)
+
+    def _tell(self, words: str) -> None:
+        self._words = words
+        self._line.update(f"{'▾' if self._body.display else '▸'} {words}")

@@ -2,27 +2,35 @@
 
 Keep: no text is ever lost. It leaves the prompt at once, so that what is typed after Enter
 belongs to the next message, and comes back with `give_back` when it could not be sent.
+
+The lines above the prompt that say what a command could become.
+
+Keep: there are at most a few, the chosen one among them, and none while no command is written.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from rich.cells import cell_len
 from rich.text import Text
 from textual.binding import Binding, BindingType
+from textual.content import Content
 from textual.events import Key, Paste, Resize
+from textual.widgets import Static
 from textual.widgets.text_area import Location
 
-from chatapp.foreign import printable
-from chatapp.tui.editor import EditorError, edited
+from chatapp.common.foreign import printable
 from chatapp.tui.events import ShowVersion, Submitted, SubmittedNothing, Suggested
-from chatapp.tui.keymap import shown_key
-from chatapp.tui.textual_internals import LongTextArea, bindings_for
+from chatapp.tui.platform.keymap import shown_key
+from chatapp.tui.platform.programs import EditorError, edited
+from chatapp.tui.platform.textual_internals import LongTextArea, bindings_for
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import StoredMessage
+    from chatapp.dialogue.store.rows import StoredMessage
+
 
 Complete = Callable[[str], list[str]]
+
 
 _TASKS = {
     "user": "Editing your message · Enter sends it, Esc cancels",
@@ -266,3 +274,47 @@ class Prompt(LongTextArea):
             self._draft = self.text
         self._place = place
         self._show(self._earlier[place] if place else self._draft)
+
+
+_MOST = 6
+
+
+class Completion(NamedTuple):
+    """A command as it could stand in the prompt: what would follow it, and what it does."""
+
+    text: str
+    argument: str = ""
+    words: str = ""
+
+
+class Completions(Static):
+    """Hidden unless a command is being written."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False)
+        self.display = False
+
+    def show(self, completions: Sequence[Completion], chosen: int) -> None:
+        """Show what a text could become. chosen: which of it stands in the prompt; -1 is none."""
+        first = max(0, min(chosen - _MOST // 2, len(completions) - _MOST))
+        rows = [
+            self._row(completion, number == chosen)
+            for number, completion in enumerate(completions[first : first + _MOST], first)
+        ]
+        if len(completions) > _MOST:
+            place = f"{chosen + 1} of {len(completions)}" if chosen >= 0 else f"{len(completions)}"
+            rows.append(Content.styled(f"  {place} · ↑ ↓ choose", "dim"))
+        self.display = bool(rows)
+        self.update(Content("\n").join(rows))
+
+    def _row(self, completion: Completion, is_chosen: bool) -> Content:
+        text = printable(completion.text).strip().replace("\n", " ")
+        style = "bold $text-accent" if is_chosen else "$text-accent"
+        shown = Content.assemble("› " if is_chosen else "  ", (text, style))
+        if not completion.words:
+            return shown
+        return Content.assemble(
+            shown,
+            f" {completion.argument}" if completion.argument else "",
+            ("  " + completion.words, "dim"),
+        )

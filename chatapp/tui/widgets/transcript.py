@@ -13,13 +13,13 @@ from textual.containers import VerticalScroll
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
-from chatapp.tui.message import MessageView, Waiting, status_words
+from chatapp.tui.widgets.message import MessageView, Waiting, status_words
 
 if TYPE_CHECKING:
     from textual.geometry import Size
     from textual.layout import DockArrangeResult
 
-    from chatapp.dialogue.store import Feedback, StoredMessage
+    from chatapp.dialogue.store.rows import Feedback, StoredMessage
 
 AT_FIRST = 25
 STEP = 15

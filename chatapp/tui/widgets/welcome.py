@@ -11,11 +11,11 @@ from textual.content import Content
 from textual.widgets import Static
 from textual.widgets.option_list import Option
 
-from chatapp.engine.folder import BUNDLED
-from chatapp.engine.known_models import larger
-from chatapp.tui.keymap import shown_key
-from chatapp.tui.options import Options
-from chatapp.tui.status import StatusLine
+from chatapp.models.known_models import larger
+from chatapp.models.resolving import BUNDLED
+from chatapp.tui.platform.keymap import shown_key
+from chatapp.tui.widgets.dialog import Options
+from chatapp.tui.widgets.status import StatusLine
 
 QUESTION = "Hello! Who are you?"
 

@@ -9,10 +9,9 @@ from functools import cache
 from itertools import cycle
 from typing import Any
 
-from finetune.bundled_model.generators.content import table
 from finetune.bundled_model.generators.dialogues import Asides, Turns, aside, chat_row, typed
-from finetune.bundled_model.generators.labels import made_up_word
 from finetune.bundled_model.generators.tasks import Fields, QuestionTask, filled
+from finetune.bundled_model.generators.words import made_up_word, table
 
 # What of the names is made up, so that it is the question that tells, and not the name.
 _MADE_UP = 0.25

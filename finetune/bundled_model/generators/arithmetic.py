@@ -3,6 +3,10 @@
 Keep: no problem that the evaluation asks (the first ones of seed 0, see
 chatapp.evaluation.gpt3_tasks) is in a row of this module. Chats and single questions of other
 modules do hold such sums and products.
+
+Sums in everyday words, and problems worked out with calculator calls: <<48+76=124>>.
+
+Keep: the answer is computed from the numbers that stand in the question.
 """
 
 import random
@@ -13,6 +17,7 @@ from typing import Any
 
 from chatapp.evaluation.gpt3_tasks import generate, task_prompt
 from finetune.bundled_model.generators.fewshot import few_shot_row
+from finetune.bundled_model.generators.words import table
 
 # How often each task of the paper is drawn: more digits take longer to learn.
 SHARES = {
@@ -27,9 +32,12 @@ SHARES = {
     "2Dx": 4,
     "1DC": 3,
 }
+
 # What a model of four million parameters can learn of it in an hour comes first.
 SHORT = {"2D+": 12, "2D-": 12, "2Dx": 4, "1DC": 4, "3D+": 4, "3D-": 4}
+
 _TESTED = 700
+
 _NUMBER = re.compile(r"\d+")
 
 
@@ -62,3 +70,54 @@ def rows(count: int, seed: int, shares: Mapping[str, int]) -> Iterator[dict[str,
         )
         assert row is not None
         yield row
+
+
+Problem = tuple[dict[str, str], str]
+
+"""Fields of a wording, and the answer."""
+
+
+def _two(draw: random.Random, most: int) -> tuple[int, int]:
+    return draw.randrange(10 ** draw.randint(1, most)), draw.randrange(10 ** draw.randint(1, most))
+
+
+def sum_of_two(draw: random.Random) -> Problem:
+    """Two numbers of up to three digits."""
+    a, b = _two(draw, 3)
+    return {"x": str(a), "y": str(b)}, str(a + b)
+
+
+def difference(draw: random.Random) -> Problem:
+    """Two numbers of up to three digits; the result may be negative."""
+    a, b = _two(draw, 3)
+    return {"x": str(a), "y": str(b)}, str(a - b)
+
+
+def product(draw: random.Random) -> Problem:
+    """Two numbers of up to two digits, one of them at most 12."""
+    a, b = draw.randrange(13), draw.randrange(10 ** draw.randint(1, 2))
+    if draw.random() < 0.5:
+        a, b = b, a
+    return {"x": str(a), "y": str(b)}, str(a * b)
+
+
+def calculator(draw: random.Random) -> Problem:
+    """A short story with a sum in it; the answer calls the calculator, as in GSM8K."""
+    language = table("language")
+    a, b = draw.randrange(2, 100), draw.randrange(2, 100)
+    who = draw.choice([*language["stories"]["he"], *language["stories"]["she"]])
+    what = draw.choice(language["stories"]["things"]) + "s"
+    match draw.choice(("more", "fewer", "times")):
+        case "more":
+            result, call = a + b, f"{a}+{b}"
+            text = f"{who} has {a} {what} and gets {b} more."
+        case "fewer":
+            a, b = max(a, b), min(a, b)
+            result, call = a - b, f"{a}-{b}"
+            text = f"{who} has {a} {what} and gives away {b}."
+        case _:
+            a = a % 9 + 2
+            result, call = a * b, f"{a}*{b}"
+            text = f"{who} has {a} boxes with {b} {what} in each."
+    question = f"{text} How many {what} does {who} have now?"
+    return {"x": question}, f"{who} has <<{call}={result}>>{result} {what}."

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from finetune.bundled_model.generators.content import table
 from finetune.bundled_model.generators.tasks import QuestionTask, all_tasks, filled, word
+from finetune.bundled_model.generators.words import table
 
 Turns = list[str]
 """Texts in turn, the user's first."""

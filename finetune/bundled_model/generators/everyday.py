@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from finetune.bundled_model.generators.content import table
 from finetune.bundled_model.generators.dialogues import Asides, Turns, chat_row, typed
+from finetune.bundled_model.generators.words import table
 
 
 @cache

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.layout import continuation, render
-from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.segments import Segment
-from finetune.bundled_model.generators.content import table
+from chatapp.prompting.files.layout import continuation, render
+from chatapp.prompting.files.promptfile import PromptFile
+from chatapp.prompting.messages import Segment
+from finetune.bundled_model.generators.words import table
 
 Shot = tuple[str, str]
 """An input and its output."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from finetune.bundled_model.generators.content import table
+from finetune.bundled_model.generators.words import table
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.promptfile import PromptFile
+from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.selection.select import Select, build_selector
-from finetune.bundled_model.generators.content import is_kept_out, table
 from finetune.bundled_model.generators.fewshot import Shot, draw_layout, few_shot_row
-from finetune.bundled_model.generators.labels import draw_labels, made_up_word
 from finetune.bundled_model.generators.patterns import HELD_OUT, PATTERNS, Pattern
 from finetune.bundled_model.generators.tasks import QuestionTask
+from finetune.bundled_model.generators.words import draw_labels, is_kept_out, made_up_word, table
 
 Groups = Mapping[str, Sequence[str]]
 """Sentences by class, of one way to group them."""

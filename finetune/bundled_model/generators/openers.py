@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from finetune.bundled_model.generators.content import table
 from finetune.bundled_model.generators.dialogues import Asides, Turns, chat_row, typed
 from finetune.bundled_model.generators.tasks import filled
+from finetune.bundled_model.generators.words import table
 
 _SENTENCE = re.compile(r"[^.?!]+[.?!]*")
 _LONGEST_NAME = 6

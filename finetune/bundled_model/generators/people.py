@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from finetune.bundled_model.generators.content import is_kept_out, table
 from finetune.bundled_model.generators.dialogues import Asides, Turns, aside, chat_row, typed
-from finetune.bundled_model.generators.labels import made_up_word
 from finetune.bundled_model.generators.tasks import QuestionTask, filled, word
+from finetune.bundled_model.generators.words import is_kept_out, made_up_word, table
 
 KEPT_OUT = 0.1
 

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from chatapp.evaluation.words import own_words
+from chatapp.evaluation.gpt3_tasks import own_words
 from finetune.bundled_model.generators import grammar
-from finetune.bundled_model.generators.content import is_kept_out, table
-from finetune.bundled_model.generators.labels import made_up_word
-from finetune.bundled_model.generators.sums import calculator, difference, product, sum_of_two
+from finetune.bundled_model.generators.arithmetic import calculator, difference, product, sum_of_two
+from finetune.bundled_model.generators.words import is_kept_out, made_up_word, table
 
 Fields = dict[str, str]
 """What is put into a wording, by name."""

@@ -2,18 +2,41 @@
 
 Keep: out of training stay the label words of the evaluation sets, and a share of all others by
 their hash (see `content.is_kept_out`), for measuring.
+
+What the generators share: tables as data, and which content is kept out of training.
+
+Keep: whether a content is kept out depends on its own words alone, so that every generator agrees.
 """
 
 import random
+import tomllib
 from functools import cache
+from importlib.resources import files
+from typing import Any
 
-from chatapp.evaluation.words import own_words
-from finetune.bundled_model.generators.content import is_kept_out, table
+from chatapp.evaluation.gpt3_tasks import own_words
+from finetune.data.tables import is_held_out, text_key
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """The table of that name: a TOML file beside this module."""
+    source = files("finetune.bundled_model.generators").joinpath("tables", f"{name}.toml")
+    return tomllib.loads(source.read_text(encoding="utf-8"))
+
+
+def is_kept_out(content: object, share: float) -> bool:
+    """Whether content is for measuring alone: by its hash, so it never changes sides."""
+    return is_held_out(text_key(repr(content)), share)
+
 
 KEPT_OUT = 0.15
 
+
 _ONSETS = "b bl br d dr f fl fr g gl gr k kl l m n p pl pr r s sk sl sn st t tr v w z".split()
+
 _VOWELS = "a e i o u oo ee".split()
+
 _CODAS = "b ck d f g l m n nd nk p rk rt s sh st t x".split()
 
 

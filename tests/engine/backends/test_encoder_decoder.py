@@ -11,16 +11,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 from seq2seq_models import SEQ2SEQ, write_seq2seq
 
-from chatapp.engine.description import describe
-from chatapp.engine.encoder_decoder import EncoderDecoderModel
+from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
+from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.load import load_model
-from chatapp.engine.machine import Memory
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.kernels.device import Memory
 from chatapp.engine.model import ContextOverflow, Sampling
-from chatapp.engine.pretrained import load_causal
-from chatapp.lab.inspecting import inspectable
+from chatapp.lab.inspectable import inspectable
+from chatapp.models.description import describe
+from chatapp.models.loading import load_model
 
 GREEDY = Sampling(temperature=0, max_tokens=16)
 TEXT = "The quick brown fox jumps over the lazy dog."
@@ -251,8 +251,8 @@ def test_a_model_that_does_not_say_how_replies_begin(tmp_path: Path) -> None:
 
 
 def test_a_huge_one_is_told_before_it_is_loaded(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from chatapp.engine import memory
+    from chatapp.models import description
 
-    monkeypatch.setattr(memory, "machine_memory", lambda: Memory(1000, 500))
+    monkeypatch.setattr(description, "machine_memory", lambda: Memory(1000, 500))
     with pytest.raises(ModelError, match=r"takes about .* of memory, and this machine has"):
         load_model(str(t5))

@@ -9,10 +9,10 @@ import pytest
 import torch
 from random_models import MakeGPT2, logits_of
 
-from chatapp.engine import lookup
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.cache import prompt_lookup
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
 
 GREEDY = Sampling(temperature=0, max_tokens=20)
@@ -79,7 +79,9 @@ def test_the_last_event_counts(local: LocalModel) -> None:
 def test_a_new_turn_computes_only_its_own_tokens(
     local: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookup, "LENGTH", 0)  # a token guessed right is known before it is drawn
+    monkeypatch.setattr(
+        prompt_lookup, "LENGTH", 0
+    )  # a token guessed right is known before it is drawn
     reply = ids_of(run(local, PROMPT, GREEDY))
     turn = PROMPT + reply + [7, 8, 9]
     finished = last(run(local, turn, GREEDY))
@@ -325,7 +327,7 @@ def test_scores_do_not_depend_on_the_batch(
 ) -> None:
     pairs = [(PROMPT[: 1 + n % 4], [n + 1] * (1 + n % 7)) for n in range(30)]
     together = local.score(pairs)
-    monkeypatch.setattr("chatapp.engine.local.LOGIT_ROWS", 2)
+    monkeypatch.setattr("chatapp.engine.backends.local.LOGIT_ROWS", 2)
     local.batch_tokens = 9
     for alone, found in zip(local.score(pairs), together, strict=True):
         assert alone == pytest.approx(found, abs=1e-4)

@@ -13,16 +13,16 @@ from random_models import END, SENTENCES, MakeGPT2, logits_of, randomize
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from chatapp.engine.description import describe
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import LanguageModel, Sampling
-from chatapp.engine.tokenizer import BPETokenizer
-from chatapp.engine.transformers_model import TransformersModel
-from chatapp.engine.transformers_tokenizer import TransformersTokenizer
+from chatapp.engine.tokenizers.byte_level import BPETokenizer
+from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
+from chatapp.models.description import describe
+from chatapp.models.loading import load_model
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chatapp.engine.cache import CachePool, KeyValueCache, common_prefix
+from chatapp.engine.cache.key_values import CachePool, KeyValueCache, common_prefix
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_new_positions_follow_the_known_ones() -> None:
 
 
 def test_a_long_window_is_reserved_as_it_fills(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatapp.engine.cache._RESERVED_AT_FIRST", 4)
+    monkeypatch.setattr("chatapp.engine.cache.key_values._RESERVED_AT_FIRST", 4)
     cache, whole = KeyValueCache(2, 3, 40, 5), torch.randn(2, 1, 3, 33, 5)
     start = 0
     for size in (3, 1, 2, 20, 7):

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from chatapp.engine import lookup
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.cache import prompt_lookup
+from chatapp.engine.cache.prompt_lookup import Lookup, following
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.local import LocalModel
-from chatapp.engine.lookup import Lookup, following
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Sampling
 
 COPY = [40, 71, 300, 12, 99, 5, 61, 200, 33, 7, 40, 71, 300]
@@ -64,7 +64,7 @@ def plain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LocalModel:
 def test_the_text_is_that_without_guesses(
     gpt2: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, sampling: Sampling, prompt: list[int]
 ) -> None:
-    monkeypatch.setattr(lookup, "_COST", -1.0)  # guess whether it pays or not
+    monkeypatch.setattr(prompt_lookup, "_COST", -1.0)  # guess whether it pays or not
     guessing, without = LocalModel.load(ModelFiles.read(gpt2[0])), plain(gpt2[0], monkeypatch)
     found, wanted = (events_of(model, prompt, sampling) for model in (guessing, without))
     assert [e.text for e in found] == [e.text for e in wanted]

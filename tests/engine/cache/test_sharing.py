@@ -8,12 +8,12 @@ import pytest
 import torch
 from random_models import logits_of
 
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.transformers_model import TransformersModel
+from chatapp.engine.cache.prefix_tree import PrefixTree
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Sampling
-from chatapp.engine.transformers_model import TransformersModel
-from chatapp.engine.tree import PrefixTree
 
 Pair = tuple[list[int], list[int]]
 

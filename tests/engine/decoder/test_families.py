@@ -13,19 +13,19 @@ from random_models import logits_of
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
 
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.decoder import attention, decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families import FAMILIES, read_architecture
+from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.decoder.summary import parameter_formula
-from chatapp.engine.description import describe
 from chatapp.engine.errors import ModelError, NoDecoder
-from chatapp.engine.folder import DECODERS, ModelFiles
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
+from chatapp.engine.files.model_files import DECODERS, ModelFiles
 from chatapp.engine.model import Sampling
-from chatapp.engine.step import Step
-from chatapp.engine.transformers_model import TransformersModel
-from chatapp.lab.inspecting import inspectable
+from chatapp.lab.inspectable import inspectable
+from chatapp.models.description import describe
+from chatapp.models.loading import load_model
 
 IDS = torch.randint(0, 340, (300,), generator=torch.Generator().manual_seed(1)).tolist()
 

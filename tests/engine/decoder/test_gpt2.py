@@ -16,7 +16,7 @@ from chatapp.engine.decoder import decoder as decoder_module
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.files.model_files import ModelFiles
 
 IDS = torch.randint(0, 340, (60,), generator=torch.Generator().manual_seed(1)).tolist()
 

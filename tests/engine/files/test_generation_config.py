@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from random_models import MakeGPT2
 
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.generation_config import GenerationConfig, read_generation_config
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.files.model_files import GenerationConfig, ModelFiles, read_generation_config
 from chatapp.engine.model import Sampling
+from chatapp.models.loading import load_model
 
 
 def folder(path: Path, says: object, **config: object) -> Path:

@@ -11,10 +11,11 @@ import pytest
 from random_models import MakeGPT2
 from transformers import GPT2LMHeadModel
 
+from chatapp.common.paths import TEMPLATE_FILE
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles, model_identity
-from chatapp.engine.load import load_model
-from chatapp.paths import TEMPLATE_FILE
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import model_identity
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import pytest
 import torch
 from random_models import MakeGPT2, logits_of
 
-from chatapp.engine import device, precision
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.device import device_for
+from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.kernels import device, precision
+from chatapp.engine.kernels.device import device_for
 from chatapp.engine.model import Sampling
-from chatapp.engine.step import Step
 from chatapp.lab.traces import DecoderTrace
+from chatapp.models.loading import load_model
 
 IDS = [(7 * n * n + 3) % 340 for n in range(60)]
 LARGE = 124_000_000

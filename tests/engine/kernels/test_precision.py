@@ -12,14 +12,15 @@ import torch
 from random_models import MakeGPT2, logits_of
 from torch.nn import functional as F
 
-from chatapp.engine import linear as linear_module
-from chatapp.engine import precision as precision_module
 from chatapp.engine.decoder import decoder as decoder_module
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import BUNDLED, ModelFiles, model_folder
-from chatapp.engine.four_bits import GROUP
-from chatapp.engine.linear import (
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.kernels import linear as linear_module
+from chatapp.engine.kernels import precision as precision_module
+from chatapp.engine.kernels.device import Memory
+from chatapp.engine.kernels.linear import (
+    GROUP,
     BFloat16Linear,
     Int4Linear,
     Int8Linear,
@@ -27,11 +28,11 @@ from chatapp.engine.linear import (
     quantise,
     quantise_int4,
 )
-from chatapp.engine.load import load_model
-from chatapp.engine.machine import Memory
+from chatapp.engine.kernels.precision import precision_for
+from chatapp.engine.kernels.torch_internals import onednn_int8_takes_eight_bits
 from chatapp.engine.model import Sampling
-from chatapp.engine.precision import precision_for
-from chatapp.engine.torch_internals import onednn_int8_takes_eight_bits
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import BUNDLED, model_folder
 
 CPU = torch.device("cpu")
 IDS = [(7 * n * n + 3) % 340 for n in range(60)]

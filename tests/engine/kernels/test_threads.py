@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from chatapp.engine import threads
-from chatapp.engine.local import LocalModel
-from chatapp.engine.model import Sampling
-from chatapp.engine.sampling import Sampler
-from chatapp.engine.threads import (
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.kernels import threads
+from chatapp.engine.kernels.threads import (
     LOOK_EVERY,
     SPINS,
     ComputeLock,
@@ -24,8 +22,10 @@ from chatapp.engine.threads import (
     thread_count,
     wait_briefly,
 )
+from chatapp.engine.model import Sampling
+from chatapp.engine.sampling import Sampler
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMANDS = [("chatapp", "complete", "Once"), ("finetune", "eval", "no-such-run")]
 
 # Stands in torch's place and prints what the environment is when it is imported.

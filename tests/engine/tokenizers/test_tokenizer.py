@@ -13,14 +13,14 @@ from random_models import END
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.tokenizer import (
+from chatapp.engine.tokenizers.byte_level import (
     PLAIN_CLASSES,
     BPETokenizer,
     NotByteLevel,
     load_plain_tokenizer,
     load_tokenizer,
 )
-from chatapp.engine.transformers_tokenizer import open_tokenizer
+from chatapp.engine.tokenizers.transformers_tokenizer import open_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from finetune.bundled_model.averaging import average
-from finetune.config import ConfigError
+from finetune.config.sections import ConfigError
 
 
 def stage(folder: Path, factor: float) -> Path:

@@ -8,12 +8,12 @@ import pytest
 from fakes import ScriptedModel
 
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.load import load_model
 from chatapp.engine.model import Sampling
 from chatapp.evaluation.evaluate import Grid
 from chatapp.evaluation.journal import Journal
+from chatapp.models.loading import load_model
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.promptfile import PromptFile
+from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.template import CHAT
 from finetune.bundled_model import report
 from finetune.bundled_model.generators.incontext import HeldOut

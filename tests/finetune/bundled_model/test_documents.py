@@ -9,7 +9,7 @@ from typing import Any
 
 from finetune.bundled_model.documents import build
 from finetune.bundled_model.sources import groupings
-from finetune.config import FinetuneConfig, PretrainConfig, load_config
+from finetune.config.sections import FinetuneConfig, PretrainConfig, load_config
 
 WORDS = [f"{a}{b}ing" for a in "bcdfghklmnprst" for b in ("ar", "el", "in", "op", "um")]
 

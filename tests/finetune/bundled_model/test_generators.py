@@ -8,24 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.evaluation.gpt3_tasks import generate
-from chatapp.evaluation.words import own_words
+from chatapp.evaluation.gpt3_tasks import generate, own_words
 from chatapp.prompting.examples import Pool
-from chatapp.prompting.layout import continuation, render
-from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.segments import text_of
+from chatapp.prompting.files.layout import continuation, render
+from chatapp.prompting.files.promptfile import PromptFile
+from chatapp.prompting.messages import text_of
 from finetune.bundled_model.generators import (
     abstention,
     arithmetic,
     dialogues,
     everyday,
     incontext,
+    patterns,
     people,
-    repetition,
 )
-from finetune.bundled_model.generators.content import is_kept_out, table
 from finetune.bundled_model.generators.fewshot import draw_layout, few_shot_row
-from finetune.bundled_model.generators.labels import KEPT_OUT, draw_labels
 from finetune.bundled_model.generators.patterns import HELD_OUT, PATTERNS
 from finetune.bundled_model.generators.tasks import (
     QuestionTask,
@@ -34,6 +31,7 @@ from finetune.bundled_model.generators.tasks import (
     in_more_words,
     letter_tasks,
 )
+from finetune.bundled_model.generators.words import KEPT_OUT, draw_labels, is_kept_out, table
 
 TASKS = {task.name: task for task in all_tasks()}
 WORDS = own_words()
@@ -400,7 +398,7 @@ def test_what_is_handed_back_is_typed_to_the_letter() -> None:
 
 def test_repetitions_say_nothing_new() -> None:
     sentences = GROUPINGS["animal"]["dog"]
-    for row in islice(repetition.rows(WORDS, sentences, 200, seed=0), 200):
+    for row in islice(patterns.rows(WORDS, sentences, 200, seed=0), 200):
         parts = row["parts"]
         assert len(parts) % 2 == 0
         for number in range(1, len(parts), 2):

@@ -3,7 +3,7 @@
 import pytest
 
 from finetune.bundled_model.generators import openers
-from finetune.bundled_model.generators.content import table
+from finetune.bundled_model.generators.words import table
 
 
 @pytest.mark.parametrize(

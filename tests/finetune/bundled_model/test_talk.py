@@ -9,7 +9,7 @@ from fakes import ScriptedModel
 
 from finetune.bundled_model import talk
 from finetune.bundled_model.generators import abstention, everyday
-from finetune.bundled_model.generators.content import table
+from finetune.bundled_model.generators.words import table
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from finetune.bundled_model import talks
+from finetune.bundled_model import stories
 
 NAMES = ["Ida", "Leo"]
 
@@ -29,7 +29,7 @@ def packed(path: Path, rows: list[dict[str, Any]]) -> Path:
     ],
 )
 def test_places_for_names_are_filled(text: str, speaker: int, filled: str) -> None:
-    assert talks.with_names(text, NAMES, speaker) == filled
+    assert stories.with_names(text, NAMES, speaker) == filled
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,17 @@ def test_places_for_names_are_filled(text: str, speaker: int, filled: str) -> No
     ],
 )
 def test_what_was_typed_in_haste_is_written_out(typed: str, written: str) -> None:
-    assert talks.written_out(typed) == written
+    assert stories.written_out(typed) == written
 
 
 def test_a_talk_is_cut_before_a_place_that_nothing_is_known_for(tmp_path: Path) -> None:
     turns = ["hi, i'm [user 1]", "Hello, [user 1]!", "I am from [country].", "So am I."]
     path = packed(tmp_path / "a.gz", [{"turns": [[n % 2 + 1, t] for n, t in enumerate(turns)]}])
-    kept_out = talks.is_first_message_kept_out(turns[0])
-    (row,) = talks.talks(path, ["Ida", "Leo"], seed=0, kept_out=kept_out)
+    kept_out = stories.is_first_message_kept_out(turns[0])
+    (row,) = stories.talks(path, ["Ida", "Leo"], seed=0, kept_out=kept_out)
     contents = [message["content"] for message in row["messages"]]
     assert contents in (["Hi, I'm Ida.", "Hello, Ida!"], ["Hi, I'm Leo.", "Hello, Leo!"])
-    assert not list(talks.talks(path, NAMES, seed=0, kept_out=not kept_out))
+    assert not list(stories.talks(path, NAMES, seed=0, kept_out=not kept_out))
 
 
 def test_talks_with_the_same_first_message_are_on_the_same_side(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_talks_with_the_same_first_message_are_on_the_same_side(tmp_path: Path) 
     asked = {
         kept_out: [
             row["messages"][0]["content"].rstrip("?.")
-            for row in talks.talks(path, NAMES, seed=0, kept_out=kept_out)
+            for row in stories.talks(path, NAMES, seed=0, kept_out=kept_out)
         ]
         for kept_out in (True, False)
     }
@@ -78,7 +78,7 @@ def test_stories_are_cut_at_sentences_and_kept_out_by_their_title(tmp_path: Path
     text = "A fox ran over a hill and far away. " * 200
     rows = [{"title": f"Fox {number}", "text": text} for number in range(60)]
     path = packed(tmp_path / "a.gz", rows)
-    used, kept = (list(talks.stories(path, kept_out=side)) for side in (False, True))
+    used, kept = (list(stories.stories(path, kept_out=side)) for side in (False, True))
     assert len(used) + len(kept) == 60 * 3
     assert 0 < len(kept) < 30
     for row in used:

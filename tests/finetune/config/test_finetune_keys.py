@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from finetune.cli import app
-from finetune.config import ConfigError, FinetuneConfig, lay_over
-from finetune.keys import Key, keys, lines
+from finetune.config.keys import Key, keys, lines
+from finetune.config.sections import ConfigError, FinetuneConfig, lay_over
 
 CONFIG = FinetuneConfig.model_validate(
     {"output": "run", "data": {"train": "rows.json"}, "head": {"task": "classification"}}

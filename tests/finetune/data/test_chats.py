@@ -10,8 +10,7 @@ from fakes import WordTokenizer
 
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import Message
-from finetune.data.chats import ChatEncoder, Piece, Span
-from finetune.data.encoding import ExampleEncoder, ExampleTooLong
+from finetune.data.encoding import ChatEncoder, ExampleEncoder, ExampleTooLong, Piece, Span
 from finetune.data.formats import chat_example
 from finetune.data.tables import BadRow
 

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import END_OF_TEXT, Segment, text_of
+from chatapp.prompting.messages import END_OF_TEXT, Message, Segment, text_of
 from chatapp.prompting.template import CHAT, PLAIN
-from finetune.config import ConfigError
+from finetune.config.sections import ConfigError
 from finetune.data.corpus import cut_windows, document_key, encode_documents, read_documents
 from finetune.data.corpus import train_tokenizer as train
-from finetune.data.split import is_held_out
+from finetune.data.tables import is_held_out
 
 TALK = {
     "messages": [

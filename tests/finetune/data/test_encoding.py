@@ -6,14 +6,12 @@ from fakes import WordTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.engine.tokenizer import BPETokenizer
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import Segment, text_of
+from chatapp.engine.tokenizers.byte_level import BPETokenizer
+from chatapp.prompting.messages import Message, Segment, text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, TEMPLATES, DialogueTemplate
-from finetune.config import TooLong
-from finetune.data.chats import Span
+from finetune.config.sections import TooLong
 from finetune.data.corpus import train_tokenizer
-from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong
+from finetune.data.encoding import Encoded, ExampleEncoder, ExampleTooLong, Span
 from finetune.data.formats import TrainingExample, chat_example
 
 BPE = BPETokenizer(

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from finetune.config.objectives import SupervisedSpan
 from finetune.data.batches import BucketSampler, collate
-from finetune.data.chats import Span
-from finetune.data.encoding import Encoded
+from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import Rows, aux_labels, pack, response_labels
-from finetune.objective_settings import SupervisedSpan
 
 T, P, R = Span.TEMPLATE, Span.PROMPT, Span.RESPONSE
 

@@ -8,10 +8,19 @@ import pytest
 from fakes import WordTokenizer
 
 from chatapp.prompting.template import CHAT
-from finetune.config import ConfigError, Data
-from finetune.data.chats import Span
-from finetune.data.pairs import EncodedPair, EncodedVerdict, PairEncoder, as_verdicts
-from finetune.data.preferences import FIELDS, Preference, Verdict, detect_judged, detect_preference
+from finetune.config.sections import ConfigError, Data
+from finetune.data.encoding import Span
+from finetune.data.preferences import (
+    FIELDS,
+    EncodedPair,
+    EncodedVerdict,
+    PairEncoder,
+    Preference,
+    Verdict,
+    as_verdicts,
+    detect_judged,
+    detect_preference,
+)
 from finetune.data.preparation import RowKind, prepare_rows
 from finetune.data.tables import BadRow, Row
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp.prompting.template import ALPACA, CHAT, save_template
-from finetune.config import ConfigError, Data
-from finetune.data.chats import Span
-from finetune.data.encoding import Encoded
+from finetune.config.sections import ConfigError, Data
+from finetune.data.encoding import Encoded, Span
 from finetune.data.preparation import HELD_OUT, Prepared, choose_template, prepare
 
 Rows = list[dict[str, Any]]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from finetune.config import ConfigError, TrainSource
+from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.tables import BadRow, Row, renamed, tables
 
 ROWS = [

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from finetune.data.chats import Span
-from finetune.data.pairs import EncodedVerdict
-from finetune.objective_settings import KtoSettings
+from finetune.config.objectives import KtoSettings
+from finetune.data.encoding import Span
+from finetune.data.preferences import EncodedVerdict
 from finetune.objectives.dpo import Dpo
-from finetune.objectives.head_module import add_head
+from finetune.objectives.heads import add_head
 from finetune.objectives.kto import Kto, _mismatched, weights
 from finetune.objectives.orpo import Orpo
 from finetune.objectives.reward import REWARD_SPEC, Reward

@@ -16,19 +16,17 @@ from torch import Tensor
 
 from chatapp.prompting.messages import Message
 from finetune.check import examine, show
-from finetune.config import ConfigError, FinetuneConfig
+from finetune.config.keys import keys
+from finetune.config.objectives import GrpoSettings
+from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import collate
 from finetune.data.packing import pack
 from finetune.data.prompts import Asked
-from finetune.keys import keys
-from finetune.material import gather
-from finetune.objective_settings import GrpoSettings
 from finetune.objectives.grpo import Grpo, PromptRows, ReplyRows, advantages
-from finetune.objectives.reward_function import RewardError
-from finetune.objectives.rewards import DrawnReply, Rewards
-from finetune.policy import current_tensors
-from finetune.rollouts import Rollouts
+from finetune.objectives.rewards import DrawnReply, RewardError, Rewards
 from finetune.run import resume, train
+from finetune.training.rollouts import Rollouts, current_tensors
+from finetune.training.run_setup import gather
 
 QUIET = Console(stderr=True, quiet=True)
 LENGTHS = [9, 14, 8, 20, 6, 10, 13, 7]

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import tiny_finetune as tiny
 
-from chatapp.engine.head import HeadSpec
-from chatapp.engine.tokenizer import load_tokenizer
-from finetune.config import ConfigError, TooLong
+from chatapp.engine.backends.head import HeadSpec
+from chatapp.engine.tokenizers.byte_level import load_tokenizer
+from finetune.config.sections import ConfigError, TooLong
 from finetune.data.formats import Labelled
 from finetune.data.tables import BadRow
 from finetune.objectives.head_rows import HeadExample, RowEncoder, classes

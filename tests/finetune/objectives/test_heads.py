@@ -13,21 +13,20 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from chatapp.engine.backends.head import HeadSpec
+from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.head import HeadSpec
-from chatapp.engine.pretrained import load_causal
-from chatapp.engine.tokenizer import load_tokenizer
-from finetune.config import ConfigError
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.tokenizers.byte_level import load_tokenizer
+from finetune.config.sections import ConfigError
 from finetune.data.batches import collate
 from finetune.data.formats import Labelled
 from finetune.data.tables import BadRow
 from finetune.evaluation import evaluate
-from finetune.material import check_head
-from finetune.objectives.head_module import Classifier, add_head, class_logits, load_head
 from finetune.objectives.head_rows import ROLES, HeadExample, HeadRows
-from finetune.objectives.heads import HeadObjective
+from finetune.objectives.heads import Classifier, HeadObjective, add_head, class_logits, load_head
 from finetune.run import resume, train
+from finetune.training.run_setup import check_head
 
 QUIET = Console(stderr=True, quiet=True)
 SPECS = {

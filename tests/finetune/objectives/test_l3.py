@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from finetune.objectives import cross_entropy
+from finetune.objectives import log_probs
 from finetune.objectives.l3 import AuxNorm, count_labels, l3_losses
 
 VOCABULARY, WIDTH = 11, 6
@@ -64,7 +64,7 @@ def plain(
 def test_value_and_gradients_are_those_of_the_formula(
     monkeypatch: pytest.MonkeyPatch, aux_norm: AuxNorm, aux_weight: float, chunk: int
 ) -> None:
-    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", chunk)
+    monkeypatch.setattr(log_probs, "CHUNK_LOGITS", chunk)
     data = batch()
     expected = parameters()
     l2, l1 = plain(*expected, data, aux_norm)

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from finetune.data.batches import collate
-from finetune.data.chats import Span
-from finetune.data.encoding import Encoded
-from finetune.objectives.pair_rows import PairRows
-from finetune.objectives.pairs import Replies
+from finetune.data.encoding import Encoded, Span
+from finetune.objectives.pair_objective import Replies
 from finetune.objectives.reference import give_reference
+from finetune.objectives.rows import PairRows
 
 PAD = partial(collate, pad_id=0)
 LENGTHS = ((9, 12), (14, 7), (8, 8), (20, 11), (6, 15), (10, 9), (13, 13), (7, 18))

@@ -11,21 +11,18 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.exporting import write_gguf
-from chatapp.engine.folder import ModelFiles, find_model
-from chatapp.engine.load import load_model
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Sampling
-from chatapp.engine.pretrained import load_causal
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import find_model
 from chatapp.prompting.template import CHAT, load_template
-from finetune.adapters import (
-    choose_trained,
-    fuse_activations,
-    trained_parameters,
-)
-from finetune.config import Adapter, ConfigError, Train
+from finetune.config.sections import Adapter, ConfigError, Train
 from finetune.evaluation import evaluate
-from finetune.merging import merge
+from finetune.merge import merge
 from finetune.run import train
+from finetune.training.adapters import choose_trained, fuse_activations, trained_parameters
 
 QUIET = Console(stderr=True, quiet=True)
 IDS = torch.arange(12)[None] % tiny.VOCABULARY

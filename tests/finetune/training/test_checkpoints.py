@@ -7,12 +7,12 @@ import tiny_finetune as tiny
 import torch
 from rich.console import Console
 
-from chatapp.dialogue.template_choice import choose_template
-from chatapp.engine.load import load_model
-from finetune.checkpoints import check_whole, last_checkpoint
-from finetune.config import ConfigError
+from chatapp.dialogue.writers.choosing import choose_template
+from chatapp.models.loading import load_model
+from finetune.config.sections import ConfigError
 from finetune.evaluation import compare
 from finetune.run import train
+from finetune.training.checkpoints import check_whole, last_checkpoint
 
 
 def test_a_changed_byte_of_an_optimizer_is_seen(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 from rich.console import Console
 
-from finetune.display import (
+from finetune.training.display import (
     View,
     draw_curves,
     duration,

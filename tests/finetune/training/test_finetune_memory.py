@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from finetune.memory import peak_memory
+from finetune.training.display import peak_memory
 
 # As on Windows, where the import fails; packages that ask for it elsewhere come first.
 WITHOUT_RESOURCE = """
@@ -28,7 +28,7 @@ def test_without_the_module_resource_training_starts_and_tells_what_is_held() ->
         [sys.executable, "-c", WITHOUT_RESOURCE],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 2**24

@@ -15,11 +15,11 @@ from rich.console import Console
 from safetensors import safe_open
 
 from chatapp.engine.exporting import write_gguf
-from chatapp.engine.folder import find_model
-from chatapp.engine.load import load_model
-from finetune import material
-from finetune.config import ConfigError
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import find_model
+from finetune.config.sections import ConfigError
 from finetune.run import train
+from finetune.training import run_setup
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -44,8 +44,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return model, loading
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
-    monkeypatch.setattr(material, "find_spec", lambda name: object())
-    monkeypatch.setattr(material, "_device", lambda asked: "cuda")
+    monkeypatch.setattr(run_setup, "find_spec", lambda name: object())
+    monkeypatch.setattr(run_setup, "_device", lambda asked: "cuda")
     return calls
 
 
@@ -77,7 +77,7 @@ def test_what_is_in_four_bits_is_frozen_and_norms_are_exact(
     tmp_path: Path, asked: list[dict[str, Any]]
 ) -> None:
     settings = {"method": "lora", "max_steps": 1}
-    made = material.gather(
+    made = run_setup.gather(
         tiny.config(tmp_path, train=settings, adapter={"load_in_4bit": True}), "cuda"
     )
     learnt = {name for name, weight in made.model.named_parameters() if weight.requires_grad}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from finetune.initial import begin, position_dimensions, sinusoids
+from finetune.training.initial_weights import begin, position_dimensions, sinusoids
 
 VOCABULARY = 997
 

@@ -9,11 +9,16 @@ import tiny_finetune as tiny
 import torch
 from torch import nn
 
-from chatapp.engine.folder import ModelFiles
-from finetune.adapters import choose_trained
-from finetune.config import Adapter, ConfigError, Train
+from chatapp.engine.files.model_files import ModelFiles
+from finetune.config.sections import Adapter, ConfigError, Train
 from finetune.data.packing import Rows
-from finetune.optimizer import MuonBesideAdamW, hidden_matrices, muon_beside_adamw, schedule
+from finetune.training.adapters import choose_trained
+from finetune.training.optimizer import (
+    MuonBesideAdamW,
+    hidden_matrices,
+    muon_beside_adamw,
+    schedule,
+)
 
 SETTINGS: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
 

@@ -8,18 +8,18 @@ import tiny_finetune as tiny
 from rich.console import Console
 
 from chatapp.dialogue.oneshot import ask
-from chatapp.dialogue.prompt import Exchange
-from chatapp.dialogue.template_choice import choose_template, writer_for
-from chatapp.engine.load import load_model
+from chatapp.dialogue.writers.choosing import choose_template, writer_for
+from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.model import Sampling
+from chatapp.models.loading import load_model
 from chatapp.prompting.chat_template import ChatTemplate
 from finetune.check import examine, show
-from finetune.config import ConfigError, FinetuneConfig
-from finetune.data.chats import Span
+from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.data.encoding import Span
 from finetune.evaluation import evaluate
-from finetune.material import gather
-from finetune.merging import merge
+from finetune.merge import merge
 from finetune.run import resume, train
+from finetune.training.run_setup import gather
 
 QUIET = Console(stderr=True, quiet=True)
 

@@ -9,12 +9,12 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from finetune.check import examine, show
-from finetune.config import FinetuneConfig
-from finetune.material import gather
-from finetune.optimizer import schedule
-from finetune.report import header
+from finetune.config.sections import FinetuneConfig
+from finetune.measuring.report import header
 from finetune.run import train
-from finetune.steps import FEW_STEPS, steps_of_run, timed_steps, too_few
+from finetune.training.optimizer import schedule
+from finetune.training.run_setup import gather
+from finetune.training.trainer_factory import FEW_STEPS, steps_of_run, timed_steps, too_few
 
 
 def test_timed_steps(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from finetune.data.batches import collate
 from finetune.data.packing import Rows
 from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import model_inputs
-from finetune.trainer import NotFinite
+from finetune.training.trainer import NotFinite
 
 LENGTHS = [12, 5, 9, 20, 7, 16, 6, 11]
 
@@ -211,7 +211,7 @@ def test_two_processes_take_the_step_of_one(tmp_path: Path) -> None:
     lengths = [*LENGTHS, 8, 13, 10]
     script = tmp_path / "process.py"
     script.write_text(PROCESS)
-    tests = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]

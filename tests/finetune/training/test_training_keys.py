@@ -11,16 +11,15 @@ from rich.console import Console
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from chatapp.engine.load import load_model
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import text_of
+from chatapp.models.loading import load_model
+from chatapp.prompting.messages import Message, text_of
 from chatapp.prompting.template import ALPACA, CHAT, DialogueTemplate
-from finetune import record
-from finetune.config import ConfigError
+from finetune.config.sections import ConfigError
 from finetune.evaluation import evaluate
-from finetune.material import gather
-from finetune.merging import merge
+from finetune.merge import merge
 from finetune.run import resume, train
+from finetune.training import record
+from finetune.training.run_setup import gather
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -117,7 +116,7 @@ def test_four_bits_do_not_learn_themselves(tmp_path: Path) -> None:
 def test_a_tracker_that_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune.steps.find_spec", lambda name: None)
+    monkeypatch.setattr("finetune.training.trainer_factory.find_spec", lambda name: None)
     config = tiny.config(tmp_path, train={"report_to": ["trackio"]})
     with pytest.raises(ConfigError, match=r"report_to: trackio is not installed; pip install"):
         train(config, QUIET)

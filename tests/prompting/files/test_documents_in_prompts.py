@@ -2,8 +2,8 @@
 
 import pytest
 
-from chatapp.prompting.documents import DocumentsError, DocumentSet, set_apart
-from chatapp.prompting.segments import Segment
+from chatapp.prompting.files.documents import DocumentsError, DocumentSet, set_apart
+from chatapp.prompting.messages import Segment
 
 PASSAGES = ("one\n\n", "two\n\n")
 

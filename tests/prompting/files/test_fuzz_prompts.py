@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatapp.prompting.examples import PromptError, read_rows
-from chatapp.prompting.layout import fit, render, render_channel
-from chatapp.prompting.promptfile import PromptFile, load_prompt
-from chatapp.prompting.segments import text_of
+from chatapp.prompting.files.layout import fit, render, render_channel
+from chatapp.prompting.files.promptfile import PromptFile, load_prompt
+from chatapp.prompting.messages import text_of
 from chatapp.prompting.selection.select import build_selector
 
 QUERY = 'a {query} with "quotes", [markup] and \ud800'

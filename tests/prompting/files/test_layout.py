@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from chatapp.prompting.examples import Pool, PromptError
-from chatapp.prompting.layout import (
-    arrange,
-    continuation,
-    fit,
-    render,
-    render_channel,
-)
-from chatapp.prompting.promptfile import PromptFile
-from chatapp.prompting.segments import Segment, text_of
+from chatapp.prompting.files.layout import arrange, continuation, fit, render, render_channel
+from chatapp.prompting.files.promptfile import PromptFile
+from chatapp.prompting.messages import Segment, text_of
 from chatapp.prompting.selection.select import Select
 
 SPAM = PromptFile(

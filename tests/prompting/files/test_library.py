@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from chatapp.prompting.examples import normalise, same_item
-from chatapp.prompting.layout import fit, render, render_channel
-from chatapp.prompting.promptfile import PromptFile, load_prompt
-from chatapp.prompting.segments import text_of
+from chatapp.prompting.files.layout import fit, render, render_channel
+from chatapp.prompting.files.promptfile import PromptFile, load_prompt
+from chatapp.prompting.messages import text_of
 from chatapp.prompting.selection.select import build_selector
 
-FOLDER = Path(__file__).parents[2] / "prompts"
+FOLDER = Path(__file__).parents[3] / "prompts"
 TASKS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".toml", ".txt"))
 
 

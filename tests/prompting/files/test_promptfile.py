@@ -5,7 +5,7 @@ import pytest
 
 from chatapp.engine.model import Sampling
 from chatapp.prompting.examples import Example, PromptError
-from chatapp.prompting.promptfile import _Generate, load_prompt
+from chatapp.prompting.files.promptfile import _Generate, load_prompt
 from chatapp.prompting.selection.methods import METHODS
 from chatapp.prompting.selection.select import Select
 

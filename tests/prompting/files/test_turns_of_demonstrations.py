@@ -7,12 +7,11 @@ import pytest
 
 from chatapp.prompting.chat_template import ChatTemplate
 from chatapp.prompting.examples import Example, Pool, PromptError
-from chatapp.prompting.messages import Message
-from chatapp.prompting.promptfile import PromptFile, load_prompt
-from chatapp.prompting.segments import END_OF_TEXT, Segment, text_of
+from chatapp.prompting.files.promptfile import PromptFile, load_prompt
+from chatapp.prompting.files.turns import TurnsLayout
+from chatapp.prompting.messages import END_OF_TEXT, Message, Segment, text_of
 from chatapp.prompting.selection.select import Select
 from chatapp.prompting.template import CHAT, PLAIN
-from chatapp.prompting.turns import TurnsLayout
 
 SOURCE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"

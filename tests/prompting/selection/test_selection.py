@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp.prompting.examples import Pool, same_item
-from chatapp.prompting.selection.methods import (
-    METHODS,
-    Balanced,
-    Fixed,
-    Knn,
-    Mmr,
-    Random,
-    vote,
-)
+from chatapp.prompting.selection.methods import METHODS, Balanced, Fixed, Knn, Mmr, Random, vote
 from chatapp.prompting.selection.select import Select, build_selector
 from chatapp.prompting.selection.similarity import (
     Bm25Index,

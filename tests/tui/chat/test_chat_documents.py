@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.widgets import Static
+from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
-from chatapp.prompting.documents import DocumentSet
-from chatapp.tui.sources import SourceScreen
+from chatapp.prompting.files.documents import DocumentSet
+from chatapp.tui.screens.sources import SourceScreen
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.widgets import OptionList
 from thinking_model import thinking_model
 from tool_server import add_lasting_server, add_server, ends
+from tui_driver import Driver, OpenApp
 
+from chatapp.common.paths import tools_dir
 from chatapp.dialogue.store import Store
-from chatapp.paths import tools_dir
-from chatapp.tui.permission import Approval
+from chatapp.tui.widgets.approval import Approval
 
 
 def call(name: str, **arguments: object) -> str:

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
-from conftest import OpenApp
 from fakes import ScriptedModel
+from tui_driver import OpenApp
 
+from chatapp.common.parameters import Sampling
+from chatapp.common.paths import settings_path
+from chatapp.common.settings import Settings, load_settings
 from chatapp.dialogue.store import Store
-from chatapp.engine import load
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel
-from chatapp.parameters import Sampling
-from chatapp.paths import settings_path
-from chatapp.settings import Settings, load_settings
+from chatapp.models import loading
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ModelError("gone: there is no such folder")
         return ScriptedModel(["Yes."], name=name)
 
-    monkeypatch.setattr(load, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     return names
 
 

@@ -3,14 +3,15 @@
 import threading
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.command import CommandPalette
+from tui_driver import Driver, OpenApp
 
-from chatapp.dialogue.store import Store, StoreError
-from chatapp.tui.branches import BranchScreen
-from chatapp.tui.history import HistoryScreen
-from chatapp.tui.library import LibraryScreen
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import StoreError
+from chatapp.tui.screens.branches import BranchScreen
+from chatapp.tui.screens.history import HistoryScreen
+from chatapp.tui.screens.library import LibraryScreen
 
 
 async def open_dialog(driver: Driver, key: str) -> None:

@@ -1,12 +1,13 @@
 """Thumbs, corrections and rankings, given by keyboard and kept in the store."""
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.widgets import OptionList
+from tui_driver import Driver, OpenApp
 
-from chatapp.dialogue.store import Feedback, Store
-from chatapp.tui.ranking import RankScreen
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.rows import Feedback
+from chatapp.tui.screens.ranking import RankScreen
 
 FOREIGN = "[b]x[/b] \x1b[2J"
 

@@ -3,25 +3,25 @@
 import threading
 
 import pytest
-from conftest import Driver, OpenApp, fill
 from fakes import ScriptedModel
 from glass import GlassModel
 from textual.binding import Binding
 from textual.events import Paste
 from textual.widgets import Static
+from tui_driver import Driver, OpenApp, fill
 
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.model import Sampling
-from chatapp.settings import Settings
-from chatapp.tui.body import TextBody
-from chatapp.tui.chat import ChatScreen
-from chatapp.tui.field import Field
-from chatapp.tui.help import HelpScreen
-from chatapp.tui.history import ChatList, HistoryScreen
-from chatapp.tui.message import MessageView
-from chatapp.tui.parameters import HINTS, ParametersScreen
-from chatapp.tui.prompt import Prompt
-from chatapp.tui.welcome import QUESTION, SUGGESTIONS, Welcome
+from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.chat.screen import ChatScreen
+from chatapp.tui.screens.history import ChatList, HistoryScreen
+from chatapp.tui.screens.parameters import HINTS, ParametersScreen
+from chatapp.tui.widgets.dialog import Field
+from chatapp.tui.widgets.message import MessageView
+from chatapp.tui.widgets.message_parts import TextBody
+from chatapp.tui.widgets.prompt import Prompt
+from chatapp.tui.widgets.welcome import QUESTION, SUGGESTIONS, Welcome
 
 
 async def test_enter_sends(open_app: OpenApp) -> None:

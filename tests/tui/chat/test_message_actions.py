@@ -1,10 +1,10 @@
 """What can be done with one message: deleted, brought back, copied in parts."""
 
 import pytest
-from conftest import Driver, OpenApp, fill
+from tui_driver import Driver, OpenApp, fill
 
 from chatapp.dialogue.store import Store
-from chatapp.tui.clipboard import code_blocks
+from chatapp.tui.platform.programs import code_blocks
 
 CODE = "So:\n```python\nprint(1)\n```\nor\n~~~\na\n```\n~~~\nand an open one\n```\nb\n"
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import OpenApp
 from tiny import write_tiny_gpt2
+from tui_driver import OpenApp
 
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
-from chatapp.settings import Settings
+from chatapp.common.settings import Settings
+from chatapp.engine.backends.local import LocalModel
+from chatapp.models.loading import load_model
 
 
 @pytest.fixture

@@ -3,21 +3,21 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.binding import Binding
 from textual.command import CommandPalette
 from textual.widgets import OptionList
 from thinking_model import thinking_model
+from tui_driver import Driver, OpenApp
 
-from chatapp.settings import KeyChoice, Settings
+from chatapp.common.settings import KeyChoice, Settings
 from chatapp.tui.app import ChatApp
-from chatapp.tui.chat import ChatScreen
-from chatapp.tui.help import HelpScreen
-from chatapp.tui.history import HistoryScreen
-from chatapp.tui.message import MessageView
-from chatapp.tui.prompt import Prompt
-from chatapp.tui.slash import COMMANDS
+from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.chat.screen import ChatScreen
+from chatapp.tui.chat.slash import COMMANDS
+from chatapp.tui.screens.history import HistoryScreen
+from chatapp.tui.widgets.message import MessageView
+from chatapp.tui.widgets.prompt import Prompt
 
 
 def lines(driver: Driver) -> list[str]:

@@ -1,14 +1,14 @@
 """The list of chats beside the chat: when it is there, what it finds, what opens from it."""
 
-from conftest import Driver, OpenApp, fill
 from fakes import ScriptedModel
 from textual.widgets import Input
+from tui_driver import Driver, OpenApp, fill
 
+from chatapp.common.paths import settings_path
+from chatapp.common.settings import load_settings
 from chatapp.dialogue.store import Store
-from chatapp.paths import settings_path
-from chatapp.settings import load_settings
-from chatapp.tui.history import FoundChats
-from chatapp.tui.sidebar import Sidebar
+from chatapp.tui.chat.parts import Sidebar
+from chatapp.tui.screens.history import FoundChats
 
 WIDE = (130, 40)
 

@@ -5,16 +5,17 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
+from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
-from chatapp.engine import folder, load
+from chatapp.engine.files import model_files
 from chatapp.engine.model import Sampling
-from chatapp.tui.completions import Completions
-from chatapp.tui.help import HelpScreen
-from chatapp.tui.history import HistoryScreen
-from chatapp.tui.slash import COMMANDS, Command, completions, is_command
+from chatapp.models import loading
+from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.chat.slash import COMMANDS, Command, completions, is_command
+from chatapp.tui.screens.history import HistoryScreen
+from chatapp.tui.widgets.prompt import Completions
 
 
 async def order(driver: Driver, text: str) -> None:
@@ -128,7 +129,7 @@ async def test_ctrl_d_leaves_from_an_empty_prompt(open_app: OpenApp) -> None:
 async def test_models_are_found_when_they_are_asked_for(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
+    monkeypatch.setattr(model_files, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
     async with open_app() as driver:
         await driver.press(*"/model ")
         await driver.until(lambda: "/model runs/[b]mine[/b]" in driver.screen_text)
@@ -139,7 +140,7 @@ async def test_models_are_found_when_they_are_asked_for(
 async def test_models_and_settings_to_compare_are_completed(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "local_models", lambda: ["bundled", "my run"])
+    monkeypatch.setattr(model_files, "local_models", lambda: ["bundled", "my run"])
     async with open_app() as driver:
         await driver.press(*"/compare m")
         await driver.until(lambda: "model='my run'" in driver.screen_text)
@@ -274,7 +275,7 @@ async def test_another_model_goes_on_with_the_chat(
         opened.wait(20)
         return other
 
-    monkeypatch.setattr(load, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     async with open_app(ScriptedModel(["One."])) as driver:
         await order(driver, "/system Be brief.")
         await driver.say("First")
@@ -297,7 +298,7 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_one_there_was(
     def load_model(name: str, **options: object) -> ScriptedModel:
         raise ValueError(f"{name}: no such model")
 
-    monkeypatch.setattr(load, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     async with open_app(ScriptedModel(["One.", "Two."])) as driver:
         await driver.say("First")
         await order(driver, "/model [b]x[/b]")

@@ -3,11 +3,11 @@
 import threading
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
+from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
-from chatapp.engine import load
+from chatapp.models import loading
 
 
 class Loader:
@@ -51,7 +51,7 @@ async def test_of_two_models_the_one_asked_for_last_stays(
 ) -> None:
     big, small = named("big", "From big."), named("small", "From small.")
     loader = Loader({"big": big, "small": small})
-    monkeypatch.setattr(load, "load_model", loader)
+    monkeypatch.setattr(loading, "load_model", loader)
     async with open_app() as driver:
         await command(driver, "/model big")
         await command(driver, "/model small")
@@ -70,7 +70,7 @@ async def test_the_precision_is_that_of_the_model_there_is(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = Loader({"scripted": named("scripted"), "small": named("small")})
-    monkeypatch.setattr(load, "load_model", loader)
+    monkeypatch.setattr(loading, "load_model", loader)
     async with open_app() as driver:
         conversation = driver.chat.conversation
         before = conversation.precision
@@ -93,7 +93,7 @@ async def test_a_late_model_does_not_send_the_message_again(
     small = named("small", "From small.")
     small.gate = threading.Event()
     loader = Loader({"big": named("big", "From big."), "small": small})
-    monkeypatch.setattr(load, "load_model", loader)
+    monkeypatch.setattr(loading, "load_model", loader)
     async with open_app() as driver:
         await command(driver, "/model big")
         await command(driver, "/model small")
@@ -112,7 +112,7 @@ async def test_a_late_failure_changes_nothing(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = Loader({"gone": RuntimeError("there is no such folder"), "small": named("small", "I")})
-    monkeypatch.setattr(load, "load_model", loader)
+    monkeypatch.setattr(loading, "load_model", loader)
     async with open_app() as driver:
         await command(driver, "/model gone")
         await command(driver, "/model small")

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 import tiny
-from conftest import Driver, OpenApp, fill
 from fakes import ScriptedModel
 from textual.widgets import OptionList, Static
+from tui_driver import Driver, OpenApp, fill
 
-from chatapp.dialogue.best_of import ReplyScorer
+from chatapp.common.paths import TEMPLATE_FILE
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
+from chatapp.dialogue.reply_scores import ReplyScorer
 from chatapp.dialogue.store import Store
-from chatapp.engine.used_models import note_model
-from chatapp.paths import TEMPLATE_FILE
+from chatapp.models.resolving import note_model
 from chatapp.prompting.messages import Message
-from chatapp.tui.comparing import CompareScreen, Side
-from chatapp.tui.ranking import RankScreen
+from chatapp.tui.screens.compare import CompareScreen, Side
+from chatapp.tui.screens.ranking import RankScreen
 
 VERSIONS = ["One.", "Two, and more.", "Three?"]
 

@@ -4,12 +4,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from conftest import OpenApp, fill
 from fakes import ScriptedModel
+from tui_driver import OpenApp, fill
 
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Event
-from chatapp.settings import Settings
 
 
 async def test_the_first_message_waits_for_the_model(open_app: OpenApp, store: Store) -> None:

@@ -6,31 +6,28 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import Driver, OpenApp, fill
 from fakes import ScriptedModel
 from glass import GlassModel, random_gpt2
 from test_foreign_screen import FOREIGN, shown
 from textual.widgets import OptionList, Static
+from tui_driver import Driver, OpenApp, fill
 
+from chatapp.common.settings import Settings
+from chatapp.common.shading import percent
 from chatapp.dialogue.store import Store
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.events import Token
-from chatapp.engine.local import LocalModel
 from chatapp.engine.model import Sampling
 from chatapp.lab.traces import DecoderTrace
-from chatapp.settings import Settings
-from chatapp.shading import percent
-from chatapp.tui.help import HelpScreen
+from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.inspector import step
-from chatapp.tui.inspector.attention import AttentionView
-from chatapp.tui.inspector.heatmap import HeatMap
-from chatapp.tui.inspector.layers import LayersView
-from chatapp.tui.inspector.look import EXAMPLE
+from chatapp.tui.inspector.attention import AttentionView, HeatMap
 from chatapp.tui.inspector.panel import Inspector
 from chatapp.tui.inspector.step import StepView
+from chatapp.tui.inspector.tabs import LayersView, TokensView
 from chatapp.tui.inspector.token_text import TokenText, layout
-from chatapp.tui.inspector.tokens import TokensView
-from chatapp.tui.inspector.view import View
-from chatapp.tui.message import MessageView
+from chatapp.tui.inspector.view import EXAMPLE, View
+from chatapp.tui.widgets.message import MessageView
 
 SETTINGS = Settings(sampling=Sampling(seed=5, max_tokens=12))
 

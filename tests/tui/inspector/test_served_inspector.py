@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 from completions_server import CompletionsServer, delta, replied, said
-from conftest import Driver, OpenApp
 from textual.widgets import OptionList, Static
+from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
-from chatapp.engine.load import load_model
+from chatapp.models.loading import load_model
 
 
 def told(token: str, *others: tuple[str, float]) -> str:

@@ -5,15 +5,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.geometry import Offset
 from textual.selection import Selection
+from tui_driver import Driver, OpenApp
 
-from chatapp.tui import clipboard
 from chatapp.tui.app import ChatApp
-from chatapp.tui.body import TextBody
-from chatapp.tui.clipboard import fill
+from chatapp.tui.platform import programs as clipboard
+from chatapp.tui.platform.programs import fill
+from chatapp.tui.widgets.message_parts import TextBody
 
 programs = clipboard.programs  # the fixture of all these tests puts another in its place
 

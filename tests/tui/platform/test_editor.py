@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from conftest import OpenApp
+from tui_driver import OpenApp
 
 from chatapp.tui.app import ChatApp
 

@@ -3,19 +3,19 @@
 from pathlib import Path
 
 import pytest
-from conftest import OpenApp
 from fakes import ScriptedModel
 from textual.binding import Binding
 from textual.screen import Screen
+from tui_driver import OpenApp
 
-from chatapp.paths import settings_path
-from chatapp.settings import KeyChoice, Settings, SettingsError, load_settings
+from chatapp.common.paths import settings_path
+from chatapp.common.settings import KeyChoice, Settings, SettingsError, load_settings
 from chatapp.tui.app import ChatApp
-from chatapp.tui.chat import ChatScreen
-from chatapp.tui.help import HelpScreen
-from chatapp.tui.keymap import read_keymap, written
-from chatapp.tui.message import MessageView
-from chatapp.tui.prompt import Prompt
+from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.chat.screen import ChatScreen
+from chatapp.tui.platform.keymap import read_keymap, written
+from chatapp.tui.widgets.message import MessageView
+from chatapp.tui.widgets.prompt import Prompt
 
 PLACES = (ChatApp, ChatScreen, Prompt, MessageView)
 
@@ -129,7 +129,7 @@ def test_a_key_of_the_prompt_may_be_one_on_a_message() -> None:
 
 
 def test_the_keys_of_the_readme_are_right() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     table = text.split("[keys]", 1)[1].split("```", 1)[0]
     chosen = settings(f"[keys]{table}")
     assert {choice.action for choice in chosen.keys} == {"compare", "send", "new_line"}

@@ -22,10 +22,10 @@ from textual.widgets import TextArea, _markdown
 from textual_serve.server import Server
 
 import chatapp.tui
-from chatapp.tui.textual_internals import know_alt_enter, know_pastes
+from chatapp.tui.platform.textual_internals import know_alt_enter, know_pastes
 
-INTERNALS = "chatapp.tui.textual_internals"
-BROWSER = "chatapp.tui.browser"
+INTERNALS = "chatapp.tui.platform.textual_internals"
+BROWSER = "chatapp.commands.browser"
 
 
 @pytest.mark.parametrize(

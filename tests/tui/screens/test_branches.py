@@ -1,12 +1,12 @@
 """All branches of a chat are shown in order, and any of them can be gone to."""
 
 import pytest
-from conftest import Driver, OpenApp, fill
 from fakes import ScriptedModel
 from textual.widgets import OptionList
+from tui_driver import Driver, OpenApp, fill
 
 from chatapp.dialogue.store import Store
-from chatapp.tui.branches import BranchScreen, in_order
+from chatapp.tui.screens.branches import BranchScreen, in_order
 
 
 async def rows(driver: Driver) -> list[str]:

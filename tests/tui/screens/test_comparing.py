@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.widgets import Static
 from thinking_model import SPECIAL, thinking_model
+from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
-from chatapp.dialogue.store import Basis, Comparison, Store
-from chatapp.dialogue.variant import Variant
-from chatapp.engine import load
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.rows import Basis, Comparison
+from chatapp.dialogue.variants import Variant
 from chatapp.engine.model import Sampling
-from chatapp.tui.comparing import CompareScreen, Side
-from chatapp.tui.field import Field
-from chatapp.tui.help import HelpScreen
-from chatapp.tui.prompt import Prompt
+from chatapp.models import loading
+from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.screens.compare import CompareScreen, Side
+from chatapp.tui.widgets.dialog import Field
+from chatapp.tui.widgets.prompt import Prompt
 
 FOREIGN = "[b]x[/b] \x1b[2J"
 BASE = Variant("bundled", "auto", "", Sampling())
@@ -256,7 +257,7 @@ async def test_another_model_on_the_right(
             raise ValueError(f"{name}: no such model")
         return other
 
-    monkeypatch.setattr(load, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     model = ScriptedModel(["Own."])
     async with open_app(model) as driver:
         await open_compare(driver, *"/compare model=[b]x", "enter")

@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.widgets import ProgressBar
+from tui_driver import Driver, OpenApp
 
-from chatapp.engine import catalogue, fetching, load
 from chatapp.engine.errors import ModelError
-from chatapp.engine.known_models import known_models
-from chatapp.engine.watching import Progress
-from chatapp.tui.models import ModelScreen
+from chatapp.models import catalogue, fetching, loading
+from chatapp.models.known_models import known_models
+from chatapp.models.packages import Progress
+from chatapp.tui.screens.models import ModelScreen
 
 
 class Hub:
@@ -56,7 +56,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         return ScriptedModel(["Yes."], name=name)
 
-    monkeypatch.setattr(load, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     return names
 
 

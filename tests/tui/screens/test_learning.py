@@ -4,13 +4,14 @@ import asyncio
 import sys
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
+from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
-from chatapp.engine import load
-from chatapp.tui import chat, learning
-from chatapp.tui.learning import LearnScreen
+from chatapp.models import loading
+from chatapp.tui.chat import screen as chat
+from chatapp.tui.screens import learn as learning
+from chatapp.tui.screens.learn import LearnScreen
 
 LEARNS = """
 import os, sys
@@ -58,7 +59,7 @@ async def test_the_new_model_is_gone_on_with(
         return ScriptedModel(["New."], name=name)
 
     async with open_app(ScriptedModel(["Old."], name="old")) as driver:
-        monkeypatch.setattr(load, "load_model", load_model)
+        monkeypatch.setattr(loading, "load_model", load_model)
         await learn(driver)
         await driver.until(lambda: "The new model is runs/feedback-1" in driver.screen_text)
         assert "8 corrections: [b]" in driver.screen_text

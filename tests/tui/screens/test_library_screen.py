@@ -4,21 +4,22 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from glass import GlassModel
 from test_foreign_screen import FOREIGN, shown
 from test_inspector import rest
 from textual.widgets import OptionList, Static
+from tui_driver import Driver, OpenApp
 
-from chatapp.dialogue.store import Basis, Store
+from chatapp.common.foreign import printable
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.model import Sampling
-from chatapp.foreign import printable
 from chatapp.prompting.template import CHAT, save_template
-from chatapp.tui.chat_widgets import ChatWidgets
-from chatapp.tui.field import Field
-from chatapp.tui.help import HelpScreen
-from chatapp.tui.library import LibraryScreen
+from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.chat.parts import ChatWidgets
+from chatapp.tui.screens.library import LibraryScreen
+from chatapp.tui.widgets.dialog import Field
 
 ROWS = [("red rose", "warm"), ("blue sea", "cold"), ("red fire", "hot"), ("white ice", "icy")]
 NEAREST = '[select]\nmethod = "knn"\nk = 2\nencoder = "tfidf"\n[generate]\nmax_tokens = 9\n'

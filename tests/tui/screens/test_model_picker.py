@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 from completions_server import CompletionsServer, break_off, closed_port, piece, said
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
+from tui_driver import Driver, OpenApp
 from typer.testing import CliRunner
 
 from chatapp import cli
-from chatapp.commands import completion
+from chatapp.commands import options
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
-from chatapp.engine import folder, load
-from chatapp.engine.used_models import note_model
-from chatapp.settings import Settings
+from chatapp.engine.files import model_files
+from chatapp.models import loading
+from chatapp.models.resolving import note_model
 from chatapp.tui.app import ChatApp
-from chatapp.tui.field import Field
-from chatapp.tui.models import ModelScreen
+from chatapp.tui.screens.models import ModelScreen
+from chatapp.tui.widgets.dialog import Field
 
 
 @pytest.fixture
@@ -35,7 +36,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Completions
     """A machine with two models, a server that is up and one that is down."""
     monkeypatch.chdir(tmp_path)
     write_tiny_gpt2(tmp_path / "runs" / "mine", context=256)
-    monkeypatch.setattr(folder, "local_models", lambda: ["runs/mine", "org/cached", "runs/gone"])
+    monkeypatch.setattr(
+        model_files, "local_models", lambda: ["runs/mine", "org/cached", "runs/gone"]
+    )
     config = tmp_path / "home" / "config"
     config.mkdir(parents=True)
     (config / "servers.toml").write_text(
@@ -84,8 +87,8 @@ async def test_it_knows_what_models_list_and_completion_know(
     open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(folder, "cached_hub_models", lambda wanted: [])
-    monkeypatch.setattr(folder, "files_of_other_programs", dict)
+    monkeypatch.setattr(model_files, "cached_hub_models", lambda wanted: [])
+    monkeypatch.setattr(model_files, "files_of_other_programs", dict)
     write_tiny_gpt2(tmp_path / "elsewhere" / "used")
     (tmp_path / "elsewhere" / "used.gguf").touch()
     (tmp_path / "elsewhere" / "begun").mkdir()
@@ -95,7 +98,7 @@ async def test_it_knows_what_models_list_and_completion_know(
     names = ["bundled", "elsewhere/begun", "elsewhere/used.gguf", "elsewhere/used"]
     listed = json.loads(CliRunner().invoke(cli.app, ["models", "list", "--json"]).stdout)
     assert [model["name"] for model in listed] == names
-    assert completion.models("") == names
+    assert options.models("") == names
     async with open_app() as driver:
         await open_list(driver)
         assert "elsewhere/begun" in driver.screen_text
@@ -137,8 +140,8 @@ async def test_what_is_typed_can_be_loaded(
         names.append(name)
         return ScriptedModel(["Two."], name=name)
 
-    monkeypatch.setattr(load, "load_model", load_model)
-    monkeypatch.setattr(folder, "local_models", lambda: ["here/a"])
+    monkeypatch.setattr(loading, "load_model", load_model)
+    monkeypatch.setattr(model_files, "local_models", lambda: ["here/a"])
     async with open_app() as driver:
         driver.prompt.text = "/model"
         await driver.press("enter")
@@ -179,7 +182,7 @@ async def test_a_running_reply_is_not_disturbed(open_app: OpenApp) -> None:
 
 async def test_stopping_a_reply_of_a_server(open_app: OpenApp, server: CompletionsServer) -> None:
     server.stream = [piece(" Well"), piece(" then"), server.hang]
-    async with open_app(load=lambda: load.load_model(f"{server.url}#tiny")) as driver:
+    async with open_app(load=lambda: loading.load_model(f"{server.url}#tiny")) as driver:
         await driver.ready()
         driver.prompt.text = "Hi"
         await driver.press("enter")
@@ -193,7 +196,7 @@ async def test_stopping_a_reply_of_a_server(open_app: OpenApp, server: Completio
 
 async def test_a_server_that_breaks_off(open_app: OpenApp, server: CompletionsServer) -> None:
     server.stream = [piece(" Well"), break_off]
-    async with open_app(load=lambda: load.load_model(f"{server.url}#tiny")) as driver:
+    async with open_app(load=lambda: loading.load_model(f"{server.url}#tiny")) as driver:
         await driver.ready()
         await driver.say("Hi")
         assert driver.texts == ["Hi", "Well"]
@@ -202,7 +205,7 @@ async def test_a_server_that_breaks_off(open_app: OpenApp, server: CompletionsSe
 
 
 async def test_remarks_are_shown(open_app: OpenApp, server: CompletionsServer) -> None:
-    async with open_app(load=lambda: load.load_model(f"{server.url}#[b]large[/b]")) as driver:
+    async with open_app(load=lambda: loading.load_model(f"{server.url}#[b]large[/b]")) as driver:
         await driver.ready()
         await driver.until(lambda: "how long its context is" in "".join(notices(driver)))
         server.stream = said(" Yes.")

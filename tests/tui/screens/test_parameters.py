@@ -4,20 +4,20 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.events import Key
 from textual.widgets import Static
+from tui_driver import Driver, OpenApp
 
-from chatapp.dialogue.store import Basis
-from chatapp.engine import load
+from chatapp.common.parameters import PARAMETERS
+from chatapp.common.paths import presets_path
+from chatapp.common.presets import read_presets, save_preset
+from chatapp.common.settings import Settings
+from chatapp.dialogue.store.rows import Basis
 from chatapp.engine.model import Sampling
-from chatapp.parameters import PARAMETERS
-from chatapp.paths import presets_path
-from chatapp.presets import read_presets, save_preset
-from chatapp.settings import Settings
-from chatapp.tui.field import Field
-from chatapp.tui.parameters import ParametersScreen
+from chatapp.models import loading
+from chatapp.tui.screens.parameters import ParametersScreen
+from chatapp.tui.widgets.dialog import Field
 
 FOREIGN = "[b]x[/b]"
 
@@ -171,7 +171,7 @@ async def test_another_template_and_precision(
             raise ValueError("cannot be loaded in bfloat16")
         return ScriptedModel(["Two."])
 
-    monkeypatch.setattr(load, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     model = ScriptedModel(["One."])
     async with open_app(model) as driver:
         await driver.say("First")

@@ -6,8 +6,8 @@ from textual.content import Content
 from textual.geometry import Offset, Size
 from textual.selection import Selection
 
-from chatapp.foreign import printable
-from chatapp.tui.body import TextBody
+from chatapp.common.foreign import printable
+from chatapp.tui.widgets.message_parts import TextBody
 
 ANY = Size(80, 24)
 PIECES = st.lists(

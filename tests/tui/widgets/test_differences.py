@@ -2,7 +2,7 @@
 
 import pytest
 
-from chatapp.tui.differences import difference
+from chatapp.tui.widgets.rendered import difference
 
 
 def marked(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:

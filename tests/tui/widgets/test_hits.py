@@ -1,7 +1,7 @@
 """A hit of the search is shown where it stands, however long what follows it is."""
 
-from conftest import OpenApp
 from fakes import ScriptedModel
+from tui_driver import OpenApp
 
 
 async def test_a_hit_stays_in_sight_above_a_long_reply(open_app: OpenApp) -> None:

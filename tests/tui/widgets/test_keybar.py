@@ -1,14 +1,14 @@
 """The keys in the last row."""
 
 import pytest
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.app import App
+from tui_driver import Driver, OpenApp
 
+from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
-from chatapp.settings import Settings
 from chatapp.tui.app import ChatApp
-from chatapp.tui.keybar import KeyBar
+from chatapp.tui.widgets.status import KeyBar
 
 
 def last_row(driver: Driver) -> str:

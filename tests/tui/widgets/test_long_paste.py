@@ -7,9 +7,9 @@ import sys
 from collections.abc import Awaitable
 from types import FrameType
 
-from conftest import Driver, OpenApp
 from fakes import ScriptedModel
 from textual.events import Paste
+from tui_driver import Driver, OpenApp
 
 LINES = 10_000
 

@@ -3,13 +3,13 @@
 import threading
 
 import pytest
-from conftest import Driver, OpenApp, fill
 from fakes import ScriptedModel
 from textual.widgets import Static
+from tui_driver import Driver, OpenApp, fill
 
 from chatapp.dialogue.store import Store
-from chatapp.tui import markdown
-from chatapp.tui.markdown import RenderedBody
+from chatapp.tui.widgets import markdown
+from chatapp.tui.widgets.markdown import RenderedBody
 
 REPLY = "# Sea\n\nIt is *very* **wide**:\n\n- one\n- two\n\n```python\nx = [1]\n```\n"
 HOSTILE = [

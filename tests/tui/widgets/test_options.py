@@ -3,7 +3,7 @@
 import pytest
 from textual.app import App, ComposeResult
 
-from chatapp.tui.options import Options
+from chatapp.tui.widgets.dialog import Options
 
 
 class Lists(App[None]):

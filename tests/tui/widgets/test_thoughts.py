@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from conftest import OpenApp
 from fakes import ScriptedModel
 from thinking_model import thinking_model
+from tui_driver import OpenApp
 
 from chatapp.dialogue.store import Store
 

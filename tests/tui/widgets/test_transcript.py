@@ -1,11 +1,11 @@
 """A long chat: only some messages are mounted, and scrolling never jumps."""
 
 import pytest
-from conftest import Driver, OpenApp, fill
 from fakes import ScriptedModel
+from tui_driver import Driver, OpenApp, fill
 
 from chatapp.dialogue.store import Store
-from chatapp.tui.transcript import AT_FIRST, AT_MOST, STEP
+from chatapp.tui.widgets.transcript import AT_FIRST, AT_MOST, STEP
 
 LENGTH = 120
 BEYOND = AT_FIRST + STEP + 2

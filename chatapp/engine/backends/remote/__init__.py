@@ -3,11 +3,10 @@
 Keep: this is the room's face; nothing outside imports from its modules, but for tests.
 """
 
-from chatapp.engine.remote.chat import RemoteChatModel
-from chatapp.engine.remote.connect import connect
-from chatapp.engine.remote.listing import ServedModel, served_models
-from chatapp.engine.remote.model import RemoteModel
-from chatapp.engine.remote.pieces import TextPieces
+from chatapp.engine.backends.remote.chat import RemoteChatModel
+from chatapp.engine.backends.remote.completions import RemoteModel
+from chatapp.engine.backends.remote.connecting import ServedModel, connect, served_models
+from chatapp.engine.backends.remote.stream import TextPieces
 
 __all__ = [
     "RemoteChatModel",

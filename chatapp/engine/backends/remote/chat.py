@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from chatapp.common.foreign import without_surrogates
+from chatapp.engine.backends.remote.completions import RemoteModel
+from chatapp.engine.backends.remote.http import NO_PATH, Body, at_once
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished
 from chatapp.engine.model import Sampling
-from chatapp.engine.remote.at_once import at_once
-from chatapp.engine.remote.http import NO_PATH, Body
-from chatapp.engine.remote.model import RemoteModel
 from chatapp.engine.stopping import StopFilter
-from chatapp.foreign import without_surrogates
 
 _AROUND = 4
 """About how many tokens a template puts around a message."""

@@ -14,26 +14,24 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from chatapp.common.foreign import without_surrogates
+from chatapp.common.parameters import PARAMETERS
+from chatapp.engine.backends.remote.http import BlockingStream, Body, Cancelled, at_once, post
+from chatapp.engine.backends.remote.server import Server
+from chatapp.engine.backends.remote.stream import (
+    DONE,
+    Calls,
+    Chunk,
+    ServedToken,
+    TextPieces,
+    Thoughts,
+    Usage,
+    read_chunk,
+)
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
-from chatapp.engine.model import (
-    ContextOverflow,
-    Generate,
-    Request,
-    Sampling,
-    Tokenizer,
-)
-from chatapp.engine.remote.at_once import at_once
-from chatapp.engine.remote.calls import Calls
-from chatapp.engine.remote.chunks import DONE, Chunk, ServedToken, Usage, read_chunk
-from chatapp.engine.remote.http import BlockingStream, Body, Cancelled, post
-from chatapp.engine.remote.pieces import TextPieces
-from chatapp.engine.remote.thoughts import Thoughts
-from chatapp.engine.repetition import RepetitionFilter
-from chatapp.engine.servers import Server
-from chatapp.engine.stopping import StopFilter
-from chatapp.foreign import without_surrogates
-from chatapp.parameters import PARAMETERS
+from chatapp.engine.model import ContextOverflow, Generate, Request, Sampling, Tokenizer
+from chatapp.engine.stopping import RepetitionFilter, StopFilter
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,19 +2,65 @@
 
 Keep: what a server can do is found out before anything of the user's is sent to it, so that no
 message is ever sent twice.
+
+Which models a server has, and how long their windows are.
+
+Keep: a server is asked, never guessed about; what it does not give stays unknown.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlsplit
 
+from chatapp.common.paths import SERVERS
+from chatapp.engine.backends.remote.chat import RemoteChatModel
+from chatapp.engine.backends.remote.completions import RemoteModel
+from chatapp.engine.backends.remote.http import get_json, has_path, nonsense
+from chatapp.engine.backends.remote.server import Server
+from chatapp.engine.backends.remote.stream import token_count
 from chatapp.engine.errors import ModelError
-from chatapp.engine.remote.chat import RemoteChatModel
-from chatapp.engine.remote.http import has_path
-from chatapp.engine.remote.listing import ServedModel, context_of_llama_cpp, served_models
-from chatapp.engine.remote.model import RemoteModel
-from chatapp.engine.servers import SERVERS, Server
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that a server has. context: its window in tokens; 0 where it is not given."""
+
+    name: str
+    context: int = 0
+
+
+def served_models(server: Server) -> list[ServedModel]:
+    """What a server has, in its own order. Raises ModelError in words."""
+    document = get_json(server, f"{server.url}/models")
+    rows = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(rows, list):
+        raise nonsense(server, "its list of models is none")
+    return [
+        ServedModel(row["id"], _context(row))
+        for row in rows
+        if isinstance(row, dict) and isinstance(row.get("id"), str)
+    ]
+
+
+def context_of_llama_cpp(server: Server) -> int:
+    """The window that llama.cpp's own server gives at an address of its own; 0 elsewhere."""
+    try:
+        document = get_json(server, f"{server.url.removesuffix('/v1')}/props")
+    except ModelError:
+        return 0
+    settings = document.get("default_generation_settings") if isinstance(document, dict) else None
+    return token_count(settings.get("n_ctx")) if isinstance(settings, dict) else 0
+
+
+def _context(row: dict[str, Any]) -> int:
+    """The window in a row of the list, where vLLM or llama-cpp-python puts it; 0 without."""
+    meta = row.get("meta")
+    in_meta = meta.get("n_ctx") if isinstance(meta, dict) else 0
+    return token_count(row.get("max_model_len")) or token_count(in_meta)
+
 
 _ASSUMED_CONTEXT = 2048
+
 """Where neither the server nor the settings give one: what even old and small models have."""
 
 

@@ -1,37 +1,57 @@
 """Requests to a server, and in words what becomes of them.
 
 Keep: the key goes to the server's own address and nowhere else, into no message and no name.
+
+Several requests to a server at once, each on a thread of its own.
+
+Keep: requests are taken, and their events given, on the thread of whoever asks for these; when it
+leaves, no request goes on.
 """
 
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from itertools import islice
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from chatapp.common.paths import SERVERS
+from chatapp.engine.backends.remote.server import Server
 from chatapp.engine.errors import ModelError, first_line
-from chatapp.engine.servers import SERVERS, Server
+from chatapp.engine.events import Event, Finished
 
 if TYPE_CHECKING:
     import httpx2
 
+
 Body = dict[str, Any]
+
 """What is asked for, as a JSON object."""
+
 
 # A long prompt in a long queue may take minutes to its first token.
 _CONNECT_SECONDS, _ANSWER_SECONDS, _SILENCE_SECONDS = 5.0, 10.0, 300.0
 
+
 _POLL_SECONDS = 0.05
+
 """Between two looks at the cancel event while nothing arrives."""
 
+
 _MOST_BYTES = 2**20
+
 """Of an answer that is no stream: a list of models, or what went wrong."""
 
+
 NO_PATH = (404, 405, 501)
+
 """With these a server says that it does not know a path."""
 
+
 _NO_WAY = (ValueError, ImportError, OSError)
+
 """What httpx2 passes on of a host that cannot be named, of a proxy, and of certificates."""
 
 
@@ -251,3 +271,48 @@ def _unreachable(server: Server, error: Exception) -> ModelError:
 def nonsense(server: Server, what: str) -> ModelError:
     """The error for an answer that no server of models gives. what: is wrong with it."""
     return ModelError(f"{server.url}: this is no server of models: {what}")
+
+
+MOST_AT_ONCE = 4
+
+"""Requests: as many as a small server computes side by side; others let them wait."""
+
+
+Begin = Callable[[threading.Event], Iterator[Event]]
+
+"""Asks for a reply. Setting the event that it is given ends that."""
+
+
+def at_once(replies: Iterable[Begin]) -> Iterator[tuple[int, Event]]:
+    """The events of each reply with its number, from 0, as they come.
+
+    replies: taken one by one, each as soon as there is room for it. One that raises ValueError
+    ends as `error` with the reason as its message, and the others go on.
+    """
+    arrived: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
+    given_up = threading.Event()
+
+    def draw(number: int, begin: Begin) -> None:
+        try:
+            for event in begin(given_up):
+                arrived.put((number, event))
+        except ValueError as error:  # ContextOverflow is one
+            arrived.put((number, Finished("error", message=str(error))))
+        except Exception as error:
+            arrived.put((number, error))
+
+    waiting, going_on = enumerate(replies), 0
+    try:
+        while True:
+            for upcoming in islice(waiting, MOST_AT_ONCE - going_on):
+                threading.Thread(target=draw, args=upcoming, daemon=True).start()
+                going_on += 1
+            if not going_on:
+                return
+            number, event = arrived.get()
+            if isinstance(event, Exception):
+                raise event
+            going_on -= isinstance(event, Finished)
+            yield number, event
+    finally:
+        given_up.set()

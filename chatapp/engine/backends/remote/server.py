@@ -15,18 +15,14 @@ Keep: no key is ever in that file or in an address, where it would be shown and 
 import ipaddress
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
+from chatapp.common.paths import SERVERS
 from chatapp.engine.errors import ModelError
-from chatapp.paths import config_dir
-from chatapp.userfiles import read_toml
-
-SERVERS = "servers.toml"
 
 _SCHEMES = ("http://", "https://")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +61,6 @@ class Server:
         return key
 
 
-def server_of(name: str) -> Server | None:
-    """The server that a name or an address stands for; None for every other name.
-
-    name: with `#` and one of the server's models at its end where it has several. The key and
-        context of a named server are also used for its bare address.
-    Raises ModelError for an address that is none and when the file of names cannot be used.
-    """
-    address, _, model = name.partition("#")
-    servers = named_servers()
-    server = servers.get(address)
-    if server is None and is_address(address):
-        url = server_url(address)
-        server = next((each for each in servers.values() if each.url == url), Server(url))
-    return replace(server, model=model) if server is not None and model else server
-
-
 def is_loopback(host: str) -> bool:
     """Whether a host's name or address leads nowhere but to this machine."""
     if host == "localhost" or host.endswith(".localhost"):
@@ -117,33 +97,3 @@ def server_url(address: str) -> str:
             "http://localhost:8000/v1"
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
-
-
-def named_servers() -> dict[str, Server]:
-    """The servers in the user's file, by their names. Raises ModelError."""
-    path = config_dir() / SERVERS
-    try:
-        tables = read_toml(path, ModelError)
-    except FileNotFoundError:
-        return {}
-    return {name: _server(table, f"{path}, server {name!r}") for name, table in tables.items()}
-
-
-def _server(table: object, origin: str) -> Server:
-    """One table of the file. Raises ModelError that begins with `origin`."""
-    from chatapp.validation import strict_model, validated
-
-    checked = validated(strict_model(Server), table, ModelError, origin=origin, what="server")
-    server = Server(**dict(checked))
-    try:
-        server = replace(server, url=server_url(server.url))
-    except ModelError as error:
-        raise ModelError(f"{origin}: {error}") from None
-    if server.key and not _NAME.fullmatch(server.key):
-        raise ModelError(
-            f"{origin}: 'key' is no name of an environment variable; the key itself belongs into "
-            "the variable"
-        )
-    if server.context < 0 or server.context == 1:
-        raise ModelError(f"{origin}: 'context' is {server.context}, expected 2 tokens or more")
-    return server

@@ -5,19 +5,38 @@ of which all may be missing or null; the last is the word [DONE]. In a chat, "te
 "delta": {"content", "reasoning_content", "tool_calls"}, where some servers say "reasoning".
 
 Keep: what a server sends is either understood or refused in words, whatever it is.
+
+Text cut into numbered pieces, in the place of the tokens of a model out of reach.
+
+Keep: the pieces of a text together are that text, whatever it holds.
+
+Calls of tools, which a server of chats tells apart from its model's text.
+
+Keep: they come out as models write them in their own text, each between marks, in the order in
+which they came.
+
+What a model thought before it replied, where its server tells that apart.
+
+Keep: it comes out as models write it that think in their own text: between marks, before the
+reply, in the order in which it came.
 """
 
 import json
 import math
-from collections.abc import Iterable
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from chatapp.engine.backends.remote.http import nonsense, reason_of
+from chatapp.engine.backends.remote.server import Server
 from chatapp.engine.errors import ModelError
-from chatapp.engine.remote.http import nonsense, reason_of
-from chatapp.engine.servers import Server
+from chatapp.engine.events import CALLING, THINKING
 
 DONE = "[DONE]"
+
 """The data of a stream's last event."""
 
 
@@ -189,3 +208,107 @@ def _number(value: object) -> float:
         return float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:
         return math.nan
+
+
+class TextPieces:
+    """A `Tokenizer` for models whose own is out of reach: pieces of text, numbered as they come.
+
+    A piece is up to five letters, or one other character, with the space before it. Their
+    number is an estimate of that of tokens: for English prose it is 2 to 8 % above GPT-2's,
+    for other scripts it may be too low. What a server sends as one token becomes one piece,
+    so that replies are counted as they are.
+    """
+
+    end_id = 0
+    special: Mapping[str, int] = MappingProxyType({})
+
+    _PIECE = re.compile(r" ?(?:[A-Za-z]{1,5}|.)", re.DOTALL)
+
+    def __init__(self) -> None:
+        # The end-of-text token stands for no text: what it is called there is not known.
+        self._pieces = [""]
+        self._ids: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self.size = 1
+
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
+        return [self.token(piece) for piece in self._PIECE.findall(text)]
+
+    def token(self, piece: str) -> int:
+        """The id of a piece, whether or not `encode` would ever cut it so."""
+        with self._lock:
+            if piece not in self._ids:
+                self._ids[piece] = len(self._pieces)
+                self._pieces.append(piece)
+                self.size += 1
+            return self._ids[piece]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(self.piece, ids))
+
+    def piece(self, id: int) -> str:
+        """A token's own text."""
+        return self._pieces[id]
+
+    def stream(self) -> "TextPieces":
+        return self
+
+    def push(self, id: int) -> str:
+        return self.piece(id)
+
+    def flush(self) -> str:
+        return ""
+
+
+class Calls:
+    """Makes text of the calls in a stream. have_come: whether there were any."""
+
+    def __init__(self) -> None:
+        self.have_come = False
+        self._open: int | None = None
+        self._has_arguments = False
+
+    def into_text(self, chunk: Chunk) -> tuple[ServedToken, ...]:
+        """The calls of a chunk; the last is closed when the reply ends."""
+        text = ""
+        for piece in chunk.calls:
+            if piece.index != self._open:
+                text += self._closed()
+                self.have_come = True
+                self._open, self._has_arguments = piece.index, False
+                text += f'{CALLING[0]}{{"name": {json.dumps(piece.name)}, "arguments": '
+            text += piece.arguments
+            self._has_arguments = self._has_arguments or bool(piece.arguments.strip())
+        if chunk.reason:
+            text += self._closed()
+        return (ServedToken(text),) if text else ()
+
+    def _closed(self) -> str:
+        if self._open is None:
+            return ""
+        self._open = None
+        return f"{'' if self._has_arguments else '{}'}}}{CALLING[1]}"
+
+
+class Thoughts:
+    """Makes one text of the thoughts and the reply in a stream."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+
+    def into_text(self, chunk: Chunk) -> tuple[ServedToken, ...]:
+        """All tokens of a chunk. A mark belongs to the text of the token after it."""
+        begin, end = THINKING
+        tokens: tuple[ServedToken, ...] = ()
+        if chunk.thoughts:
+            tokens += chunk.thoughts if self._is_open else _after(f"{begin}\n", chunk.thoughts)
+            self._is_open = True
+        if chunk.tokens:
+            tokens += _after(f"\n{end}\n\n", chunk.tokens) if self._is_open else chunk.tokens
+            self._is_open = False
+        return tokens
+
+
+def _after(mark: str, tokens: tuple[ServedToken, ...]) -> tuple[ServedToken, ...]:
+    first, *others = tokens
+    return (replace(first, text=mark + first.text), *others)

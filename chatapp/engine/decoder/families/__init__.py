@@ -9,12 +9,10 @@ from chatapp.engine.decoder.families.family import Family
 from chatapp.engine.decoder.families.gemma3 import GEMMA3
 from chatapp.engine.decoder.families.gpt2 import GPT2
 from chatapp.engine.decoder.families.gpt_neox import GPT_NEOX
-from chatapp.engine.decoder.families.llama import LLAMA
-from chatapp.engine.decoder.families.mistral import MISTRAL
-from chatapp.engine.decoder.families.qwen2 import QWEN2
-from chatapp.engine.decoder.families.qwen3 import QWEN3
+from chatapp.engine.decoder.families.llama import LLAMA, MISTRAL
+from chatapp.engine.decoder.families.qwen import QWEN2, QWEN3
 from chatapp.engine.errors import NoDecoder
-from chatapp.engine.folder import ModelFiles
+from chatapp.engine.files.model_files import ModelFiles
 
 FAMILIES: dict[str, Family] = {
     "gpt2": GPT2,

@@ -10,6 +10,10 @@ may share keys and values; the perceptron has a gate; nothing has a bias.
     logits = norm(x) Oᵀ                                       where O may be E
 
 Keep: free of torch; a config.json that transformers reads in another way is refused.
+
+Mistral (Jiang et al. 2023): Llama in which a token may see the last tokens alone.
+
+Keep: free of torch; a config.json that transformers reads in another way is refused.
 """
 
 from dataclasses import replace
@@ -31,6 +35,7 @@ DEFAULTS = {
     "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
 }
+
 
 TENSORS: dict[str, str | tuple[str, ...]] = {
     "embed": "model.embed_tokens",
@@ -100,3 +105,21 @@ def _read(fields: ConfigFields) -> Architecture:
 
 
 LLAMA = Family(DEFAULTS | {"attention_bias": False, "mlp_bias": False}, _read, "model.", TENSORS)
+
+
+_DEFAULTS = DEFAULTS | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+
+
+def _read_mistral(fields: ConfigFields) -> Architecture:
+    architecture = read(fields)
+    window = fields.size("sliding_window") if fields.has("sliding_window") else None
+    attentions = tuple(replace(each, window=window) for each in architecture.attentions)
+    return replace(architecture, attentions=attentions)
+
+
+MISTRAL = Family(_DEFAULTS, _read_mistral, "model.", TENSORS)

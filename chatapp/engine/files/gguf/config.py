@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatapp.common.userfiles import shown, suggestion
 from chatapp.engine.errors import ModelError
-from chatapp.engine.gguf.file import GGUFFile
-from chatapp.userfiles import shown, suggestion
+from chatapp.engine.files.gguf.reader import GGUFFile
 
 ARCHITECTURE = "general.architecture"
 

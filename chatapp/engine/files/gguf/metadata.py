@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.gguf.config import FAMILIES, LLAMA3_SCALING, Config, frequency_factors
-from chatapp.engine.gguf.vocabulary import (
+from chatapp.engine.files.gguf.config import FAMILIES, LLAMA3_SCALING, Config, frequency_factors
+from chatapp.engine.files.gguf.vocabulary import (
     PRE_TOKENIZERS,
     TokenType,
     gguf_tokenizer,

@@ -17,8 +17,8 @@ from gguf.gguf_reader import ReaderField
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from chatapp.common.userfiles import did_you_mean, reason
 from chatapp.engine.errors import ModelError
-from chatapp.userfiles import did_you_mean, reason
 
 if TYPE_CHECKING:
     from torch import Tensor

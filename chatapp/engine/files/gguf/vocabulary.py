@@ -6,6 +6,10 @@ scores of its pieces.
 
 Keep: a text becomes the ids that llama.cpp gives it; a vocabulary whose way is not known is
 refused by name, never cut in another way.
+
+What a GGUF file says of its tokenizer besides the vocabulary: named tokens, chat templates.
+
+Keep: it is said in the words of a tokenizer_config.json, which the rest of the program knows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +17,11 @@ from enum import IntEnum
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from chatapp.common.userfiles import did_you_mean, shown
 from chatapp.engine.errors import ModelError
-from chatapp.userfiles import did_you_mean
+from chatapp.engine.files.gguf.reader import GGUFFile
 
 
 class TokenType(IntEnum):
@@ -32,29 +37,43 @@ class TokenType(IntEnum):
 
 # The patterns that pre-tokenizers are made of; facts of the models, as llama.cpp names them.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+
 _LINES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
 _LLAMA3 = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _LINES
 )
+
 _LOWER = r"((?=[\p{L}])([^A-Z]))"
+
 _UPPER = r"((?=[\p{L}])([^a-z]))"
+
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
+
 _TEKKEN = (
     f"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
 )
+
 _GPT4O = (
     f"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
 )
+
 _CJK = "[一-龥ࠀ-一가-\ud7ff]+"
+
 _SENTENCES = r" ?[^(\s|.,!?…。，、।۔،)]+"
+
 
 _LLAMA3_NAMES = tuple("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2".split())
 
+
 _DIGIT_THEN_GPT2 = (r"\p{N}", _GPT2)
+
 _QWEN2 = (_LLAMA3.replace("{1,3}", ""),)
+
 PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     **dict.fromkeys(
@@ -95,13 +114,17 @@ PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), (_SENTENCES,)),
     "viking": (_SENTENCES, r"\p{N}"),
 }
+
 """The patterns of each way of cutting by its name: each cuts further what those before it left."""
+
 
 # Their vocabularies hold whole words that no merge leads to.
 _WHOLE_WORDS_FIRST = frozenset((*_LLAMA3_NAMES, "tekken", "gpt-4o", "llama4"))
 
+
 # Their texts begin with the beginning-of-text token.
 _BEGIN = frozenset((*_LLAMA3_NAMES, "tekken"))
+
 
 _SPACE = "▁"
 
@@ -231,3 +254,62 @@ def _merges(
         if piece[:cut] in scores and piece[cut:] in scores
     ]
     return ((left, right) for *_, left, right in sorted(pairs))
+
+
+CHAT_TEMPLATE = "tokenizer.chat_template"
+
+"""The key of the chat template; others of a model stand below it by their names."""
+
+
+NAMED_TOKENS = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+}
+
+"""The tokens that have a name in a tokenizer_config.json, and the keys of their ids."""
+
+
+def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
+    """The named tokens, the chat templates, and whether texts begin with a token.
+
+    Raises ModelError when a token's id is none, or there is no end-of-text token.
+    """
+    tokens = file.metadata.get("tokenizer.ggml.tokens") or []
+    config: dict[str, Any] = {}
+    for name, key in NAMED_TOKENS.items():
+        id = file.metadata.get(key)
+        if id is None and name != "eos_token":
+            continue
+        if not isinstance(id, int) or not 0 <= id < len(tokens):
+            raise ModelError(f"{file.path}: {key} is {shown(id)}; expected a token's id")
+        config[name] = tokens[id]
+    begins = file.metadata.get("tokenizer.ggml.add_bos_token", begins_texts(file.metadata))
+    config["add_bos_token"] = bool(begins) and "bos_token" in config
+    if templates := _chat_templates(file.metadata):
+        config["chat_template"] = templates
+    return config
+
+
+def tokenizer_of(file: GGUFFile) -> tokenizers.Tokenizer:
+    """The tokenizer, with the token that texts begin with, if they do. Raises ModelError."""
+    tokenizer, config = gguf_tokenizer(file.metadata, str(file.path)), tokenizer_config(file)
+    if config["add_bos_token"]:
+        start = config["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[start, "$A"], special_tokens=[(start, tokenizer.token_to_id(start))]
+        )
+    return tokenizer
+
+
+def _chat_templates(metadata: Mapping[str, Any]) -> str | list[dict[str, Any]] | None:
+    own = metadata.get(CHAT_TEMPLATE)
+    others = [
+        {"name": key.removeprefix(f"{CHAT_TEMPLATE}."), "template": template}
+        for key, template in metadata.items()
+        if key.startswith(f"{CHAT_TEMPLATE}.")
+    ]
+    if not others or own is None:
+        return own
+    return [{"name": "default", "template": own}, *others]

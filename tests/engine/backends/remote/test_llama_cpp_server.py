@@ -19,13 +19,13 @@ from tiny import END, write_tiny_gpt2
 
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.folder import ModelFiles
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Sampling
-from chatapp.engine.remote import RemoteModel
+from chatapp.models.loading import load_model
 from chatapp.prompting.template import PLAIN
 
 pytest.importorskip("llama_cpp.server.app", reason="llama-cpp-python[server] is not installed")

@@ -22,20 +22,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp.dialogue.session import Session
-from chatapp.dialogue.store import Store, StoreError
+from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import StoreError
+from chatapp.engine.backends.remote import connecting, http
+from chatapp.engine.backends.remote.completions import RemoteModel
+from chatapp.engine.backends.remote.connecting import ServedModel, served_models
+from chatapp.engine.backends.remote.server import Server
+from chatapp.engine.backends.remote.stream import TextPieces
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.load import load_model
 from chatapp.engine.model import ContextOverflow, Sampling
-from chatapp.engine.remote import (
-    RemoteModel,
-    ServedModel,
-    TextPieces,
-    connect,
-    http,
-    served_models,
-)
-from chatapp.engine.servers import Server
+from chatapp.models.loading import load_model
 from chatapp.prompting.template import ALPACA, PLAIN
 
 
@@ -531,7 +528,7 @@ def test_a_key_is_for_one_address_alone(
         headers = {"Location": f"{other.url}/models"}
         server.instead = {"/v1/models": (302, "", headers)}
         with pytest.raises(ModelError, match="redirects to"):
-            connect(Server(server.url, key="MY_KEY"), name="mine")
+            connecting(Server(server.url, key="MY_KEY"), name="mine")
         assert (len(server.keys), other.keys) == (1, [])
 
 
@@ -540,9 +537,9 @@ def test_a_key_in_clear_over_a_network_is_spoken_of(
 ) -> None:
     monkeypatch.setenv("MY_KEY", "sesame")
     monkeypatch.setattr(Server, "is_here", property(lambda server: False))
-    remark = connect(Server(server.url, key="MY_KEY", context=64), name="mine").remark
+    remark = connecting(Server(server.url, key="MY_KEY", context=64), name="mine").remark
     assert remark == "The key travels to 127.0.0.1 unencrypted; use https."
-    assert connect(Server(server.url, context=64), name="mine").remark == ""
+    assert connecting(Server(server.url, context=64), name="mine").remark == ""
 
 
 def test_what_needs_the_model_itself(model: RemoteModel) -> None:

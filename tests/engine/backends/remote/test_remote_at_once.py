@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from completions_server import CompletionsServer, Item, piece, replied, said
 
+from chatapp.engine.backends.remote.chat import RemoteChatModel
+from chatapp.engine.backends.remote.completions import RemoteModel
+from chatapp.engine.backends.remote.http import MOST_AT_ONCE
 from chatapp.engine.events import Finished
-from chatapp.engine.load import load_model
 from chatapp.engine.model import Request, Sampling, whole_replies
-from chatapp.engine.remote import RemoteChatModel, RemoteModel
-from chatapp.engine.remote.at_once import MOST_AT_ONCE
+from chatapp.models.loading import load_model
 
 SHORT = Sampling(max_tokens=8)
 

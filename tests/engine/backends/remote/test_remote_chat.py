@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from completions_server import CompletionsServer, Item, break_off, delta, replied, said, usage
 
+from chatapp.engine.backends.remote import http
+from chatapp.engine.backends.remote.chat import RemoteChatModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.load import load_model
 from chatapp.engine.model import ChatModel, ContextOverflow, Sampling
-from chatapp.engine.remote import RemoteChatModel, http
+from chatapp.models.loading import load_model
 
 HELLO = [{"role": "user", "content": "hi"}]
 

@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.exporting import TYPES, write_gguf
-from chatapp.engine.folder import find_model
-from chatapp.engine.gguf.file import GGUFFile
-from chatapp.engine.load import load_model
+from chatapp.engine.files.gguf.reader import GGUFFile
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import find_model
 
 SIZES = {
     "num_hidden_layers": 2,

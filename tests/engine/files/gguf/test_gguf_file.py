@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.gguf.file import GGUFFile
+from chatapp.engine.files.gguf.reader import GGUFFile
 
 
 @pytest.fixture

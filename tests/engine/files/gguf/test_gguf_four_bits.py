@@ -21,13 +21,12 @@ from gguf_files import (
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.decoder import decoder
-from chatapp.engine.four_bits import to_float
-from chatapp.engine.gguf.file import GGUFFile
-from chatapp.engine.gguf.four_bits import KINDS, groups_of
-from chatapp.engine.gguf.weights import gguf_tensors
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
+from chatapp.engine.files.gguf.reader import GGUFFile
+from chatapp.engine.files.gguf.tensors import KINDS, gguf_tensors, groups_of
+from chatapp.engine.kernels.linear import to_float
+from chatapp.models.loading import load_model
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
 

@@ -21,13 +21,13 @@ from gguf_files import (
 from random_models import logits_of
 from tokenizers import Tokenizer
 
-from chatapp.dialogue.template_choice import choose_template
+from chatapp.dialogue.writers.choosing import choose_template
+from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
-from chatapp.engine.folder import ModelFiles, find_model, model_identity
-from chatapp.engine.load import load_model
-from chatapp.engine.local import LocalModel
-from chatapp.prompting.messages import Message
-from chatapp.prompting.segments import text_of
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import find_model, model_identity
+from chatapp.prompting.messages import Message, text_of
 
 KINDS = ("F32", "F16", "Q8_0", "Q4_1")
 

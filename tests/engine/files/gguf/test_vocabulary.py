@@ -9,9 +9,9 @@ from gguf_files import write_file
 from tokenizers import Tokenizer
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.gguf.file import GGUFFile
-from chatapp.engine.gguf.vocabulary import TokenType, gguf_tokenizer
-from chatapp.engine.tokenizer_files import read_tokenizer
+from chatapp.engine.files.gguf.reader import GGUFFile
+from chatapp.engine.files.gguf.vocabulary import TokenType, gguf_tokenizer
+from chatapp.models.loading import read_tokenizer
 
 LETTERS = [*"abcdehlorstuw", "Ġ", "1", "2", "!"]
 BYTE_LEVEL: dict[str, Any] = {

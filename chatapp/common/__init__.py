@@ -1,0 +1,1 @@
+"""What every room may use: text made safe, files of users, settings, validation."""

@@ -1,0 +1,1 @@
+"""What writes a chat as the text that a model continues."""

@@ -1,0 +1,1 @@
+"""The models that the engine can run: the local decoder, transformers, servers."""

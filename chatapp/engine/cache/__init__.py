@@ -1,0 +1,1 @@
+"""Keys and values that are kept, so that no token is computed twice."""

@@ -1,0 +1,1 @@
+"""What multiplies: linear layers, their precision, threads and devices."""

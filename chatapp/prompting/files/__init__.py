@@ -1,0 +1,1 @@
+"""Prompt files, the documents beside them, and their layout."""

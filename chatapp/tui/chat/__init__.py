@@ -1,0 +1,1 @@
+"""The chat screen: its parts, commands and dialogs."""

@@ -1,0 +1,1 @@
+"""A conversation on threads: its model, its session, its turns."""

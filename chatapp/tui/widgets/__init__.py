@@ -1,0 +1,1 @@
+"""The widgets that the chat screen is made of."""

@@ -1,0 +1,1 @@
+"""What a model or a run is worth: metrics, results, reports."""

@@ -1,0 +1,1 @@
+"""A run: its set-up, trainer, optimizer, checkpoints, record and export."""

@@ -1,0 +1,190 @@
+"""What the tests of the screens share: an app with a scripted model and a store of its own."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from fakes import ScriptedModel
+from textual.pilot import Pilot
+
+from chatapp.common.settings import Settings
+from chatapp.dialogue.store import Store
+from chatapp.engine.model import LanguageModel
+from chatapp.tui.app import ChatApp
+from chatapp.tui.chat.screen import ChatScreen
+from chatapp.tui.platform import programs
+from chatapp.tui.widgets.prompt import Prompt
+from chatapp.tui.widgets.status import StatusLine
+from chatapp.tui.widgets.transcript import Transcript
+
+
+class Driver:
+    """An app under test: its parts, and what a user does with it."""
+
+    def __init__(self, app: ChatApp, pilot: Pilot[int]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    async def press(self, *keys: str) -> None:
+        """Press keys, letting everything that a key brings about happen before the next."""
+        for key in keys:
+            self.app.simulate_key(key)
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Let messages between widgets arrive, and the screen be drawn.
+
+        Pilot's own `press` waits for an idle CPU, which a busy machine never is.
+        """
+        for _ in range(3):
+            for _ in range(40):  # more than a message needs to go up and down the tree
+                await asyncio.sleep(0)
+            self.app.screen._on_timer_update()
+
+    @property
+    def chat(self) -> ChatScreen:
+        return self.app.chat
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.chat.query_one(Prompt)
+
+    @property
+    def status(self) -> StatusLine:
+        return self.chat.query_one(StatusLine)
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.chat.query_one(Transcript)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the mounted messages."""
+        return [view.message.text for view in self.transcript.views]
+
+    @property
+    def notes(self) -> list[str]:
+        """What stands below the mounted messages."""
+        return [view.note for view in self.transcript.views]
+
+    @property
+    def notices(self) -> list[str]:
+        """What was said in passing and is still to be seen."""
+        return [notification.message for notification in self.app._notifications]
+
+    @property
+    def problem(self) -> str:
+        """The line above the prompt."""
+        line = self.chat.query_one("#problem")
+        return str(line.content) if line.display else ""
+
+    @property
+    def screen_text(self) -> str:
+        """What a terminal would show, row by row."""
+        strips = self.app.screen._compositor.render_strips()
+        return "\n".join(strip.text for strip in strips)
+
+    @property
+    def sentences(self) -> str:
+        """What is on the screen in one line: a sentence with a path may be wrapped anywhere."""
+        return re.sub(r"[\s│]+", " ", self.screen_text)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait for something to become true, and for the screen to show it."""
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.005)
+        await self.settle()
+
+    async def until_left(self) -> None:
+        """Wait until the app is on its way out."""
+        async with asyncio.timeout(30):
+            while not self.app._exit:
+                await asyncio.sleep(0.005)
+
+    async def ready(self) -> None:
+        await self.until(lambda: self.chat.conversation.session is not None)
+
+    async def idle(self) -> None:
+        """Wait until no turn is running, no message waits, and all has been measured."""
+        conversation = self.chat.conversation
+        await self.until(
+            lambda: conversation.request is None and not conversation.has_running_threads
+        )
+        await self.listed()
+
+    async def listed(self) -> None:
+        """Wait until the list of chats beside the chat, if there is one, shows them all."""
+        await self.until(lambda: not any(worker.group == "sidebar" for worker in self.app.workers))
+
+    async def say(self, text: str) -> None:
+        """Write a message, send it, and wait for the end of its reply."""
+        self.chat.set_focus(self.prompt)
+        self.prompt.text = text
+        await self.press("enter")
+        await self.idle()
+
+
+OpenApp = Callable[..., AbstractAsyncContextManager[Driver]]
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same terminal everywhere, and a home of our own."""
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(programs, "programs", list)  # nobody's own clipboard is filled
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "chats.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def open_app(store: Store) -> OpenApp:
+    """`async with open_app(model) as driver:` runs the app; it waits for the model."""
+
+    @asynccontextmanager
+    async def opened(
+        model: ScriptedModel | None = None,
+        *,
+        load: Callable[[], LanguageModel] | None = None,
+        chat_id: int | None = None,
+        size: tuple[int, int] = (100, 30),
+        settings: Settings | None = None,
+        own_store: Store | None = None,
+    ) -> AsyncIterator[Driver]:
+        model = model or ScriptedModel(["It is a scripted reply."])
+        app = ChatApp(
+            settings or Settings(),
+            load=load or (lambda: model),
+            store=own_store or store,
+            chat_id=chat_id,
+        )
+        async with app.run_test(size=size) as pilot:
+            driver = Driver(app, pilot)
+            if load is None:
+                await driver.ready()
+            yield driver
+            driver.chat.conversation.close(5)
+            app.workers.cancel_all()  # as at the end of every real run
+
+    return opened
+
+
+def fill(store: Store, texts: list[str]) -> int:
+    """A chat in the store with these messages in turn, a user's first; returns its id."""
+    chat_id = store.create_chat(template="plain", model="scripted")
+    parent = None
+    for number, text in enumerate(texts):
+        role = "assistant" if number % 2 else "user"
+        parent = store.add_message(chat_id, parent, role, text).id
+    return chat_id
