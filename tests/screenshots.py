@@ -14,9 +14,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE / "tui"), str(HERE.parent)]
 
-from tui_driver import Driver  # noqa: E402
 from moving_picture import Frame, assemble  # noqa: E402
 from textual.widgets import Input, OptionList, TextArea  # noqa: E402
+from tui_driver import Driver  # noqa: E402
 
 from chatapp.common.settings import Settings  # noqa: E402
 from chatapp.dialogue.store import Store  # noqa: E402

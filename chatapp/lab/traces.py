@@ -10,8 +10,7 @@ computation of the model sees what is switched here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chatapp.engine.backends.transformers_internals import (
+    cache_arguments,
+    cache_of,
+    shown_attention,
+)
 from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError, first_line
@@ -205,9 +209,10 @@ class TransformersTrace(Trace):
         options: dict[str, Any] = {"use_cache": False}
         if self._model.can_cache and tokens.shape[1] > 1:
             # Only the last row is asked for, so that its memory is linear in the positions.
-            past = self._run(tokens[:, :-1], use_cache=True).past_key_values
-            tokens, options = tokens[:, -1:], {"past_key_values": past, "use_cache": True}
-        with _eager(self._model.network):
+            before = self._run(tokens[:, :-1], **cache_arguments(None))
+            tokens = tokens[:, -1:]
+            options = cache_arguments(cache_of(before, self._model.network))
+        with shown_attention(self._model.network):
             return self._run(tokens, output_attentions=True, **options)
 
     def _run(self, tokens: Tensor, **options: Any) -> Any:
@@ -225,17 +230,3 @@ class TransformersTrace(Trace):
         """Logits of states that have been through the final norm."""
         logits: Tensor = self._model.network.get_output_embeddings()(states)
         return logits[..., : self._model.vocabulary].float().cpu()
-
-
-@contextmanager
-def _eager(network: Any) -> Iterator[None]:
-    """Let a model of transformers compute the attention that shows its weights.
-
-    For whoever holds the model's lock: it is switched for all that the model computes.
-    """
-    before = network.config._attn_implementation
-    network.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        network.set_attn_implementation(before)

@@ -91,7 +91,7 @@ class Program:
 
 def compiled(source: str) -> Program:
     """Compile a chat template. Raises jinja2.TemplateSyntaxError when it is none."""
-    # Not public; checked on transformers 5.23. There is no other way to its environment.
+    # Not public; checked on transformers 5.23 and 5.24. There is no other way to its environment.
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     environment: SandboxedEnvironment = _compile_jinja_template("").environment.overlay()

@@ -19,6 +19,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from chatapp.engine.backends.transformers_internals import cache_arguments, cache_of
 from chatapp.engine.backends.transformers_loading import load_network, put_on
 from chatapp.engine.backends.transformers_model import NetworkModel
 from chatapp.engine.errors import ModelError
@@ -125,11 +126,9 @@ class EncoderDecoderModel(NetworkModel):
         output = self.network(
             encoder_outputs=memory.encoded,
             decoder_input_ids=self._on_device([reply[known:]]),
-            past_key_values=memory.past,
-            use_cache=True,
+            **cache_arguments(memory.past),
         )
-        memory.past = output.past_key_values
-        memory.written = [] if memory.past is None else reply
+        memory.past, memory.written = cache_of(output, self.network), reply
         return self._real(output.logits[0, -1]), reused
 
     def forget(self) -> None:

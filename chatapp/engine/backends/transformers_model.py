@@ -5,7 +5,6 @@ computes its whole sequence for each token.
 """
 
 import copy
-import inspect
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from chatapp.engine.backends.transformers_internals import (
+    accepts,
+    cache_arguments,
+    cache_of,
+    cut_back,
+    keeps_cache,
+)
 from chatapp.engine.backends.transformers_loading import context_of, load_causal, put_on
 from chatapp.engine.cache.key_values import common_prefix
 from chatapp.engine.events import Event
@@ -109,9 +115,8 @@ class TransformersModel(NetworkModel):
         layers = model.config.num_hidden_layers
         super().__init__(model, tokenizer, name=name, folder=folder, layers=layers, start=start)
         self._batch_tokens = max(1, BATCH_LOGITS // self.vocabulary)
-        accepted = inspect.signature(model.forward).parameters
-        self.can_cache = "past_key_values" in accepted
-        self._can_keep_few = "logits_to_keep" in accepted
+        self.can_cache = keeps_cache(model)
+        self._can_keep_few = accepts(model, "logits_to_keep")
         self.is_permuted = model.config.model_type == "xlnet"
         self._past: Any = None
         self._past_ids: list[int] = []
@@ -145,11 +150,10 @@ class TransformersModel(NetworkModel):
             chunk = tokens[start : start + CHUNK]
             output = self.network(
                 input_ids=self._on_device([chunk]),
-                past_key_values=self._past,
-                use_cache=True,
+                **cache_arguments(self._past),
                 **options,
             )
-            self._past = output.past_key_values
+            self._past = cache_of(output, self.network)
             self._past_ids += chunk
         return self._real(output.logits[0, -1]), max(0, reused - len(self.start))
 
@@ -192,11 +196,10 @@ class TransformersModel(NetworkModel):
         kept = len(row) - first
         output = self.network(
             input_ids=self._on_device([tokens[reused:]]),
-            past_key_values=self._past,
-            use_cache=True,
+            **cache_arguments(self._past),
             **({"logits_to_keep": kept} if self._can_keep_few else {}),
         )
-        self._past, self._past_ids = output.past_key_values, tokens
+        self._past, self._past_ids = cache_of(output, self.network), tokens
         logits = self._real(output.logits[0, -kept:])
         values = logits.log_softmax(1).gather(1, torch.tensor(row[first:])[:, None])
         return [float(value) for value in values]
@@ -242,11 +245,9 @@ class TransformersModel(NetworkModel):
         """Cut the cache back to what `tokens` can reuse; returns how many tokens that is."""
         kept = min(common_prefix(self._past_ids, tokens), len(tokens) - 1)
         surplus = len(self._past_ids) - kept
-        if surplus and self._past is not None:
-            try:
-                self._past.crop(-surplus)
+        if surplus:
+            if cut_back(self._past, surplus):
                 del self._past_ids[kept:]
-            except (AttributeError, NotImplementedError, RuntimeError, ValueError):
-                # Recurrent states and filled sliding windows cannot go back.
+            else:
                 self.forget()
         return len(self._past_ids)
