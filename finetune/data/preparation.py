@@ -154,7 +154,7 @@ class RowKind(Generic[Encodes]):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Generic[Encodes]):
+class ExampleSets(Generic[Encodes]):
     """Examples ready for collation.
 
     train: one pass, as often in it as the weights say; not shuffled. held_out: "held_out",
@@ -206,14 +206,14 @@ def length_of(data: Data, window: int) -> int:
     return length
 
 
-def prepare(
+def encode_chats(
     data: Data,
     template: Template,
     tokenizer: Tokenizer,
     window: int,
     seed: int,
     start: Sequence[int] = (),
-) -> Prepared[Encoded]:
+) -> ExampleSets[Encoded]:
     """Read and encode everything that `data` names: chats, plain texts, few-shot prompts.
 
     window: the model's context in tokens. seed: for phrasings and for fractions of weights.
@@ -221,10 +221,10 @@ def prepare(
     Raises ConfigError, at the first bad row unless they are skipped.
     """
     encoder = ExampleEncoder(template, tokenizer, length_of(data, window), data.too_long, start)
-    return prepare_rows(data, RowKind(FIELDS, detect, encoder, phrased=True), seed)
+    return encode_rows(data, RowKind(FIELDS, detect, encoder, phrased=True), seed)
 
 
-def prepare_rows(data: Data, kind: RowKind[Encodes], seed: int) -> Prepared[Encodes]:
+def encode_rows(data: Data, kind: RowKind[Encodes], seed: int) -> ExampleSets[Encodes]:
     """The same for any kind of rows."""
     report = Report()
     reader = _Reader(kind, report, data.bad_rows, seed)
@@ -260,7 +260,7 @@ def prepare_rows(data: Data, kind: RowKind[Encodes], seed: int) -> Prepared[Enco
             train += draw(examples, min(1.0, source.weight - turn), seed)
     if not train:
         raise ConfigError(f"data.train: no row is left to train on{_why(report)}")
-    return Prepared(train, {name: each for name, each in held_out.items() if each}, report)
+    return ExampleSets(train, {name: each for name, each in held_out.items() if each}, report)
 
 
 def _checked_clusters(data: Data, report: Report) -> list[str]:

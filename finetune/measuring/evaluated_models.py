@@ -23,9 +23,9 @@ from finetune.config.objectives import GrpoSettings, L3Settings
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, lay_over, validated
 from finetune.data.encoding import Encoded
 from finetune.data.preferences import EncodedJudged, detect_judged
-from finetune.data.preparation import LONGEST, choose_template, on_day, prepare
-from finetune.objectives.head_rows import HeadExample, HeadRows, prepare_labelled
-from finetune.objectives.rows import prepare_judged
+from finetune.data.preparation import LONGEST, choose_template, encode_chats, on_day
+from finetune.objectives.head_rows import HeadExample, HeadRows, read_labelled_rows
+from finetune.objectives.rows import encode_judged
 from finetune.training.record import begun_on, configuration_of, read_record
 
 Example = Encoded | HeadExample | EncodedJudged
@@ -75,7 +75,7 @@ def open_subject(
         head = _reward_head(model, files, config.objective.kind)
         template = own_template(files.path, tokenizer.special)
         template = template or choose_template(config.data, files.path, tokenizer.special)
-        judged = prepare_judged(config, template, tokenizer, window, start, detect_judged)
+        judged = encode_judged(config, template, tokenizer, window, start, detect_judged)
         sets = {"": judged.train} if data_file else judged.held_out
     elif (files.path / HEAD_FILE).is_file():
         if config.head is None:
@@ -89,7 +89,7 @@ def open_subject(
         template = own_template(files.path, special)
         template = template or choose_template(config.data, files.path, special)
         template = on_day(template, _begun(run) or date.today())
-        prepared = prepare(config.data, template, tokenizer, window, config.seed, start)
+        prepared = encode_chats(config.data, template, tokenizer, window, config.seed, start)
         sets = {"": prepared.train} if data_file else prepared.held_out
     if not sets:
         raise ConfigError(f"{run}: the run held no rows out; name rows with --data")
@@ -195,6 +195,6 @@ def _labelled(
     assert config.head is not None
     named = config.head.model_copy(update={"labels": list(head.labels)})
     config = config.model_copy(update={"head": named})
-    _, prepared = prepare_labelled(config, tokenizer, window, start)
+    _, prepared = read_labelled_rows(config, tokenizer, window, start)
     sets = {"": prepared.train} if all_rows else prepared.held_out
     return {name: rows.examples for name, rows in sets.items() if isinstance(rows, HeadRows)}

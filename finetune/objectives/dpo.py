@@ -29,7 +29,7 @@ from finetune.config.objectives import DpoSettings
 from finetune.config.sections import FinetuneConfig
 from finetune.objectives.objective import RowSets
 from finetune.objectives.pair_objective import PairObjective, Replies, Worth
-from finetune.objectives.rows import prepare_preferences
+from finetune.objectives.rows import read_preference_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Dpo(PairObjective):
         return ((1 - self.smoothing) * right - self.smoothing * wrong) / (1 - 2 * self.smoothing)
 
 
-def prepare_dpo(
+def make_dpo(
     config: FinetuneConfig,
     settings: DpoSettings,
     template: Template,
@@ -91,6 +91,6 @@ def prepare_dpo(
     window: int,
     start: list[int],
 ) -> tuple[Dpo, RowSets]:
-    """The objective and its rows; see `prepare_chats`. Raises ConfigError."""
-    rows = prepare_preferences(config, template, tokenizer, window, start, settings.aux_span)
+    """The objective and its rows; see `read_chat_rows`. Raises ConfigError."""
+    rows = read_preference_rows(config, template, tokenizer, window, start, settings.aux_span)
     return Dpo.of(settings), rows

@@ -38,7 +38,7 @@ from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors, collate
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows
-from finetune.data.preparation import RowKind, length_of, prepare_rows
+from finetune.data.preparation import RowKind, encode_rows, length_of
 from finetune.data.prompts import PROMPT_FIELDS, Asked, PromptEncoder, detect_prompt
 from finetune.objectives.log_probs import reply_sums, token_log_probs
 from finetune.objectives.objective import RowSets, in_place_of, model_inputs
@@ -240,7 +240,7 @@ class Grpo:
         }
 
 
-def prepare_grpo(
+def make_grpo(
     config: FinetuneConfig,
     settings: GrpoSettings,
     template: Template,
@@ -248,7 +248,7 @@ def prepare_grpo(
     window: int,
     start: list[int],
 ) -> tuple[Grpo, RowSets]:
-    """The objective and its prompts; see `prepare_chats`. Raises ConfigError and ModelError."""
+    """The objective and its prompts; see `read_chat_rows`. Raises ConfigError and ModelError."""
     data = config.data
     if settings.max_tokens >= window:
         raise ConfigError(
@@ -258,7 +258,7 @@ def prepare_grpo(
     rewards = Rewards(settings.rewards)
     encoder = PromptEncoder(template, tokenizer, length_of(data, window), data.too_long, start)
     kind = RowKind(PROMPT_FIELDS, detect_prompt, encoder, phrased=True)
-    prepared = prepare_rows(data, kind, config.seed)
+    prepared = encode_rows(data, kind, config.seed)
     for asked in (prepared.train, *prepared.held_out.values()):
         rewards.check_references(asked)
     return Grpo(config=settings, rewards=rewards), RowSets(

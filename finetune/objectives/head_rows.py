@@ -186,7 +186,7 @@ def classes(rows: Iterable[Labelled]) -> tuple[str, ...]:
     return tuple(sorted(labels, key=order))
 
 
-def prepare_labelled(
+def read_labelled_rows(
     config: FinetuneConfig, tokenizer: Tokenizer, window: int, start: Sequence[int]
 ) -> tuple[HeadSpec, RowSets]:
     """Read and encode the labelled rows of a configuration with a [head]. Raises ConfigError.

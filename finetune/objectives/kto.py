@@ -37,7 +37,7 @@ from finetune.data.preferences import EncodedJudged, EncodedVerdict, as_verdicts
 from finetune.objectives.log_probs import side, token_log_probs
 from finetune.objectives.objective import RowSets, in_place_of, model_inputs
 from finetune.objectives.pair_objective import LOGP_FIGURES, REWARD_FIGURES, replies_of
-from finetune.objectives.rows import PairRows, RowMaker, pair_row_sets, prepare_judged
+from finetune.objectives.rows import PairRows, RowMaker, encode_judged, pair_row_sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ def weights(settings: KtoSettings, verdicts: Sequence[EncodedVerdict]) -> tuple[
     return desirable, undesirable
 
 
-def prepare_kto(
+def make_kto(
     config: FinetuneConfig,
     settings: KtoSettings,
     template: Template,
@@ -182,8 +182,8 @@ def prepare_kto(
     window: int,
     start: list[int],
 ) -> tuple[Kto, RowSets]:
-    """The objective and its rows; see `prepare_chats`. Raises ConfigError."""
-    prepared = prepare_judged(config, template, tokenizer, window, start, detect_judged)
+    """The objective and its rows; see `read_chat_rows`. Raises ConfigError."""
+    prepared = encode_judged(config, template, tokenizer, window, start, detect_judged)
     desirable, undesirable = weights(settings, as_verdicts(prepared.train))
     rows = pair_row_sets(prepared, config, tokenizer, start, "response", verdict_rows)
     kto = Kto(beta=settings.beta, desirable=desirable, undesirable=undesirable)

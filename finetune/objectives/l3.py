@@ -22,7 +22,7 @@ from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.objectives.log_probs import LinearCrossEntropy
 from finetune.objectives.objective import RowSets, in_place_of, model_inputs
-from finetune.objectives.rows import prepare_chats
+from finetune.objectives.rows import read_chat_rows
 
 AuxNorm = Literal["token", "sequence"]
 
@@ -207,7 +207,7 @@ class L3:
         return measured | ({"l1": means["l1"]} if self.weight(done) else {})
 
 
-def prepare_l3(
+def make_l3(
     config: FinetuneConfig,
     settings: L3Settings,
     template: Template,
@@ -215,6 +215,6 @@ def prepare_l3(
     window: int,
     start: list[int],
 ) -> tuple[L3, RowSets]:
-    """The objective and its rows; see `prepare_chats`. Raises ConfigError."""
-    rows = prepare_chats(config, template, tokenizer, window, start, settings.aux_span)
+    """The objective and its rows; see `read_chat_rows`. Raises ConfigError."""
+    rows = read_chat_rows(config, template, tokenizer, window, start, settings.aux_span)
     return L3.of(settings), rows

@@ -21,7 +21,7 @@ from finetune.config.objectives import OrpoSettings
 from finetune.config.sections import FinetuneConfig
 from finetune.objectives.objective import RowSets
 from finetune.objectives.pair_objective import PairObjective, Replies, Worth
-from finetune.objectives.rows import prepare_preferences
+from finetune.objectives.rows import read_preference_rows
 
 # Of a mean log-probability: at 0 the odds would be infinite.
 _HIGHEST = -1e-7
@@ -54,7 +54,7 @@ class Orpo(PairObjective):
         )
 
 
-def prepare_orpo(
+def make_orpo(
     config: FinetuneConfig,
     settings: OrpoSettings,
     template: Template,
@@ -62,6 +62,6 @@ def prepare_orpo(
     window: int,
     start: list[int],
 ) -> tuple[Orpo, RowSets]:
-    """The objective and its rows; see `prepare_chats`. Raises ConfigError."""
-    rows = prepare_preferences(config, template, tokenizer, window, start, settings.span)
+    """The objective and its rows; see `read_chat_rows`. Raises ConfigError."""
+    rows = read_preference_rows(config, template, tokenizer, window, start, settings.span)
     return Orpo(beta=settings.beta), rows

@@ -31,7 +31,7 @@ from finetune.objectives.heads import MODULE, add_head, load_head_weights, save_
 from finetune.objectives.log_probs import reply_sums, side
 from finetune.objectives.objective import RowSets
 from finetune.objectives.pair_objective import PairObjective, Worth, replies_of
-from finetune.objectives.rows import prepare_preferences
+from finetune.objectives.rows import read_preference_rows
 
 REWARD_SPEC = HeadSpec(REWARD, (), "")
 
@@ -78,7 +78,7 @@ def _last_tokens(batch: Tensors) -> Tensor:
     return (ids > 0) & (ids != functional.pad(ids, (0, 1))[:, 1:])
 
 
-def prepare_reward(
+def make_reward(
     config: FinetuneConfig,
     settings: RewardSettings,
     template: Template,
@@ -86,6 +86,6 @@ def prepare_reward(
     window: int,
     start: list[int],
 ) -> tuple[Reward, RowSets]:
-    """The objective and its rows; see `prepare_chats`. Raises ConfigError."""
-    rows = prepare_preferences(config, template, tokenizer, window, start, "response")
+    """The objective and its rows; see `read_chat_rows`. Raises ConfigError."""
+    rows = read_preference_rows(config, template, tokenizer, window, start, "response")
     return Reward(centring=settings.centring), rows

@@ -32,7 +32,7 @@ from finetune.data.preferences import (
     PairEncoder,
     detect_preference,
 )
-from finetune.data.preparation import Prepared, RowKind, length_of, prepare, prepare_rows
+from finetune.data.preparation import ExampleSets, RowKind, encode_chats, encode_rows, length_of
 from finetune.data.tables import Row
 from finetune.objectives.objective import RowSets
 
@@ -41,7 +41,7 @@ from finetune.objectives.objective import RowSets
 PACKED_LENGTH = 512
 
 
-def prepare_chats(
+def read_chat_rows(
     config: FinetuneConfig,
     template: Template,
     tokenizer: PieceTokenizer,
@@ -54,7 +54,7 @@ def prepare_chats(
     window: tokens of the longest example. start: special tokens before every sequence.
     span: the tokens of L1.
     """
-    prepared = prepare(config.data, template, tokenizer, window, config.seed, start)
+    prepared = encode_chats(config.data, template, tokenizer, window, config.seed, start)
     examples = with_start(prepared.train, start)
     if config.data.packing:
         longest = max(len(each.ids) for each in examples)
@@ -137,21 +137,21 @@ class PairRows(Dataset[Tensors]):
 Detect = Callable[[Row], Layout[Judged]]
 
 
-def prepare_judged(
+def encode_judged(
     config: FinetuneConfig,
     template: Template,
     tokenizer: PieceTokenizer,
     window: int,
     start: list[int],
     detect: Detect,
-) -> Prepared[EncodedJudged]:
+) -> ExampleSets[EncodedJudged]:
     """The rows of feedback of a configuration as tokens. Raises ConfigError.
 
-    window, start: as in `prepare_chats`.
+    window, start: as in `read_chat_rows`.
     """
     data = config.data
     encoder = PairEncoder(template, tokenizer, length_of(data, window), data.too_long, start)
-    return prepare_rows(data, RowKind(FIELDS, detect, encoder), config.seed)
+    return encode_rows(data, RowKind(FIELDS, detect, encoder), config.seed)
 
 
 MakeRows = Callable[[Sequence[EncodedJudged], "RowMaker"], PairRows]
@@ -173,7 +173,7 @@ class RowMaker:
 
 
 def pair_row_sets(
-    prepared: Prepared[EncodedJudged],
+    prepared: ExampleSets[EncodedJudged],
     config: FinetuneConfig,
     tokenizer: PieceTokenizer,
     start: list[int],
@@ -211,7 +211,7 @@ def preference_rows(judged: Sequence[EncodedJudged], maker: RowMaker) -> PairRow
     )
 
 
-def prepare_preferences(
+def read_preference_rows(
     config: FinetuneConfig,
     template: Template,
     tokenizer: PieceTokenizer,
@@ -219,9 +219,9 @@ def prepare_preferences(
     start: list[int],
     span: SupervisedSpan,
 ) -> RowSets:
-    """The preferences of a configuration as rows; see `prepare_chats`. Raises ConfigError.
+    """The preferences of a configuration as rows; see `read_chat_rows`. Raises ConfigError.
 
     span: the tokens of the chosen sequences that L1 is over.
     """
-    prepared = prepare_judged(config, template, tokenizer, window, start, detect_preference)
+    prepared = encode_judged(config, template, tokenizer, window, start, detect_preference)
     return pair_row_sets(prepared, config, tokenizer, start, span, preference_rows)

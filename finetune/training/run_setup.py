@@ -35,9 +35,9 @@ from finetune.config.objectives import L3Settings
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.data.preparation import choose_template, on_day
-from finetune.objectives.head_rows import prepare_labelled
+from finetune.objectives.head_rows import read_labelled_rows
 from finetune.objectives.heads import HeadObjective
-from finetune.objectives.kinds import prepare_objective
+from finetune.objectives.kinds import make_objective
 from finetune.objectives.objective import Objective, RowSets, model_inputs
 from finetune.objectives.reference import REFERENCE_FILE, give_reference
 from finetune.objectives.rows import PairRows
@@ -76,7 +76,7 @@ class Material:
 
 
 def gather(config: FinetuneConfig, device: str = "auto", begun: date | None = None) -> Material:
-    """Load the model and prepare the data. Raises ConfigError and ModelError.
+    """Load the model and read the rows. Raises ConfigError and ModelError.
 
     device: as in `load_model`, but that "auto" takes a GPU for any model.
     begun: the day of a run that is gone on with; rows are laid out as on that day.
@@ -100,12 +100,12 @@ def gather(config: FinetuneConfig, device: str = "auto", begun: date | None = No
                 f"objective.kind is {config.objective.kind}, which learns from replies; with a "
                 "[head] it is l3"
             )
-        spec, data = prepare_labelled(config, tokenizer, window, start)
+        spec, data = read_labelled_rows(config, tokenizer, window, start)
         objective = HeadObjective.of(config.objective, spec=spec)
     else:
         if config.data.packing:
             check_packing(model)
-        objective, data = prepare_objective(config, template, tokenizer, window, start)
+        objective, data = make_objective(config, template, tokenizer, window, start)
     set_seed(config.seed)  # an adapter's first weights are drawn
     model = choose_trained(model, config.train, config.adapter, files, name=config.model)
     if not objective.dropout:

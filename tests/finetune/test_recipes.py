@@ -24,7 +24,7 @@ from finetune.config.sections import (
 )
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.phrasings import load_phrasings
-from finetune.data.preparation import Prepared, prepare
+from finetune.data.preparation import ExampleSets, encode_chats
 from finetune.data.prompts import detect_prompt
 from finetune.data.tables import Row
 from finetune.recipes import arithmetic, flan, instructions, run, sentiment, subtraction
@@ -62,9 +62,9 @@ def config(name: str) -> FinetuneConfig:
     return load_config(FinetuneConfig, RECIPES / f"{name}.toml", [])
 
 
-def prepared(data: Data, **changes: Any) -> Prepared:
+def prepared(data: Data, **changes: Any) -> ExampleSets:
     data = data.model_copy(update=changes)
-    return prepare(data, TEMPLATES[data.template or "chat"], WordTokenizer(), 1024, 0)
+    return encode_chats(data, TEMPLATES[data.template or "chat"], WordTokenizer(), 1024, 0)
 
 
 def test_the_example_is_valid(tmp_path: Path) -> None:

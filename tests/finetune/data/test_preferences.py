@@ -21,7 +21,7 @@ from finetune.data.preferences import (
     detect_judged,
     detect_preference,
 )
-from finetune.data.preparation import RowKind, prepare_rows
+from finetune.data.preparation import RowKind, encode_rows
 from finetune.data.tables import BadRow, Row
 
 USER = {"role": "user", "content": "Who?"}
@@ -195,7 +195,7 @@ def test_both_replies_stay_behind_the_same_prompt_however_it_is_cut(too_long: An
 def prepared(path: Path, rows: list[dict[str, Any]], **data: Any) -> Any:
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     settings = Data.model_validate({"train": str(path), **data})
-    return prepare_rows(settings, RowKind(FIELDS, detect_judged, encoder()), 0)
+    return encode_rows(settings, RowKind(FIELDS, detect_judged, encoder()), 0)
 
 
 def test_a_prompt_never_stands_on_both_sides(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chatapp.prompting.template import ALPACA, CHAT, save_template
 from finetune.config.sections import ConfigError, Data
 from finetune.data.encoding import Encoded, Span
-from finetune.data.preparation import HELD_OUT, Prepared, choose_template, prepare
+from finetune.data.preparation import HELD_OUT, ExampleSets, choose_template, encode_chats
 
 Rows = list[dict[str, Any]]
 
@@ -29,8 +29,8 @@ def write(path: Path, rows: Rows) -> str:
     return str(path)
 
 
-def made(window: int = 200, seed: int = 0, **data: Any) -> Prepared:
-    prepared = prepare(Data.model_validate(data), CHAT, WordTokenizer(), window, seed)
+def made(window: int = 200, seed: int = 0, **data: Any) -> ExampleSets:
+    prepared = encode_chats(Data.model_validate(data), CHAT, WordTokenizer(), window, seed)
     report = prepared.report
     read = sum(table.rows for table in report.tables)
     assert report.kept + sum(report.dropped.values()) == read
