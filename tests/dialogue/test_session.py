@@ -317,7 +317,7 @@ def test_a_killed_process_loses_at_most_a_second(tmp_path: Path) -> None:
     older_than_a_second = sum(time <= times[-1] - 1.0 for time in times)
     assert older_than_a_second > 5
     assert len(reply.text.split()) >= older_than_a_second
-    assert [tuple(row) for row in store._rows("PRAGMA integrity_check")] == [("ok",)]
+    assert [tuple(row) for row in store._database.rows("PRAGMA integrity_check")] == [("ok",)]
 
     session = Session(
         ScriptedModel([" more"]), template=CHAT, store=store, chat_id=store.chats()[0].id

@@ -138,9 +138,9 @@ def test_chats_are_listed_newest_change_first(store: Store) -> None:
 def test_listing_walks_an_index_and_sorts_nothing(store: Store, path: Path) -> None:
     dialogue(store, "Hello")
     statements: list[str] = []
-    store._connection.set_trace_callback(statements.append)
+    store._database._connection.set_trace_callback(statements.append)
     store.chats()
-    store._connection.set_trace_callback(None)
+    store._database._connection.set_trace_callback(None)
     plan = sqlite3.connect(path).execute(f"EXPLAIN QUERY PLAN {statements[0]}").fetchall()
     assert [row[3] for row in plan] == ["SCAN chats USING INDEX chats_by_update"]
 
@@ -488,7 +488,7 @@ def test_no_statement_needs_a_newer_sqlite_than_the_least(store: Store) -> None:
     """HAVING without GROUP BY came with 3.39."""
     _, ids = dialogue(store, "Q", "A")
     statements: list[str] = []
-    store._connection.set_trace_callback(statements.append)
+    store._database._connection.set_trace_callback(statements.append)
     assert store.latest_leaf(ids[0]) == ids[1]
     assert not any("HAVING" in statement for statement in statements)
 

@@ -302,7 +302,7 @@ def test_the_faults_would_be_seen(store: Store, tmp_path: Path) -> None:
     for _ in range(2):
         fill(store, ["Hello", "Hi"])
     assert list(faults(path)) == []
-    store._connection.executescript("""
+    store._database._connection.executescript("""
         PRAGMA foreign_keys = OFF;
         UPDATE messages SET parent_id = 1 WHERE id = 4;
         UPDATE chats SET leaf_id = 4 WHERE id = 1;

@@ -1,25 +1,23 @@
-"""One SQLite file with the tables of `schema`: opening it, transactions, errors in words.
+"""One SQLite file: its tables, opening it, transactions, errors in words.
 
-Keep: a file that is damaged, another program's, or of a newer format is never written to.
+A chat's messages are a tree: each message has a parent, and `chats.leaf_id` ends the path that
+is shown. `turns` holds what a reply was generated from, one row for each time it was generated
+or continued. `message_index` is FTS5's, and triggers keep it.
 
-Lone surrogates, which UTF-8 cannot hold, are stored as U+FFFD. All other text is stored as
-it stands, control characters included.
+Keep: a file that is damaged, belongs to another program or has a newer format is never written
+to. A released migration is never changed, moved or removed, because the format of a file
+(`PRAGMA user_version`) is the number of migrations that it has had.
 
-The tables of the chats' database, and how a file of an older format gets them.
-
-A chat's messages are a tree: each has a parent, and `chats.leaf_id` ends the path that is
-shown. `turns` holds what a reply was generated from, a row for each time it was generated or
-continued. `message_index` is FTS5's, kept by triggers.
-
-Keep: a migration that was released is never changed, moved or removed, because the format of
-a file (`PRAGMA user_version`) is the number of those it has had.
+Lone surrogates, which UTF-8 cannot hold, are stored as U+FFFD. All other text is stored
+unchanged, control characters included.
 """
 
+import json
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +26,6 @@ from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import UserError, reason
 
 APPLICATION_ID = 0x63686174
-
 """`PRAGMA application_id` of this program's files: "chat"."""
 
 
@@ -150,18 +147,16 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
     "how a reply came about": ("ALTER TABLE messages ADD COLUMN remark TEXT NOT NULL DEFAULT ''",),
     "reward model": ("ALTER TABLE chats ADD COLUMN reward TEXT NOT NULL DEFAULT ''",),
 }
-
-"""By name, in the order in which they are run: the statements of each."""
-
+"""By name, in the order in which they run: the statements of each migration."""
 
 _LEAST_SQLITE = (3, 37, 0)
-
-"""The first with STRICT tables; nothing in this room may need a later one."""
-
+"""The first with STRICT tables; no statement of the store may need a later one."""
 
 _BUSY_SECONDS = 10.0
-
 _LARGEST_INTEGER = 2**63 - 1
+
+_NOUNS = {"chats": "chat", "messages": "message", "turns": "generation"}
+"""For a table, what a sentence calls a row of it."""
 
 
 class StoreError(UserError):
@@ -169,21 +164,21 @@ class StoreError(UserError):
 
 
 class Gone(StoreError):
-    """What was asked for is not in the store any more, or is in the bin."""
+    """A chat, message or generation is not in the store any more, or is in the bin."""
 
 
 class Database:
-    """The file, open. Usable from any thread; several processes may have it open.
+    """An open file. Usable from any thread; several processes may have it open.
 
     Every method raises StoreError when the file cannot be read or written.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Open `path`, or create it, readable by its owner alone. None is for one in memory
-        alone, which goes when it is closed.
+        """Open `path`, or create it, readable by its owner alone. None: a database in memory,
+        which is lost when it is closed.
 
-        Raises StoreError, and writes nothing, when the file is damaged, no database of
-        this program, or made by a newer version of it.
+        Raises StoreError, and writes nothing, when the file is damaged, is not a database of
+        this program, or was made by a newer version of it.
         """
         _check_library()
         self._path = path
@@ -210,11 +205,6 @@ class Database:
                     raise
             time.sleep(0.01)
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether what is stored is on disk."""
-        return self._path is not None
-
     def close(self) -> None:
         """Close the file. Nothing else may be called afterwards."""
         with self._lock:
@@ -222,11 +212,11 @@ class Database:
 
     @contextmanager
     def transaction(self, kind: Literal["IMMEDIATE", "DEFERRED"] = "IMMEDIATE") -> Iterator[None]:
-        """What is done within is stored as a whole, or not at all. Within another transaction
-        it is a part of that.
+        """Statements within the block are stored as a whole, or not at all. Within another
+        transaction they are a part of that one.
 
-        An immediate one takes the right to write at once, so that it never has to give up
-        half-way because another process wrote in between.
+        IMMEDIATE takes the right to write at once, so that the block never has to give up
+        half-way because another process wrote in between. DEFERRED is for reading.
         """
         with self._lock:
             with self._errors():
@@ -234,13 +224,13 @@ class Database:
             if within_another:
                 yield
                 return
-            self._rows(f"BEGIN {kind}")
+            self.rows(f"BEGIN {kind}")
             try:
                 yield
-                self._rows("COMMIT")
+                self.rows("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:
-                    self._rows("ROLLBACK")
+                    self.rows("ROLLBACK")
                 raise
 
     def _create_file(self) -> None:
@@ -260,27 +250,27 @@ class Database:
 
     def _bring_up_to_date(self) -> None:
         """Check what kind of file this is, and run the migrations it has not had."""
-        self._rows("PRAGMA foreign_keys = ON")
+        self.rows("PRAGMA foreign_keys = ON")
         # One snapshot: another process may be making the tables right now.
         with self.transaction("DEFERRED"):
             file_format = self._checked_format()
         # Writers then never wait for readers, and a killed process leaves a whole file.
-        self._rows("PRAGMA journal_mode = WAL")
-        self._rows("PRAGMA synchronous = NORMAL")
+        self.rows("PRAGMA journal_mode = WAL")
+        self.rows("PRAGMA synchronous = NORMAL")
         if file_format == len(MIGRATIONS):
             return
         with self.transaction():
-            # Asked again: another process may have been faster.
+            # Checked again: another process may have been faster.
             missing = list(MIGRATIONS.values())[self._checked_format() :]
             for statement in (statement for migration in missing for statement in migration):
-                self._rows(statement)
-            self._rows(f"PRAGMA user_version = {len(MIGRATIONS)}")
-            self._rows(f"PRAGMA application_id = {APPLICATION_ID}")
+                self.rows(statement)
+            self.rows(f"PRAGMA user_version = {len(MIGRATIONS)}")
+            self.rows(f"PRAGMA application_id = {APPLICATION_ID}")
 
     def _checked_format(self) -> int:
         """How many migrations the file has had. Raises StoreError for a foreign or newer one."""
         file_format = self._pragma("user_version")
-        tables = self._rows("SELECT count(*) AS number FROM sqlite_schema")[0]["number"]
+        tables = self.rows("SELECT count(*) AS number FROM sqlite_schema")[0]["number"]
         if tables and self._pragma("application_id") != APPLICATION_ID:
             raise StoreError(f"{self._path}: is a database of another program")
         if file_format > len(MIGRATIONS):
@@ -291,24 +281,33 @@ class Database:
         return file_format
 
     def _pragma(self, name: str) -> int:
-        return int(self._rows(f"PRAGMA {name}")[0][name])
+        return int(self.rows(f"PRAGMA {name}")[0][name])
 
-    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """What a statement gives, its values bound in order."""
+    def rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
+        """The rows that a statement gives, its values bound in order."""
         storable = [_storable(value) for value in values]
         with self._lock, self._errors():
             return self._connection.execute(statement, storable).fetchall()
 
-    def _row(self, statement: str, values: Sequence[Any], absent: str) -> sqlite3.Row:
-        """The one row there is. Raises Gone(absent) when there is none."""
-        rows = self._rows(statement, values)
+    def row(self, table: str, statement: str, *values: Any) -> sqlite3.Row:
+        """The one row that a statement gives. The last value is the id of a row of `table`;
+        raises Gone when there is no such row."""
+        rows = self.rows(statement, *values)
         if not rows:
-            raise Gone(absent)
+            raise Gone(f"there is no {_NOUNS[table]} {values[-1]}")
         return rows[0]
 
-    def _insert(self, statement: str, values: Sequence[Any]) -> int:
-        """Add one row; returns its id."""
-        return int(self._rows(f"{statement} RETURNING id", values)[0]["id"])
+    def insert(self, table: str, **columns: Any) -> int:
+        """Add a row; returns its id."""
+        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+        statement = f"INSERT INTO {table} ({names}) VALUES ({marks}) RETURNING rowid"
+        return int(self.rows(statement, *columns.values())[0][0])
+
+    def update(self, table: str, row_id: int, **columns: Any) -> None:
+        """Set columns of a row. Raises Gone when there is no such row."""
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        statement = f"UPDATE {table} SET {assignments} WHERE id = ? RETURNING id"
+        self.row(table, statement, *columns.values(), row_id)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -322,7 +321,7 @@ class Database:
         except sqlite3.DatabaseError as error:
             raise StoreError(
                 f"{self._path}: is damaged or is no chat database ({error}); "
-                "it was left as it is, move it away to start anew"
+                "it was left unchanged, move it away to start anew"
             ) from error
 
 
@@ -336,8 +335,10 @@ def _check_library() -> None:
 
 
 def _storable(value: Any) -> Any:
-    """A value that SQLite takes. A number beyond its integers becomes its nearest one: no id
-    is that large, and no limit needs to be."""
+    """A value that SQLite takes: lists and tables as JSON. A number beyond its integers becomes
+    the nearest one: no id is that large, and no limit needs to be."""
+    if isinstance(value, list | dict):
+        value = json.dumps(value)
     if isinstance(value, str):
         return without_surrogates(value)
     if isinstance(value, int):

@@ -1,13 +1,14 @@
-"""What the store gives back: rows of its tables as values.
+"""The values that the store returns: rows of its tables.
 
-Keep: a row is read by its columns' names, which are those of the fields; so a statement may
-name its columns in any order, and a column that is added later is in nobody's way.
+Keep: a field has the name of its column; so a statement may name its columns in any order, and
+a column that is added later disturbs nothing.
 """
 
 import json
+import re
 import sqlite3
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from chatapp.passages.sources import Source
 from chatapp.prompting.files.documents import DocumentSet
@@ -16,14 +17,19 @@ from chatapp.prompting.messages import Call, Role
 Status = Literal["complete", "partial", "stopped", "error"]
 Verdict = Literal["left", "right", "equal", "both bad"]
 
+_TITLE_LENGTH = 60
+_SENTENCE = re.compile(r".{11,}?[.!?](?= )")
+_GREETINGS = {"hi", "hello", "hey", "hi there", "hello there", "good morning", "good evening"}
+"""First messages that do not tell the subject of a chat."""
+
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a chat is held with; nothing of its own at first.
+    """A chat's instructions, prompt file and template; at first it has none of its own.
 
     system: its instructions; None for those of its prompt file or template. prompt: the prompt
-    file its messages are put into, by its name in the library or its path. asked_template: the
-    template it asks for where a model has none of its own. Both are "" where there is none.
+    file that its messages are put into, by its name in the library or its path. asked_template:
+    its template for models that have none of their own. Both are "" where there is none.
     """
 
     system: str | None = None
@@ -35,12 +41,12 @@ class Basis:
 class Chat:
     """A chat without its messages. Times are unix seconds; `leaf_id` ends its current path.
 
-    deleted: when it was put into the bin; None while it was not. For system, prompt and
-    asked_template see `Basis`. markdown: its replies are shown as Markdown. model: what its last
-    reply came from. chosen: the sampling parameters set for it, by name. documents: those it
-    draws on; None without. tools: the names of those its model may call; allowed_tools: the keys
-    of those that the user has allowed for all of it (see `Tool.key`). reward: the name of the
-    reward model that scores its replies; "" without.
+    deleted: when it was put into the bin; None outside the bin. For system, prompt and
+    asked_template see `Basis`. markdown: its replies are shown as Markdown. model: the model of
+    its last reply. chosen: the sampling parameters set for it, by name. documents: those that it
+    draws on; None without. tools: the names of those that its model may call; allowed_tools: the
+    keys of those that the user has allowed for all of it (see `Tool.key`). reward: the name of
+    the reward model that scores its replies; "" without.
     """
 
     id: int
@@ -74,7 +80,7 @@ class Chat:
 
     @property
     def basis(self) -> Basis:
-        """What it is held with."""
+        """Its instructions, prompt file and template."""
         return Basis(self.system, self.prompt, self.asked_template)
 
 
@@ -99,10 +105,10 @@ class ChatSummary:
 class StoredMessage:
     """A message and its place among its siblings: the `sibling`th (from 1) of `siblings`.
 
-    A reply that is still `partial` when nobody writes it belongs to a process that died.
-    thoughts: what was thought before a reply, which is no part of its text, of so many tokens.
-    sources: the passages of documents that were found for a reply. calls: of tools, within it.
-    remark: how a reply came about, in words, such as how probable each label was.
+    A reply that is still `partial` while no process writes it belongs to a process that died.
+    thoughts: the model's thoughts before a reply, which are no part of its text, of so many
+    tokens. sources: the passages of documents in the reply's prompt. calls: of tools, within it.
+    remark: how a reply came about, in words, such as the probability of every label.
     """
 
     id: int
@@ -128,11 +134,32 @@ class StoredMessage:
         return cls(**{**row, "sources": sources, "calls": calls})
 
 
+class Origin(TypedDict):
+    """What a reply is generated from."""
+
+    model: str
+    template: str
+    prompt: str
+    sampling: dict[str, Any]
+    seed: int
+
+
+class Ending(TypedDict):
+    """How a generation ended. Times are in seconds."""
+
+    reason: str
+    prompt_tokens: int
+    reused_tokens: int
+    reply_tokens: int
+    time_to_first_token: float
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One generation into one message, which has several of them when it was continued.
 
-    What `finish_generation` sets is None until then.
+    The fields of its `Ending` are None until it ends.
     """
 
     id: int
@@ -158,11 +185,11 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What the user thinks of a reply. What it was drawn from is in the reply's generations.
+    """What the user thinks of a reply. Its prompt is in the reply's generations.
 
-    reply: its text when it was judged last. thumb: 1 is good, -1 is bad, 0 is not said.
+    reply: its text at the last feedback. thumb: 1 is good, -1 is bad, 0 is none.
     rank: its place among the replies to the same message, 1 is the best; None is not ranked.
-    correction: the text it should have been, if the user has written that.
+    correction: the text that it should have been, if the user has written that.
     """
 
     message_id: int
@@ -174,9 +201,9 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two replies to one message that the user has set side by side, and which is better.
+    """Two replies to one message that the user has compared, and which one is better.
 
-    What each was drawn from is in its generations, its text in its feedback.
+    Their prompts are in their generations, their texts in their feedback.
     """
 
     left_id: int
@@ -186,9 +213,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """Messages that were deleted, with all that `restore_messages` puts back.
+    """Deleted messages, with all that `restore_messages` puts back.
 
-    count: how many. leaf_id: where the chat's path ended. rows: of each table, as they were.
+    count: of the messages. leaf_id: where the chat's path ended. rows: by table.
     """
 
     chat_id: int
@@ -200,7 +227,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message that was found. In `snippet`, \\x02 and \\x03 stand around each found word."""
+    """A message that a search found. In `snippet`, \\x02 and \\x03 stand around each match."""
 
     chat_id: int
     message_id: int
@@ -208,3 +235,17 @@ class Hit:
     snippet: str
     role: Role
     updated: float
+
+
+def title_after(title: str, text: str) -> str:
+    """A chat's title after a user's message. One that is not empty or a greeting stays; else it
+    is the first sentence of the message on one line, or as many of its words as fit."""
+    if title and title.strip(" .,!?").lower() not in _GREETINGS:
+        return title
+    line = " ".join(text[: 8 * _TITLE_LENGTH].split())
+    if (sentence := _SENTENCE.match(line)) is not None:
+        line = sentence[0].removesuffix(".")
+    if len(line) <= _TITLE_LENGTH:
+        return line
+    words, _, _ = line[:_TITLE_LENGTH].rpartition(" ")
+    return (words or line[: _TITLE_LENGTH - 1]) + "…"

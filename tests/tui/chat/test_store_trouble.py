@@ -22,15 +22,16 @@ class Disk:
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = False
-        execute = store._rows
+        database = store._database
+        execute = database.rows
 
-        def rows(statement: str, values: tuple[object, ...] = ()) -> list[sqlite3.Row]:
-            with store._errors():
+        def rows(statement: str, *values: object) -> list[sqlite3.Row]:
+            with database._errors():
                 if self.is_full and statement.startswith(("UPDATE", "INSERT", "BEGIN IMMEDIATE")):
                     raise sqlite3.OperationalError("database or disk is full")
-            return execute(statement, values)
+            return execute(statement, *values)
 
-        monkeypatch.setattr(store, "_rows", rows)
+        monkeypatch.setattr(database, "rows", rows)
 
 
 @pytest.mark.parametrize("for_good", [False, True])
