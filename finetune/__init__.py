@@ -1,7 +1,7 @@
 """Teach a GPT, from Python as from the command line: `train`, `evaluate` and `predict`.
 
 Keep: each does what the command of its name does, takes the same keys, and raises
-`chatapp.userfiles.UserError` for what the user can put right.
+`chatapp.common.userfiles.UserError` for what the user can put right.
 """
 
 from collections.abc import Mapping, Sequence

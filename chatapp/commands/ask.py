@@ -54,30 +54,24 @@ if TYPE_CHECKING:
 QuestionArgument = Annotated[
     str | None, typer.Argument(help="The message. Standard input is appended to it.")
 ]
-
 FilesOption = Annotated[
     list[Path] | None,
     typer.Option("--file", "-f", help="Put a text file into the message; may be repeated."),
 ]
-
 SystemOption = Annotated[
     str | None,
     typer.Option(help="Instructions in place of the template's own, or a file with them."),
 ]
-
 PersonaOption = Annotated[
     str | None, typer.Option(help="Instructions by name.", autocompletion=options.personas)
 ]
-
 LastOption = Annotated[
     bool, typer.Option("--continue", "-c", help="Continue the last chat, and store it there.")
 ]
-
 ChatOption = Annotated[
     int | None,
     typer.Option("--chat", help="Continue the chat of this id.", autocompletion=options.chats),
 ]
-
 ThinkOption = Annotated[
     bool | None,
     typer.Option(
@@ -86,32 +80,27 @@ ThinkOption = Annotated[
         show_default=False,
     ),
 ]
-
 BestOfOption = Annotated[
     int,
     typer.Option(
         "--best-of", min=1, max=256, help="Sample so many answers and print the best by --reward."
     ),
 ]
-
 RewardOption = Annotated[
     str, typer.Option(help="A run of finetune with objective.kind = 'reward'.")
 ]
-
 DocsOption = Annotated[
     list[str] | None,
     typer.Option(
         help="A file, folder or pattern whose passages are read; may be repeated. A chat keeps it."
     ),
 ]
-
 ToolsOption = Annotated[
     str,
     typer.Option(
         help="Tools that the model may call, with commas: calculator,clock. A chat keeps them."
     ),
 ]
-
 YesToolsOption = Annotated[
     str, typer.Option(help="Those of them that would ask before they run, and may.")
 ]

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 _MOST_INPUT = 16 * 2**20
-
 """Bytes that are read: far more than any model's window."""
 
 

@@ -83,7 +83,6 @@ FAILED, INTERRUPTED = 1, 130
 
 
 ProgressReport = Callable[[int, int | None], None]
-
 """Called with how much is done, and of how much, if that is known."""
 
 

@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 
 
 Names = list[str | tuple[str, str]]
-
 """Each with a line about it, where there is one."""
 
-
 _MOST_CHATS = 20
-
 _TITLE = 40
 
 
@@ -172,7 +169,6 @@ ModelOption = Annotated[
         autocompletion=models,
     ),
 ]
-
 TemplateOption = Annotated[
     str | None,
     typer.Option(
@@ -180,7 +176,6 @@ TemplateOption = Annotated[
         autocompletion=templates,
     ),
 ]
-
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
@@ -188,9 +183,7 @@ PrecisionOption = Annotated[
         autocompletion=precisions,
     ),
 ]
-
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 

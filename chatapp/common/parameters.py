@@ -179,7 +179,7 @@ class Sampling:
         request_fields=("max_tokens",),
         config_field="max_new_tokens",
     )
-    # By the rule of chatapp.engine.repetition.
+    # By the rule of chatapp.engine.stopping.
     max_repeats: int = _described(
         4, low=0, off=0, meaning="ends what comes n times in a row", is_heeded_here=True
     )
@@ -225,7 +225,6 @@ def parameter(name: str) -> Parameter:
 
 
 Values = Mapping[str, float | int | None]
-
 """Values of some of the parameters, by name."""
 
 
@@ -241,9 +240,7 @@ def known_values(values: Mapping[str, object]) -> Values:
 Origin = Literal[
     "default", "model", "settings file", "environment", "prompt file", "this chat", "flag"
 ]
-
 """Whose a value is, the weakest first: the program's, then the model's makers', then the user's."""
-
 
 _ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
@@ -302,5 +299,4 @@ class Choices:
 
 
 PRECISIONS = ("auto", "float32", "bfloat16", "int8", "int4")
-
 DEVICES = ("auto", "cpu", "cuda", "mps")

@@ -11,25 +11,17 @@ from pathlib import Path
 import platformdirs
 
 TEMPLATE_FILE = "chatapp_template.json"
-
 """The dialogue template a model was trained in; it lies beside the model's weights."""
 
-
 RUN_RECORD = "run.json"
-
 """What a run of finetune writes into its folder before its first step."""
 
-
 TOKENIZER_CONFIG = "tokenizer_config.json"
-
 CHAT_TEMPLATE = "chat_template.jinja"
-
 """What a tokenizer of the hub says of itself, and the chat template beside it: its own file, or
 a key of the former."""
 
-
 GGUF_TEMPLATE = "chatapp.template"
-
 """The key of a GGUF file, of this program alone, of the dialogue template it was trained in."""
 
 

@@ -13,21 +13,15 @@ from itertools import pairwise
 from chatapp.common.foreign import printable
 
 _MARKS = str.maketrans({"\n": "⏎", "\t": "⇥"})
-
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-
 
 # From unlikely over half-likely to certain; from no weight to all of it. Red, green, blue.
 _LIKELIHOOD = ((0.0, (190, 70, 66)), (0.5, (196, 154, 74)), (1.0, (74, 150, 110)))
-
 _WEIGHT = ((0.0, (28, 32, 38)), (0.35, (45, 105, 105)), (1.0, (104, 214, 190)))
-
 
 RGB = tuple[int, int, int]
 
-
 _BLACK: RGB = (0, 0, 0)
-
 _WHITE: RGB = (255, 255, 255)
 
 

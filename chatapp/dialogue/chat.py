@@ -131,12 +131,9 @@ def _keys() -> list[str]:
 
 
 Decision = Literal["once", "chat", "always", "no"]
-
 """For this call, for all of this chat, for this tool in every chat, or not at all."""
 
-
 Ask = Callable[[Tool, Arguments, threading.Event], Decision]
-
 """Asks the user. Comes back soon after the event is set."""
 
 

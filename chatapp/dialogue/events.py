@@ -15,7 +15,6 @@ from chatapp.engine.events import Event
 from chatapp.prompting.messages import Call
 
 PARAGRAPH = "\n\n"
-
 """Between what was said before a call and after it, where the text does not hold the call."""
 
 

@@ -45,7 +45,6 @@ class Cancelled(Exception):
 
 
 FAILURES = (Cancelled, RuntimeError, MemoryError, OSError)
-
 """What may come of a computation and ends the reply it was for."""
 
 
@@ -174,7 +173,6 @@ class Continuation:
 
 
 CancelCheck = Callable[[], None]
-
 """Called within a computation; raises Cancelled when the caller wants it no more."""
 
 

@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from chatapp.common.parameters import (
-    Sampling as Sampling,  # the protocol's own: `generate` takes it
-)
+from chatapp.common.parameters import Sampling as Sampling  # the protocol's: a Request has it
 from chatapp.common.userfiles import UserError
 from chatapp.engine.events import Event, Finished
 

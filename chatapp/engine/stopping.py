@@ -70,23 +70,16 @@ class StopFilter:
 
 
 _LONGEST_CYCLE = 32
-
 """In tokens: what is longer is a refrain and not a fault of the model's."""
 
-
 _FEWEST_TOKENS = 32
-
 """Shorter is a line of dashes, laughter, or the head of a table."""
-
 
 _ASKING = set(
     "again copies copy echo endlessly fill forever keep over repeat repeatedly times".split()
 )
-
 _CLOSING = {".", "!", "?"}
-
 _WORD = re.compile(r"\w+")
-
 
 _Cycle = TypeVar("_Cycle", str, list[str])
 

@@ -33,17 +33,13 @@ def read_words(path: Path) -> list[str]:
 
 
 _DIGITS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
-
 _SIGNS: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
     "+": ("plus", "addition", lambda a, b: a + b),
     "-": ("minus", "subtraction", lambda a, b: a - b),
     "x": ("times", "multiplication", lambda a, b: a * b),
 }
-
 _INSERTED = " .,;:!?/-'\""
-
 _SHORTEST, _LONGEST = 5, 14  # letters; the paper: more than 4 and fewer than 15
-
 
 # Draws in a row that may repeat earlier items before a task counts as used up.
 _PATIENCE = 10_000
@@ -102,7 +98,6 @@ _ARITHMETIC: dict[str, tuple[str, Callable[[random.Random], Example]]] = {
     "2Dx": ("two-digit multiplication", partial(_binary, 2, "x")),
     "1DC": ("one-digit composite", _composite),
 }
-
 _SCRAMBLING: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
     "CL": ("cycle letters in word", _cycled),
     "A1": ("anagrams of all but the first and last letters", partial(_anagram, 1)),
@@ -110,9 +105,7 @@ _SCRAMBLING: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
     "RI": ("random insertion in word", _inserted),
     "RW": ("reversed words", _reversed),
 }
-
 TASKS = {name: task[0] for name, task in (_ARITHMETIC | _SCRAMBLING).items()}
-
 """What each task is, by the paper's own short names ("x" for the multiplication sign)."""
 
 

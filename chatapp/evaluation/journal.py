@@ -180,19 +180,13 @@ def prompt_identity(prompt: PromptFile) -> str:
 
 FORMAT = 1
 
-
 Rule = Callable[[Likelihoods, dict[str, int]], str]
-
 """From likelihoods, and the number of tokens of each label, to an answer."""
 
-
 NONE = "none"
-
 """The selection and the order of a prompt without demonstrations, and the style of a vote."""
 
-
 Setting = tuple[str, int, str, str, str, str]
-
 """Task, shots, selection, order, layout and style."""
 
 

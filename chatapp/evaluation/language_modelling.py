@@ -28,7 +28,6 @@ from chatapp.evaluation.inputs import Item, read_inputs
 from chatapp.prompting.examples import PromptError
 
 Progress = Callable[[int, int], None]
-
 """Called with how much is done, and of how much."""
 
 

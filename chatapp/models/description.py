@@ -28,7 +28,6 @@ from chatapp.engine.files.safetensors import TensorHeader, is_buffer, tensor_hea
 from chatapp.engine.kernels.device import machine_memory
 
 OWN = "own"
-
 """What the chat template of a model's tokenizer is called where templates have names."""
 
 
@@ -176,7 +175,6 @@ def _sizes_by_transformers(files: ModelFiles) -> _Sizes:
 
 
 _WITHOUT_ATTENTION = ("falcon_mamba", "fnet", "mamba", "mamba2", "rwkv", "xlstm")
-
 """The language models whose configurations have no heads because there are none."""
 
 
@@ -207,7 +205,6 @@ def _formula(files: ModelFiles, architecture: Architecture) -> tuple[str, int]:
 
 
 GPT2_FORMULA = "N = 12LH² + (9L + V + n)H + 2H"
-
 """The usual one of GPT-2, where the perceptron is four times as wide. See `ModelInfo`."""
 
 
@@ -283,23 +280,17 @@ def _metadata(files: ModelFiles) -> dict[str, Any]:
 
 
 _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.625}
-
 # Of the token embedding, which int8 and int4 keep in float16 beside the output matrix, in int8.
 _EMBEDDING_BYTES = {"int8": 2, "int4": 2.375}
-
 _CACHE_BYTES = 4
-
 
 # What the allocator holds beyond the weights, which are transposed one by one while they are read.
 _OVERHEAD = 1.25
 
-
 # The interpreter, torch, and what a pass computes.
 _PROGRAM = 250_000_000
 
-
 _CHAT_TOKENS = 4096
-
 """The longest chat that is reckoned with, where the context of a model is longer."""
 
 

@@ -27,15 +27,11 @@ from chatapp.engine.errors import ModelError
 from chatapp.models.known_models import Package
 
 Progress = Callable[[int, int], None]
-
 """Called with how many bytes are there, and of how many."""
-
 
 T = TypeVar("T")
 
-
 _INTERVAL = 0.1
-
 """Seconds between two looks at how far the work is."""
 
 

@@ -57,12 +57,10 @@ def used_models() -> list[Path]:
 
 
 BUNDLED = "bundled"
-
 _BUNDLED_FOLDER = Path(__file__).parent.parent / "bundled"
 
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
-
 """How transformers calls the classes of causal language models."""
 
 

@@ -31,17 +31,13 @@ from chatapp.common.userfiles import reason
 from chatapp.passages.pdf import PdfError, pdf_pages
 
 _UNSEEN = frozenset("script style template noscript svg math head iframe object".split())
-
 _INLINE = frozenset(
     "a abbr b bdi bdo cite code data del dfn em font i img input ins kbd label mark q s samp small"
     " span strong sub sup time tt u var wbr".split()
 )
-
 _HEADINGS = frozenset(f"h{level}" for level in range(1, 7))
 
-
 HtmlBlock = tuple[str, str, str, int]
-
 """The text, place, title and level of a `reading.Block`."""
 
 
@@ -107,20 +103,13 @@ class _Page(HTMLParser):
 
 
 MOST_BYTES = 16 * 2**20
-
 _LOOKED_AT = 8192
-
 """Bytes in which a NUL makes a file a binary one, as git has it."""
 
-
 _MARKDOWN = (".md", ".markdown", ".mdx")
-
 _HTML = (".html", ".htm", ".xhtml")
-
 _PICTURES = (".svg",)
-
 _TABLES = {".csv": ",", ".tsv": "\t"}
-
 _BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 

@@ -15,24 +15,17 @@ from chatapp.prompting.messages import Call, CallPattern, InlineCalls, JSONCalls
 from chatapp.prompting.thinking import possible_start
 
 _LONGEST = 100_000
-
 """Characters of a call; a longer one is text."""
 
-
 DEEPEST = 100
-
 """Lists and objects within each other in a call's arguments; what nests deeper is no call, because
 Python stores and shows it by recursion, which has an end."""
 
 
 HERMES = JSONCalls("<tool_call>")
-
 MISTRAL = JSONCalls("[TOOL_CALLS]")
-
 LLAMA = JSONCalls("<|python_tag|>", bare=True)
-
 CALCULATOR = InlineCalls("calculator", "expression", "<<", "=", ">>")
-
 """The calls of grade-school-math, which the bundled model was taught."""
 
 

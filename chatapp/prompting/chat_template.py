@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 # The longest template known has 17 thousand characters, and takes some ten steps a message.
 _LONGEST_SOURCE = 500_000
 
-
 _KINDS: Mapping[str, Kind] = {
     "system": "instruction",
     "user": "user",
@@ -43,10 +42,8 @@ _KINDS: Mapping[str, Kind] = {
     "tool": "tool",
 }
 
-
 # What templates call the switch for thinking, the commonest first.
 _SWITCHES = ("enable_thinking", "thinking")
-
 
 # The origin of instructions that the template gives where a chat has none.
 _DEFAULT = -2
@@ -399,5 +396,4 @@ def _thoughts(turn: Turn) -> dict[str, Traced]:
 
 
 Template = DialogueTemplate | ChatTemplate
-
 """What a chat is written in: the patterns of this program, or a model's own program."""

@@ -24,7 +24,6 @@ from chatapp.common.userfiles import UserError, read_json_object
 from chatapp.prompting.messages import END_OF_TEXT, Message, Segment
 
 OWN = "own"
-
 """The name of a model's own chat template, which its tokenizer brings (see `chat_template`)."""
 
 
@@ -176,7 +175,6 @@ PLAIN = DialogueTemplate(
     end_of_reply=False,
 )
 
-
 ALPACA = DialogueTemplate(
     name="alpaca",
     instruction=(
@@ -193,7 +191,6 @@ ALPACA = DialogueTemplate(
     end_of_reply=True,
 )
 
-
 # The template the bundled model is trained in.
 CHAT = DialogueTemplate(
     name="chat",
@@ -207,7 +204,6 @@ CHAT = DialogueTemplate(
     stop=("\nUser:", "\nAssistant:"),
     end_of_reply=True,
 )
-
 
 TEMPLATES = {template.name: template for template in (PLAIN, ALPACA, CHAT)}
 

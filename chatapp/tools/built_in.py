@@ -36,14 +36,10 @@ from chatapp.common.userfiles import quoted, suggestion
 from chatapp.tools.tool import ToolError
 
 MOST_BITS = 13_000
-
 """Of a numerator or a denominator: some 3,900 digits, where Python itself writes 4,300."""
 
-
 _MOST_EXPONENT = 3_900
-
 _MOST_DECIMALS = 30
-
 _ROUNDED = Context(prec=15)
 
 
@@ -147,17 +143,13 @@ def _date(text: str) -> date:
 
 
 _LONGEST = 1_000
-
 _DEEPEST = 50
-
 
 _TOKEN = re.compile(
     r"\s*(?:(\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
     r"|(\*\*|//|mod\b|of\b|[-+*/%()]))"
 )
-
 _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**", "\u00a0": " "})
-
 _TIMES = re.compile(r"(?<=[\d)\s])[xX](?=[\d(\s])")
 
 
@@ -306,22 +298,17 @@ _FACTORS = {
         tb terabyte = 1000000000000; kib = 1024; mib = 1048576; gib = 1073741824
         tib = 1099511627776; bit = 0.125""",
 }
-
 """Of each dimension: names of a unit, and how many of the first unit it is. Volumes are those of
 the United States where countries differ; a calorie is the thermochemical one."""
-
 
 _DEGREES = {
     "celsius": (Fraction(1), Fraction("273.15")),
     "kelvin": (Fraction(1), Fraction(0)),
     "fahrenheit": (Fraction(5, 9), Fraction("459.67") * Fraction(5, 9)),
 }
-
 """How a temperature becomes kelvin: times the first, plus the second."""
 
-
 _DEGREE_NAMES = {"c": "celsius", "°c": "celsius", "k": "kelvin", "f": "fahrenheit"}
-
 _DEGREE_NAMES |= {"°f": "fahrenheit"} | {name: name for name in _DEGREES}
 
 

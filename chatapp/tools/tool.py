@@ -30,7 +30,6 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
 }
 
-
 _KEYWORDS: Mapping[str, Callable[[Any], bool]] = {
     "type": lambda value: isinstance(value, str) and value in _TYPES,
     "description": _TYPES["string"],
@@ -42,7 +41,6 @@ _KEYWORDS: Mapping[str, Callable[[Any], bool]] = {
     "minimum": _TYPES["number"],
     "maximum": _TYPES["number"],
 }
-
 
 _EXPECTED = {
     "type": f"one of {', '.join(_TYPES)}",
@@ -56,12 +54,10 @@ _EXPECTED = {
     "maximum": "a number",
 }
 
-
 _DEEPEST = 20
 
 
 _FREELY_READ = ("type", "additionalProperties")
-
 """Keywords that `misfit` reads whatever they are."""
 
 
@@ -139,19 +135,13 @@ def _first(problems: Any) -> str:
 
 
 Arguments = Mapping[str, Any]
-
 Ending = Literal["done", "failed", "refused", "stopped"]
 
-
 LONGEST_RESULT = 20_000
-
 """Characters of a result: more than a small model's window, and little enough for any chat."""
 
-
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -~])?")
-
 """What a terminal would obey: colours, titles, links."""
-
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

@@ -20,9 +20,7 @@ import yaml
 
 Groups = dict[str, list[str]]
 
-
 _SHORTEST, _LONGEST = 4, 26  # words
-
 
 OPENINGS = (
     "how many",
@@ -71,12 +69,9 @@ def by_opening(sentences: Iterable[str]) -> Groups:
 
 
 Pair = tuple[str, str]
-
 """A user's message and its reply."""
 
-
 _PASSAGE = 3000
-
 TYPEWRITER = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "—": "-", "…": "...", "–": "-"})
 
 

@@ -128,12 +128,10 @@ Check = Annotated[
     | Annotated[Function, Tag("function")],
     Discriminator("kind"),
 ]
-
 """Every kind of check."""
 
 
 AuxSpan = Literal["prompt", "prompt-without-template", "full"]
-
 SupervisedSpan = Literal["response", "prompt", "prompt-without-template", "full"]
 
 
@@ -257,5 +255,4 @@ Objectives = Annotated[
     | Annotated[GrpoSettings, Tag("grpo")],
     Discriminator(_kind),
 ]
-
 """Every kind of objective; without `kind` it is l3."""

@@ -75,7 +75,6 @@ class Verdict:
 
 Judged = Preference | Verdict
 
-
 # The fields of a request, and of an input to it.
 _REQUESTS = (
     ("instruction", "input"),
@@ -84,13 +83,11 @@ _REQUESTS = (
     ("question", ""),
     ("input", ""),
 )
-
 FIELDS = (
     *("chosen", "rejected", "margin", "completion", "label"),
     *dict.fromkeys(name for request in _REQUESTS for name in request if name),
     *BESIDE,
 )
-
 """The fields of all layouts of feedback."""
 
 

@@ -51,9 +51,7 @@ class Table:
 
 
 _JSON = (".jsonl", ".ndjson", ".json")
-
 SUFFIXES = (*_JSON, ".csv", ".tsv", ".parquet", ".txt")
-
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 

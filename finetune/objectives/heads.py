@@ -43,9 +43,7 @@ from finetune.objectives.l3 import L3, count_labels
 from finetune.objectives.objective import in_place_of, model_inputs
 
 MODULE = "task_head"
-
 BATCH = 16
-
 """Rows that are asked at a time."""
 
 
@@ -169,7 +167,6 @@ class Classifier:
 
 
 Output = Sequence[float]
-
 """Probabilities of the labels or choices of one row; of regression the number alone."""
 
 

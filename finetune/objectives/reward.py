@@ -9,7 +9,7 @@ The second term centres scores around 0, which the first leaves free (Eisenstein
 arXiv 2312.09244, equation 2).
 
 Keep: a reply is scored behind its prompt, closed as the template closes it, at its last token;
-`chatapp.engine.reward_model` reads it there too.
+`chatapp.engine.backends.head` reads it there too.
 """
 
 from collections.abc import Mapping

@@ -35,9 +35,7 @@ from finetune.config.sections import ConfigError
 from finetune.data.prompts import Asked
 
 STARTING = 60.0
-
 """Seconds in which a file has to be loaded, with all that it imports."""
-
 
 WORKER = "finetune.objectives.reward_worker"
 

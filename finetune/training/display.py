@@ -26,14 +26,10 @@ from chatapp.common.foreign import printable
 
 Row = TypeVar("Row")
 
-
 Points = Sequence[tuple[float, float]]
-
 """(step, nats a token), by rising step."""
 
-
 STYLES = {"L3": "dim", "L2": "cyan", "L1": "magenta", "held-out": "yellow"}
-
 CURVE_ROWS = 8
 
 

@@ -34,7 +34,6 @@ from finetune.training.display import short_middling_long
 from finetune.training.run_setup import Material
 
 STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}
-
 SHOWN = 400
 
 
@@ -77,7 +76,6 @@ def _decoded(ids: list[int], tokenizer: PieceTokenizer) -> str:
 
 
 _MOST = 50
-
 """Rows whose own replies get rewards."""
 
 
@@ -130,7 +128,6 @@ def _as_reply(asked: Asked, material: Material) -> DrawnReply:
 
 
 ALIKE = 0.9
-
 """Share of tokens in common from which two replies are called alike."""
 
 

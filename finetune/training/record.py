@@ -52,7 +52,6 @@ from finetune.config.objectives import Check, Function, GrpoSettings, Model
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, validated
 
 RESULT_FILE = "result.json"
-
 _KEYS = ("config", "template", "data", "weights", "precision", "processes")
 
 
@@ -179,9 +178,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tupl
 
 LOG_FILE = "log.jsonl"
 
-
 _COSTS = ("learning_rate", "grad_norm", "tokens_per_second", "memory_bytes")
-
 _SPEEDS = ("_runtime", "_per_second", "_time")
 
 

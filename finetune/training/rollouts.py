@@ -41,7 +41,6 @@ from finetune.objectives.rows import PACKED_LENGTH, with_start
 from finetune.training.run_setup import Material
 
 AT_ONCE = 64
-
 """Sequences that are drawn together."""
 
 

@@ -55,7 +55,7 @@ class Material:
 
     files: of the model as named, an adapter's included. start: special tokens before each
     sequence. template: None for a head. record: plain data that tells this run from another,
-    see `finetune.record`. device: what it is trained on, "cpu" or a GPU.
+    see `finetune.training.record`. device: what it is trained on, "cpu" or a GPU.
     """
 
     config: FinetuneConfig

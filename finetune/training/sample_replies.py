@@ -105,7 +105,6 @@ def whole_reply(events: Iterable[Event]) -> Reply:
 
 
 Samples = list[tuple[str, Reply]]
-
 """Prompts, each with the reply to it."""
 
 

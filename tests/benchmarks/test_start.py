@@ -2,7 +2,7 @@
 
 Run it with `pytest -m benchmark -s tests/benchmarks/test_start.py` on a machine that does
 nothing else. The program runs in a terminal of its own and is sent a message as soon as it has
-drawn a frame; it notes its milestones itself (see chatapp/tui/timings.py). Medians count.
+drawn a frame; it notes its milestones itself (see chatapp/tui/platform/runtime.py). Medians count.
 """
 
 import json

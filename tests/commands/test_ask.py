@@ -289,7 +289,7 @@ def test_complete_refuses_an_empty_text(run, use_model: UseModel, text: str) -> 
 TALKER = """
 import sys
 from chatapp.cli import main
-from chatapp.engine import load
+from chatapp.models import loading
 from fakes import ScriptedModel
 from thinking_model import thinking_model
 
@@ -297,7 +297,7 @@ def reply(prompt):
     print("asked", file=sys.stderr, flush=True)
     return " word" * 200
 
-load.load_model = lambda name, **_: ScriptedModel(reply, delay=0.1)
+loading.load_model = lambda name, **_: ScriptedModel(reply, delay=0.1)
 main()
 """
 

@@ -10,7 +10,7 @@ import pytest
 from chatapp.commands import options
 from chatapp.common.paths import database_path
 from chatapp.dialogue.store import Store
-from chatapp.engine.files import model_files
+from chatapp.models import resolving
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(autouse=True)
 def machine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models, a server with a name, and no hub."""
-    monkeypatch.setattr(model_files, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
+    monkeypatch.setattr(resolving, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
     (home / "config").mkdir(parents=True)
     (home / "config" / "servers.toml").write_text('[big]\nurl = "http://localhost:1"\n')
 
@@ -69,7 +69,7 @@ def complete(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
         "_CHATAPP_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split(" ")) - 1),
-        "HF_HUB_CACHE": str(model_files / "hub"),
+        "HF_HUB_CACHE": str(folder / "hub"),
     }
     return subprocess.run(
         [sys.executable, "-c", SCRIPT],

@@ -121,7 +121,7 @@ def test_a_hub_that_breaks_off(tmp_path: Path) -> None:
 
         result = python("-m", "chatapp", "models", "get", "org/tiny", "--json")
         requests = hub.requests
-        look = "from chatapp.engine.folder import model_folder; print(model_folder('org/tiny'))"
+        look = "from chatapp.models.resolving import model_folder; print(model_folder('org/tiny'))"
         found = python("-c", look).stdout.strip()
         assert hub.requests == requests  # what is here is not asked for again
     assert result.stderr == "chatapp: downloading org/tiny (12.0 MB, licence mit) from the hub\n"

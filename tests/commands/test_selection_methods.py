@@ -119,7 +119,7 @@ def test_help_tells_what_it_chooses(command: str) -> None:
     """In a process of its own, because the help of a command is put together at its import."""
     script = """
 import sys
-sys.path[:0] = ["tests", "tests/cli"]
+sys.path[:0] = ["tests", "tests/commands"]
 from test_selection_methods import METHODS, Shortest
 METHODS[Shortest.name] = Shortest
 from chatapp.cli import main

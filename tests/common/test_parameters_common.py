@@ -22,9 +22,10 @@ SCRIPT = """
 import sys, types
 from pathlib import Path
 
-before, method, after = Path("chatapp/parameters.py").read_text().partition("    def __post_init__")
-module = types.ModuleType("chatapp.parameters")
-sys.modules["chatapp.parameters"] = module
+source = Path("chatapp/common/parameters.py").read_text()
+before, method, after = source.partition("    def __post_init__")
+module = types.ModuleType("chatapp.common.parameters")
+sys.modules["chatapp.common.parameters"] = module
 exec(compile(before + FIELD + method + after, "parameters.py", "exec"), module.__dict__)
 
 import asyncio, os
@@ -32,17 +33,17 @@ from dataclasses import replace
 from typer.testing import CliRunner
 
 from chatapp.cli import app
-from chatapp.dialogue.variant import Variant
-from chatapp.engine.remote import RemoteModel
-from chatapp.engine.servers import Server
+from chatapp.dialogue.variants import Variant
+from chatapp.engine.backends.remote.completions import RemoteModel
+from chatapp.engine.backends.remote.server import Server
 from chatapp.fewshot.answering import sampling_of
-from chatapp.parameters import Sampling
-from chatapp.paths import presets_path, settings_path
-from chatapp.presets import read_presets, save_preset
-from chatapp.prompting.promptfile import load_prompt
-from chatapp.settings import load_settings
-from chatapp.tui.parameters import HINTS, _texts
-from chatapp.tui.slash_actions import differences, parameter_names
+from chatapp.common.parameters import Sampling
+from chatapp.common.paths import presets_path, settings_path
+from chatapp.common.presets import read_presets, save_preset
+from chatapp.prompting.files.promptfile import load_prompt
+from chatapp.common.settings import load_settings
+from chatapp.tui.screens.parameters import HINTS, _texts
+from chatapp.tui.chat.slash_actions import differences, parameter_names
 
 help = CliRunner().invoke(app, ["ask", "--help"], env={"COLUMNS": "200"}).output
 assert "--typical-p" in help and "Keep what is typical; 1 is off." in help, help

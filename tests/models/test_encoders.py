@@ -185,7 +185,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from chatapp.fewshot.encoders import CachedEncoder
+from chatapp.models.encoders import CachedEncoder
 
 class Dies:
     fingerprint = "lengths"

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 MEASURE = """
 import sys, psutil
-from chatapp.engine.load import load_model
+from chatapp.models.loading import load_model
 from chatapp.engine.model import Sampling
 model = load_model(sys.argv[1])
 list(model.generate([5] * 900, Sampling(max_tokens=4)))

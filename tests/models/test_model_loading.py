@@ -14,8 +14,8 @@ from random_models import MakeGPT2
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
-from chatapp.engine.files import model_files as folders
 from chatapp.engine.files.model_files import ModelFiles
+from chatapp.models import resolving
 from chatapp.models.description import describe
 from chatapp.models.loading import load_model
 from chatapp.models.resolving import local_models, model_folder, note_model
@@ -54,10 +54,10 @@ def test_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_bundled_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "_BUNDLED_FOLDER", folder)
+    monkeypatch.setattr(resolving, "_BUNDLED_FOLDER", folder)
     assert load_model("bundled").name == "bundled"
     assert local_models() == ["bundled"]
-    monkeypatch.setattr(folders, "_BUNDLED_FOLDER", folder / "empty")
+    monkeypatch.setattr(resolving, "_BUNDLED_FOLDER", folder / "empty")
     assert "bundled" in refusal("bundled")
     assert local_models() == []
 
@@ -280,9 +280,9 @@ def test_description_counts_shards_and_own_output_matrices(make_gpt2: MakeGPT2) 
 def test_the_chat_path_imports_nothing_heavy(folder: Path) -> None:
     code = f"""
 import sys
-from chatapp.engine.description import describe
-from chatapp.engine.folder import find_model, local_models
-from chatapp.engine.load import load_model
+from chatapp.models.description import describe
+from chatapp.models.resolving import find_model, local_models
+from chatapp.models.loading import load_model
 assert "torch" not in sys.modules
 describe(find_model({str(folder)!r}))
 assert "torch" not in sys.modules
@@ -299,6 +299,6 @@ print(sorted(heavy & set(sys.modules)))
         text=True,
         check=True,
         timeout=120,
-        cwd=Path(folders.__file__).parents[2],
+        cwd=Path(resolving.__file__).parents[2],
     )
     assert result.stdout.strip() == "[]"

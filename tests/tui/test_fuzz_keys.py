@@ -24,9 +24,8 @@ from tui_driver import Driver, OpenApp, fill
 
 from chatapp.dialogue.store import Store
 from chatapp.engine.errors import ModelError
-from chatapp.engine.files import model_files
 from chatapp.engine.model import LanguageModel
-from chatapp.models import loading
+from chatapp.models import loading, resolving
 from chatapp.tui.app import ChatApp
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
@@ -163,7 +162,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Halting.numbers = count(1)
     monkeypatch.setattr(ChatApp, "action_quit", stay)
     monkeypatch.setattr(loading, "load_model", load_model)
-    monkeypatch.setattr(model_files, "local_models", lambda: ["bundled", "other"])
+    monkeypatch.setattr(resolving, "local_models", lambda: ["bundled", "other"])
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.delenv("EDITOR", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -27,8 +27,8 @@ PROGRAM = f"""
 import sys, threading
 sys.path.insert(0, {str(HERE.parent)!r})
 from fakes import ScriptedModel
-import chatapp.engine.load
-from chatapp.settings import Settings
+import chatapp.models.loading
+from chatapp.common.settings import Settings
 from chatapp.tui.app import run
 
 class Stubborn(ScriptedModel):
@@ -53,7 +53,7 @@ if sys.argv[1] == "slow terminal":
     import textual.drivers._writer_thread
     textual.drivers._writer_thread.MAX_QUEUED_WRITES = 1
 
-chatapp.engine.load.load_model = load_model
+chatapp.models.loading.load_model = load_model
 code = run(Settings(), chat_id=int(sys.argv[2]) if sys.argv[2:] else None)
 print("LEFT", code)
 sys.exit(code)

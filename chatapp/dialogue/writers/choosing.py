@@ -82,7 +82,6 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 INSIST = "!"
-
 """After a template's name: in this one, whatever the model was trained in."""
 
 

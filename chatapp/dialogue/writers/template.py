@@ -81,7 +81,6 @@ SERVED = DialogueTemplate(
     stop=("\n\nUser:\n", "\n\nAssistant:\n"),
     end_of_reply=False,
 )
-
 """How messages are shown, and what stands between them where they have to be sent as one text,
 because a reply is to go on where it ended."""
 

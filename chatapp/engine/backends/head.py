@@ -21,14 +21,10 @@ from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 
 HEAD_FILE = "head.json"
-
 """What a head is, beside the model's own files."""
 
-
 HEAD_WEIGHTS = "head.safetensors"
-
 """Its linear layer: weight (outputs, width) and bias (outputs,)."""
-
 
 HeadTask = Literal["classification", "entailment", "similarity", "multiple-choice", "reward"]
 
@@ -149,7 +145,6 @@ def _read_layer(path: Path, outputs: int) -> Any:
 
 
 REWARD: Final = "reward"
-
 """The task of a head that scores replies."""
 
 

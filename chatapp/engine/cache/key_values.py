@@ -139,7 +139,6 @@ class KeyValueCache:
 
 # Texts kept at once, and how many tokens are not worth keeping.
 _MAX_TEXTS = 8
-
 _SHORT = 32
 
 

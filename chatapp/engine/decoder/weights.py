@@ -45,7 +45,7 @@ def read_weights(
 
     tensors: by their names in a checkpoint, in place of those of the files.
     four_bits: whether matrices that a file has in four bits come as (out, bytes), uint8; see
-        chatapp/engine/four_bits.py.
+        chatapp/engine/kernels/linear.py.
     Matrices come as (out, in). A checkpoint that ties its output matrix to the embedding may hold
     it all the same: it is given only when it differs.
     Raises ModelError that names file and tensor when one is missing, unknown or mis-shaped.

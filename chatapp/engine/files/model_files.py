@@ -28,13 +28,9 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel
 
 CONFIG = "config.json"
-
 ADAPTER_CONFIG = "adapter_config.json"
-
 GENERATION_CONFIG = "generation_config.json"
-
 GGUF_SUFFIX = ".gguf"
-
 
 COMPANIONS = (
     "tokenizer*",
@@ -48,17 +44,13 @@ COMPANIONS = (
     GENERATION_CONFIG,
     TEMPLATE_FILE,
 )
-
 """What a model has beside its configuration and weights, as patterns of file names."""
 
 
 SEQ_TO_SEQ = "ForConditionalGeneration"
-
 """How it calls those of an encoder and a decoder."""
 
-
 DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma3_text")
-
 """The families this program has a decoder of; transformers computes all others."""
 
 

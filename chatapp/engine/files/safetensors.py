@@ -37,11 +37,8 @@ class TensorHeader:
 
 
 WEIGHTS = "model.safetensors"
-
 INDEX = "model.safetensors.index.json"
-
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-
 
 # Masks and rotary frequencies that old checkpoints saved among their weights.
 _BUFFER = re.compile(

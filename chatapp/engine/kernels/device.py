@@ -1,34 +1,33 @@
-"""Which device a model computes on: the CPU, or a GPU of this machine.
+"""Which device a model computes on, the CPU or a GPU of this machine, and its memory.
 
 Keep: what is chosen is there and works. A GPU that is asked for and missing is an error in
-words, never a silent change to the CPU.
-
-How much memory this machine has.
-
-Keep: knows nothing of models, so that what computes them can ask.
+words, never a silent change to the CPU. Free of torch until a device is chosen.
 """
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from chatapp.engine.errors import ModelError
 
+if TYPE_CHECKING:
+    import torch
+
 # Smaller models are read from the CPU's cache; a GPU only makes their start longer.
 _GPU_FROM = 2**25
-
 
 # Memory that "auto" asks of a GPU, in bytes a parameter: weights and all that is computed.
 _BYTES_PER_PARAMETER = 5
 
 
-def device_for(device: str, precision: str, parameters: int) -> torch.device:
+def device_for(device: str, precision: str, parameters: int) -> "torch.device":
     """The device that "auto" stands for: a GPU for large models that fit into its memory.
 
     device: of `DEVICES`. precision: int8 and int4 are multiplied on the CPU alone.
     parameters: weights in the matrices of the model.
     Raises ModelError when the device is not there or cannot do what is asked of it.
     """
+    import torch
+
     if device == "auto":
         if precision in ("int8", "int4") or parameters < _GPU_FROM:
             return torch.device("cpu")
@@ -44,6 +43,8 @@ def device_for(device: str, precision: str, parameters: int) -> torch.device:
 
 def _works(device: str) -> bool:
     """Whether torch can compute there: a GPU may be found and be too old for this build."""
+    import torch
+
     try:
         return bool(torch.ones(1, device=device).sum() == 1)
     except (AssertionError, RuntimeError):  # a build without cuda asserts that it has it

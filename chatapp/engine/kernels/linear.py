@@ -31,13 +31,10 @@ from chatapp.engine.kernels.torch_internals import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 # Weights of a row that share a scale, as in most files of four bits.
 GROUP = 32
 
-
 Group = np.dtype([("numbers", np.uint8, GROUP), ("scale", np.float32), ("zero", np.float32)])
-
 """32 weights w = scale · (number - 8) + zero, with numbers from 0 to 15."""
 
 
@@ -64,19 +61,15 @@ def to_float(groups: "Tensor") -> "Tensor":
 # its sums are less exact: with them, logits of SmolLM2 were 1e-4 off, and half of that by F.linear.
 _ONEDNN_FROM = 2**19
 
-
 # A single row is multiplied by torch's own integer product up to this many weights: it has next
 # to no cost a call, where oneDNN has 20 µs. On larger matrices oneDNN reads faster.
 _DOT_BELOW = 2**24
-
 
 # How many times its root mean square the largest activation of a row may be before the row is
 # rounded twice.
 _PEAK = 8.0
 
-
 _SMALLEST = torch.finfo(torch.float32).tiny
-
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -256,7 +249,7 @@ def quantise_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_int4(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix of four bits as an `Int4Linear` takes it; see chatapp/engine/four_bits.py."""
+    """A matrix of four bits as an `Int4Linear` takes it; see chatapp/engine/kernels/linear.py."""
     return _packed_int4(*parts_of(groups))
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 FROM = 130
-
 """Columns of the terminal from which on there is room for it."""
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 _WIDEST = 8
-
 """Columns that a head gets at most."""
 
 

@@ -209,7 +209,6 @@ class LayersView(View):
 
 
 _SERVED = "The server is sent these as messages, and writes its model's own template around them."
-
 _OUTDATED = "The reply was generated from another prompt. Below is the one there would be now."
 
 

@@ -28,12 +28,9 @@ from textual.style import Style as ContentStyle
 from chatapp.common.shading import RGB, hexadecimal, ink_on, likelihood_color, visible, weight_color
 
 NOTHING = "∅"
-
 """Stands for a token without any text."""
 
-
 LONGEST = 16
-
 """Columns that a token gets in a list."""
 
 
@@ -50,7 +47,6 @@ def padded(text: str) -> Content:
 
 
 LEVELS = (Style(dim=True), Style(), Style(bold=True), Style(bold=True, underline=True))
-
 """How the levels of `Paint` are drawn where there are no colours."""
 
 
@@ -258,7 +254,6 @@ class TokenText(ScrollView, can_focus=True):
 
 
 _PROBABILITIES = (("under 1 %", 0.005), ("10 %", 0.05), ("50 %", 0.3), ("100 %", 1.0))
-
 _WEIGHTS = (("little", 0.05), ("some", 0.4), ("much", 0.7), ("most", 1.0))
 
 

@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from chatapp.lab.traces import Trace
     from chatapp.passages.sources import Source
 
-
 EXAMPLE = "The manager hired John because he has extensive experience."
-
 """The sentence the lectures show attention with: whom is "he" looking at?"""
-
 
 ALTERNATIVES = 10
 

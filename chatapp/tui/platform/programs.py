@@ -24,7 +24,6 @@ from textual.app import SuspendNotSupported
 from chatapp.common.userfiles import UserError
 
 _PATIENCE = 3.0
-
 """Seconds such a program may take."""
 
 

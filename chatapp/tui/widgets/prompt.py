@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Complete = Callable[[str], list[str]]
 
-
 _TASKS = {
     "user": "Editing your message · Enter sends it, Esc cancels",
     "assistant": "Correction · Enter saves it, empty removes it",

@@ -35,7 +35,6 @@ _KINDS = {
     "special": "reverse dim",
     "end": "reverse dim",
 }
-
 _LINE = 200
 
 
@@ -107,12 +106,9 @@ def _shot(shot: "Shot") -> Content:
 
 
 Span = tuple[int, int]
-
 """Where a piece of a text begins and ends, in characters."""
 
-
 _ALIKE = 1 / 3
-
 """The least share of common words with which it is worth marking the others."""
 
 

@@ -20,16 +20,11 @@ from textual.widget import Widget
 from chatapp.common.foreign import printable
 
 _BAR_WIDTH = 10
-
 _LONGEST_NAME = 24
-
 _GAP = Content("   ")
 
-
 ASKING = "waiting for your answer"
-
 RUNNING_TOOL = "running a tool"
-
 
 _UNDER_WAY = ("thinking", "streaming", ASKING, RUNNING_TOOL)
 
@@ -103,7 +98,6 @@ class StatusLine(Widget, can_focus=False):
 
 
 _ALWAYS = ("help", "quit", "stop")
-
 """Actions whose keys stay."""
 
 

@@ -32,12 +32,9 @@ SHARES = {
     "2Dx": 4,
     "1DC": 3,
 }
-
 # What a model of four million parameters can learn of it in an hour comes first.
 SHORT = {"2D+": 12, "2D-": 12, "2Dx": 4, "1DC": 4, "3D+": 4, "3D-": 4}
-
 _TESTED = 700
-
 _NUMBER = re.compile(r"\d+")
 
 
@@ -73,7 +70,6 @@ def rows(count: int, seed: int, shares: Mapping[str, int]) -> Iterator[dict[str,
 
 
 Problem = tuple[dict[str, str], str]
-
 """Fields of a wording, and the answer."""
 
 

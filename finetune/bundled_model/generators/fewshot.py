@@ -3,7 +3,7 @@
 MetaICL's layout (Min et al. 2022), with a loss on the answer of every demonstration that the
 ones before it explain, not on the last alone.
 
-Keep: the text is that of chatapp.prompting.layout, so the tokens are those which `chatapp run`
+Keep: the text is that of prompting.files.layout, so the tokens are those which `chatapp run`
 and `eval` prompt with.
 """
 

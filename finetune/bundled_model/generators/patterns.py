@@ -19,7 +19,6 @@ from typing import Any
 from finetune.bundled_model.generators.words import made_up_word
 
 Maker = Callable[[random.Random, Sequence[str]], str]
-
 Pattern = dict[str, Maker]
 
 
@@ -99,7 +98,6 @@ PATTERNS: dict[str, Pattern] = {
         "both": lambda draw, words: f"{draw.choice(words)} {draw.randrange(100)}",
     },
 }
-
 
 HELD_OUT: dict[str, Pattern] = {
     "repetition": {"twice": _twice, "different": _pair},

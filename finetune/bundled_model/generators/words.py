@@ -32,11 +32,8 @@ def is_kept_out(content: object, share: float) -> bool:
 
 KEPT_OUT = 0.15
 
-
 _ONSETS = "b bl br d dr f fl fr g gl gr k kl l m n p pl pr r s sk sl sn st t tr v w z".split()
-
 _VOWELS = "a e i o u oo ee".split()
-
 _CODAS = "b ck d f g l m n nd nk p rk rt s sh st t x".split()
 
 

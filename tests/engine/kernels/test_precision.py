@@ -109,7 +109,7 @@ def test_the_largest_weights_sum_without_overflow(rows: int) -> None:
 def test_a_cpu_whose_products_overflow_in_eight_bits() -> None:
     program = """
 import torch
-from chatapp.engine.linear import Int8Linear, quantise
+from chatapp.engine.kernels.linear import Int8Linear, quantise
 for rows in (1, 16):
     y = Int8Linear(*quantise(torch.ones(64, 4096)))(torch.ones(rows, 4096))
     assert torch.allclose(y, torch.tensor(4096.0)), y

@@ -12,7 +12,7 @@ import sys
 from transformers import Trainer
 sys.modules["resource"] = None
 import finetune.run, finetune.pretrain, finetune.check
-from finetune.memory import peak_memory
+from finetune.training.display import peak_memory
 print(peak_memory())
 """
 

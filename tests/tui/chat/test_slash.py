@@ -9,9 +9,8 @@ from fakes import ScriptedModel
 from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
-from chatapp.engine.files import model_files
 from chatapp.engine.model import Sampling
-from chatapp.models import loading
+from chatapp.models import loading, resolving
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.slash import COMMANDS, Command, completions, is_command
 from chatapp.tui.screens.history import HistoryScreen
@@ -129,7 +128,7 @@ async def test_ctrl_d_leaves_from_an_empty_prompt(open_app: OpenApp) -> None:
 async def test_models_are_found_when_they_are_asked_for(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_files, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
+    monkeypatch.setattr(resolving, "local_models", lambda: ["bundled", "runs/[b]mine[/b]"])
     async with open_app() as driver:
         await driver.press(*"/model ")
         await driver.until(lambda: "/model runs/[b]mine[/b]" in driver.screen_text)
@@ -140,7 +139,7 @@ async def test_models_are_found_when_they_are_asked_for(
 async def test_models_and_settings_to_compare_are_completed(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_files, "local_models", lambda: ["bundled", "my run"])
+    monkeypatch.setattr(resolving, "local_models", lambda: ["bundled", "my run"])
     async with open_app() as driver:
         await driver.press(*"/compare m")
         await driver.until(lambda: "model='my run'" in driver.screen_text)

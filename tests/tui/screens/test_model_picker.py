@@ -16,8 +16,7 @@ from chatapp import cli
 from chatapp.commands import options
 from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
-from chatapp.engine.files import model_files
-from chatapp.models import loading
+from chatapp.models import loading, resolving
 from chatapp.models.resolving import note_model
 from chatapp.tui.app import ChatApp
 from chatapp.tui.screens.models import ModelScreen
@@ -36,9 +35,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Completions
     """A machine with two models, a server that is up and one that is down."""
     monkeypatch.chdir(tmp_path)
     write_tiny_gpt2(tmp_path / "runs" / "mine", context=256)
-    monkeypatch.setattr(
-        model_files, "local_models", lambda: ["runs/mine", "org/cached", "runs/gone"]
-    )
+    monkeypatch.setattr(resolving, "local_models", lambda: ["runs/mine", "org/cached", "runs/gone"])
     config = tmp_path / "home" / "config"
     config.mkdir(parents=True)
     (config / "servers.toml").write_text(
@@ -87,8 +84,8 @@ async def test_it_knows_what_models_list_and_completion_know(
     open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(model_files, "cached_hub_models", lambda wanted: [])
-    monkeypatch.setattr(model_files, "files_of_other_programs", dict)
+    monkeypatch.setattr(resolving, "cached_hub_models", lambda wanted: [])
+    monkeypatch.setattr(resolving, "files_of_other_programs", dict)
     write_tiny_gpt2(tmp_path / "elsewhere" / "used")
     (tmp_path / "elsewhere" / "used.gguf").touch()
     (tmp_path / "elsewhere" / "begun").mkdir()
@@ -141,7 +138,7 @@ async def test_what_is_typed_can_be_loaded(
         return ScriptedModel(["Two."], name=name)
 
     monkeypatch.setattr(loading, "load_model", load_model)
-    monkeypatch.setattr(model_files, "local_models", lambda: ["here/a"])
+    monkeypatch.setattr(resolving, "local_models", lambda: ["here/a"])
     async with open_app() as driver:
         driver.prompt.text = "/model"
         await driver.press("enter")

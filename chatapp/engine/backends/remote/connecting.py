@@ -60,7 +60,6 @@ def _context(row: dict[str, Any]) -> int:
 
 
 _ASSUMED_CONTEXT = 2048
-
 """Where neither the server nor the settings give one: what even old and small models have."""
 
 

@@ -25,33 +25,22 @@ from chatapp.engine.events import Event, Finished
 if TYPE_CHECKING:
     import httpx2
 
-
 Body = dict[str, Any]
-
 """What is asked for, as a JSON object."""
-
 
 # A long prompt in a long queue may take minutes to its first token.
 _CONNECT_SECONDS, _ANSWER_SECONDS, _SILENCE_SECONDS = 5.0, 10.0, 300.0
 
-
 _POLL_SECONDS = 0.05
-
 """Between two looks at the cancel event while nothing arrives."""
 
-
 _MOST_BYTES = 2**20
-
 """Of an answer that is no stream: a list of models, or what went wrong."""
 
-
 NO_PATH = (404, 405, 501)
-
 """With these a server says that it does not know a path."""
 
-
 _NO_WAY = (ValueError, ImportError, OSError)
-
 """What httpx2 passes on of a host that cannot be named, of a proxy, and of certificates."""
 
 
@@ -274,12 +263,9 @@ def nonsense(server: Server, what: str) -> ModelError:
 
 
 MOST_AT_ONCE = 4
-
 """Requests: as many as a small server computes side by side; others let them wait."""
 
-
 Begin = Callable[[threading.Event], Iterator[Event]]
-
 """Asks for a reply. Setting the event that it is given ends that."""
 
 

@@ -36,7 +36,6 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import CALLING, THINKING
 
 DONE = "[DONE]"
-
 """The data of a stream's last event."""
 
 

@@ -36,7 +36,6 @@ DEFAULTS = {
     "tie_word_embeddings": False,
 }
 
-
 TENSORS: dict[str, str | tuple[str, ...]] = {
     "embed": "model.embed_tokens",
     "blocks.{n}.norm_1": "model.layers.{n}.input_layernorm",

@@ -10,7 +10,7 @@ Matrices of four bits as GGUF files have them, for int4: they are never floats o
 
 What is stored differs: a scale and numbers around 8 (Q4_0), a scale, a least value and numbers
 (Q4_1), or groups whose scales are numbers of six bits themselves (Q4_K). Each is brought into
-groups of 32 weights w = s · (n - 8) + z, as chatapp/engine/linear.py takes them.
+groups of 32 weights w = s · (n - 8) + z, as kernels/linear.py takes them.
 
 Keep: a row of the matrix stays a row of bytes, so that whatever puts rows into another order, or
 stacks matrices, does the same to these. Free of torch.
@@ -35,13 +35,10 @@ if TYPE_CHECKING:
 
 
 Bytes = NDArray[np.uint8]
-
 Parts = tuple[Bytes, NDArray[np.float32], NDArray[np.float32]]
-
 
 # Weights of a block of Q4_K, and groups in it.
 _SUPER = 256
-
 _GROUPS = _SUPER // GROUP
 
 

@@ -37,43 +37,29 @@ class TokenType(IntEnum):
 
 # The patterns that pre-tokenizers are made of; facts of the models, as llama.cpp names them.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-
 _LINES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-
 _LLAMA3 = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _LINES
 )
-
 _LOWER = r"((?=[\p{L}])([^A-Z]))"
-
 _UPPER = r"((?=[\p{L}])([^a-z]))"
-
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
-
 _TEKKEN = (
     f"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
 )
-
 _GPT4O = (
     f"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
 )
-
 _CJK = "[一-龥ࠀ-一가-\ud7ff]+"
-
 _SENTENCES = r" ?[^(\s|.,!?…。，、।۔،)]+"
-
 
 _LLAMA3_NAMES = tuple("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2".split())
 
-
 _DIGIT_THEN_GPT2 = (r"\p{N}", _GPT2)
-
 _QWEN2 = (_LLAMA3.replace("{1,3}", ""),)
-
 PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     **dict.fromkeys(
@@ -114,17 +100,13 @@ PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), (_SENTENCES,)),
     "viking": (_SENTENCES, r"\p{N}"),
 }
-
 """The patterns of each way of cutting by its name: each cuts further what those before it left."""
-
 
 # Their vocabularies hold whole words that no merge leads to.
 _WHOLE_WORDS_FIRST = frozenset((*_LLAMA3_NAMES, "tekken", "gpt-4o", "llama4"))
 
-
 # Their texts begin with the beginning-of-text token.
 _BEGIN = frozenset((*_LLAMA3_NAMES, "tekken"))
-
 
 _SPACE = "▁"
 
@@ -257,9 +239,7 @@ def _merges(
 
 
 CHAT_TEMPLATE = "tokenizer.chat_template"
-
 """The key of the chat template; others of a model stand below it by their names."""
-
 
 NAMED_TOKENS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
@@ -267,7 +247,6 @@ NAMED_TOKENS = {
     "unk_token": "tokenizer.ggml.unknown_token_id",
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
-
 """The tokens that have a name in a tokenizer_config.json, and the keys of their ids."""
 
 

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
-from chatapp.engine.backends.remote import connecting, http
+from chatapp.engine.backends.remote import http
 from chatapp.engine.backends.remote.completions import RemoteModel
-from chatapp.engine.backends.remote.connecting import ServedModel, served_models
+from chatapp.engine.backends.remote.connecting import ServedModel, connect, served_models
 from chatapp.engine.backends.remote.server import Server
 from chatapp.engine.backends.remote.stream import TextPieces
 from chatapp.engine.errors import ModelError
@@ -528,7 +528,7 @@ def test_a_key_is_for_one_address_alone(
         headers = {"Location": f"{other.url}/models"}
         server.instead = {"/v1/models": (302, "", headers)}
         with pytest.raises(ModelError, match="redirects to"):
-            connecting(Server(server.url, key="MY_KEY"), name="mine")
+            connect(Server(server.url, key="MY_KEY"), name="mine")
         assert (len(server.keys), other.keys) == (1, [])
 
 
@@ -537,9 +537,9 @@ def test_a_key_in_clear_over_a_network_is_spoken_of(
 ) -> None:
     monkeypatch.setenv("MY_KEY", "sesame")
     monkeypatch.setattr(Server, "is_here", property(lambda server: False))
-    remark = connecting(Server(server.url, key="MY_KEY", context=64), name="mine").remark
+    remark = connect(Server(server.url, key="MY_KEY", context=64), name="mine").remark
     assert remark == "The key travels to 127.0.0.1 unencrypted; use https."
-    assert connecting(Server(server.url, context=64), name="mine").remark == ""
+    assert connect(Server(server.url, context=64), name="mine").remark == ""
 
 
 def test_what_needs_the_model_itself(model: RemoteModel) -> None:
