@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.decoder.architecture import Architecture, Attention
 from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.decoder.families.architecture import Architecture, Attention
 from chatapp.engine.model import Sampling
 from chatapp.engine.tokenizers.byte_level import END_OF_TEXT, BPETokenizer
 from chatapp.lab.predictions import Stepper

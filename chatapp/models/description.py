@@ -19,8 +19,8 @@ from typing import Any
 from chatapp.common.paths import CHAT_TEMPLATE, GGUF_TEMPLATE, TOKENIZER_CONFIG
 from chatapp.common.shading import size_in_words
 from chatapp.common.userfiles import parse_json_object, read_json_object
-from chatapp.engine.decoder.architecture import Architecture
 from chatapp.engine.decoder.families import read_architecture
+from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.summary import parameter_formula, parts
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.files.model_files import ModelFiles, architectures

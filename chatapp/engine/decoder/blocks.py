@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from chatapp.engine.decoder.architecture import Activation, Architecture
+from chatapp.engine.decoder.families.architecture import Activation, Architecture
+from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.decoder.observer import Observer
-from chatapp.engine.decoder.rotary import Rotary
 
 # √(8/π), and from how many numbers on it pays to compute a gelu in steps.
 _GELU = (8 / torch.pi) ** 0.5

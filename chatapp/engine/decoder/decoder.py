@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from chatapp.engine.cache.key_values import KeyValueCache, RowCache
-from chatapp.engine.decoder.architecture import Architecture
 from chatapp.engine.decoder.attention import Attention, within
 from chatapp.engine.decoder.blocks import ACTIVATIONS, KeyValues, Pass, Rotation, make_norm
 from chatapp.engine.decoder.families import read_architecture
+from chatapp.engine.decoder.families.architecture import Architecture
+from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.decoder.observer import Observer
 from chatapp.engine.decoder.recorded_step import Step
-from chatapp.engine.decoder.rotary import Rotary
 from chatapp.engine.decoder.weights import read_weights
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.files.stored_tensors import kept_weights

@@ -5,7 +5,7 @@ Keep: free of torch. Words and formula follow from the architecture alone, whate
 
 from collections import Counter
 
-from chatapp.engine.decoder.architecture import Architecture
+from chatapp.engine.decoder.families.architecture import Architecture
 
 
 def parts(architecture: Architecture) -> dict[str, str]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chatapp.engine.decoder.architecture import Architecture, Part
 from chatapp.engine.decoder.families import family_of
+from chatapp.engine.decoder.families.architecture import Architecture, Part
 from chatapp.engine.decoder.families.family import Family
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.gguf.tensors import KINDS

@@ -3,10 +3,10 @@
 Keep: free of torch, and a family's file holds all that is its own.
 """
 
-from chatapp.engine.decoder.architecture import Architecture
-from chatapp.engine.decoder.config_fields import ConfigFields
+from chatapp.engine.decoder.families.architecture import Architecture
+from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Family
-from chatapp.engine.decoder.families.gemma3 import GEMMA3
+from chatapp.engine.decoder.families.gemma import GEMMA3
 from chatapp.engine.decoder.families.gpt2 import GPT2
 from chatapp.engine.decoder.families.gpt_neox import GPT_NEOX
 from chatapp.engine.decoder.families.llama import LLAMA, MISTRAL

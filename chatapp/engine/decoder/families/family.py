@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from chatapp.engine.decoder.architecture import Architecture, Part
-from chatapp.engine.decoder.config_fields import ConfigFields
+from chatapp.engine.decoder.families.architecture import Architecture, Part
+from chatapp.engine.decoder.families.config_fields import ConfigFields
 
 if TYPE_CHECKING:
     from torch import Tensor

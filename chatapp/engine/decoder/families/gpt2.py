@@ -10,8 +10,8 @@ With token embedding E, position embedding P and L blocks:
 Keep: free of torch; a config.json that transformers reads in another way is refused.
 """
 
-from chatapp.engine.decoder.architecture import ACTIVATIONS, Architecture, Attention
-from chatapp.engine.decoder.config_fields import ConfigFields
+from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention
+from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Family
 
 _DEFAULTS = {

@@ -14,10 +14,10 @@ Keep: free of torch; a config.json that transformers reads in another way is ref
 
 from typing import TYPE_CHECKING
 
-from chatapp.engine.decoder.architecture import ACTIVATIONS, Architecture, Attention, Part
-from chatapp.engine.decoder.config_fields import ConfigFields
+from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention, Part
+from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Family
-from chatapp.engine.decoder.rotary import read_rotary
+from chatapp.engine.decoder.families.rotary import read_rotary
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,10 +18,10 @@ Keep: free of torch; a config.json that transformers reads in another way is ref
 
 from dataclasses import replace
 
-from chatapp.engine.decoder.architecture import ACTIVATIONS, Architecture, Attention
-from chatapp.engine.decoder.config_fields import ConfigFields
+from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention
+from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Family
-from chatapp.engine.decoder.rotary import Rotary, read_rotary
+from chatapp.engine.decoder.families.rotary import Rotary, read_rotary
 
 DEFAULTS = {
     "vocab_size": 32000,

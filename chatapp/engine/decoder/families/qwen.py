@@ -9,9 +9,9 @@ Keep: free of torch; a config.json that transformers reads in another way is ref
 
 from dataclasses import replace
 
-from chatapp.engine.decoder.architecture import Architecture
-from chatapp.engine.decoder.config_fields import ConfigFields
 from chatapp.engine.decoder.families import llama
+from chatapp.engine.decoder.families.architecture import Architecture
+from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Family
 
 DEFAULTS = llama.DEFAULTS | {

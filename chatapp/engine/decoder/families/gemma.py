@@ -15,11 +15,11 @@ Keep: free of torch; a config.json that transformers reads in another way is ref
 
 from dataclasses import replace
 
-from chatapp.engine.decoder.architecture import Architecture, Attention
-from chatapp.engine.decoder.config_fields import ConfigFields
 from chatapp.engine.decoder.families import llama
+from chatapp.engine.decoder.families.architecture import Architecture, Attention
+from chatapp.engine.decoder.families.config_fields import ConfigFields
 from chatapp.engine.decoder.families.family import Family
-from chatapp.engine.decoder.rotary import read_rotary
+from chatapp.engine.decoder.families.rotary import read_rotary
 
 # What configs call blocks that see a window, and those that see all.
 _WINDOW, _ALL = "sliding_attention", "full_attention"

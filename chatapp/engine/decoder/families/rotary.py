@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from chatapp.engine.decoder.config_fields import ConfigFields
+    from chatapp.engine.decoder.families.config_fields import ConfigFields
 
 
 @dataclass(frozen=True, slots=True)

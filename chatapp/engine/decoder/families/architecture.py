@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from chatapp.engine.decoder.rotary import Rotary
+from chatapp.engine.decoder.families.rotary import Rotary
 
 Activation = Literal["gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
