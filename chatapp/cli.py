@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp import __version__
-from chatapp.commands import ask, bench, docs, history, models, perplexity, serve, tokens
+from chatapp.commands import (
+    ask,
+    bench,
+    complete,
+    docs,
+    history,
+    models,
+    perplexity,
+    render,
+    serve,
+    tokens,
+)
 from chatapp.commands import eval as evaluation
 from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
@@ -30,13 +41,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(ask.ask)
-app.command()(ask.complete)
+app.command()(complete.complete)
 app.command()(run_command.run)
 app.command("eval")(evaluation.evaluate)
 app.command()(perplexity.perplexity)
 app.command()(inspect_command.inspect)
 app.command()(tokens.tokens)
-app.command()(tokens.render)
+app.command()(render.render)
 app.command()(bench.bench)
 app.command()(serve.serve)
 app.add_typer(

@@ -1,6 +1,7 @@
-"""`chatapp ask` and `chatapp complete`: one answer to what the command line says.
+"""`chatapp ask`: one answer to a question.
 
-Keep: nothing is stored but what continues a chat, and wrong input is told before a model loads.
+Keep: nothing is stored except a message that continues a chat, and wrong input is reported before a
+model loads.
 """
 
 import os
@@ -22,14 +23,12 @@ from chatapp.commands.ask_inputs import (
     is_allowed,
     message_of,
     names_in,
-    open_store,
-    standard_input,
     toolbox_of,
 )
-from chatapp.commands.console import complain, status
-from chatapp.commands.docs import METHOD_HELP, show_reading
-from chatapp.commands.loading import choices_for, load
+from chatapp.commands.console import complain, show_reading, status
+from chatapp.commands.loading import choices_for, load, open_store
 from chatapp.commands.options import (
+    METHOD_HELP,
     JsonOption,
     ModelOption,
     PrecisionOption,
@@ -337,30 +336,3 @@ def _answer_in(
                 sources += event.message.sources
             else:
                 yield event
-
-
-@sampling_options()
-def complete(
-    context: typer.Context,
-    text: Annotated[
-        str | None, typer.Argument(help="The text to continue. Standard input is appended to it.")
-    ] = None,
-    model: ModelOption = None,
-    precision: PrecisionOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Continue a text as it stands, without a dialogue."""
-    settings = settings_of(context)
-    prompt = (text or "") + standard_input().removesuffix("\n")
-    if not prompt.strip():
-        raise UserError("there is no text to continue; give it in quotes or on standard input")
-
-    from chatapp.dialogue import oneshot
-
-    language_model = load(settings.model, settings.precision, settings.device)
-
-    def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
-        return oneshot.complete(language_model, prompt, sampling=sampling, cancel=cancel)
-
-    choices = choices_for(language_model, settings)
-    print_answer(answer, settings.model, choices, None, as_json=as_json)

@@ -1,23 +1,19 @@
-"""What `chatapp ask` is given: its message, with files and standard input, its instructions, and
-the chat that it goes on with.
+"""What `chatapp ask` is given: its message, files and standard input, its instructions, its tools,
+and the chat that it continues.
 
-Keep: what is no text is refused in a sentence that names where it stands.
-
-The tools of `chatapp ask`: which are on, and which may run though they would ask.
-
-Keep: a command has nobody to ask, so that a tool that would ask runs only where it was named.
+Keep: what is no text is refused in a sentence that names where it stands. A command can ask nobody,
+so a tool that would ask before it runs has to be named.
 """
 
 import os
-import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chatapp.commands.console import MOST_INPUT, decoded, standard_input
+from chatapp.commands.loading import open_store
 from chatapp.common.userfiles import (
     UserError,
-    encoding_hint,
     missing_path,
     read_text,
     reason,
@@ -25,23 +21,11 @@ from chatapp.common.userfiles import (
 )
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store import Store
     from chatapp.dialogue.store.rows import Chat
     from chatapp.dialogue.tool_calls import Toolbox
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
     from chatapp.tools.tool import Tool
-
-
-_MOST_INPUT = 16 * 2**20
-"""Bytes that are read: far more than any model's window."""
-
-
-def standard_input() -> str:
-    """What was piped in; "" when standard input is a terminal or closed."""
-    if sys.stdin is None or sys.stdin.isatty():
-        return ""
-    return _decoded(sys.stdin.buffer.read(_MOST_INPUT + 1), "standard input")
 
 
 def message_of(question: str | None, files: Sequence[Path]) -> str:
@@ -78,16 +62,6 @@ def instructions(
     return chosen.system, chosen.template
 
 
-@contextmanager
-def open_store() -> Iterator["Store"]:
-    """The user's chats."""
-    from chatapp.common.paths import database_path
-    from chatapp.dialogue.store import Store
-
-    with closing(Store(database_path())) as store:
-        yield store
-
-
 def chat_to_go_on_with(last: bool, chat_id: int | None) -> "Chat | None":
     """The chat that was asked for by its id, or as the last one; None for neither."""
     if not last and chat_id is None:
@@ -119,23 +93,10 @@ def _named(file: Path) -> str:
     """A file's text under its name."""
     try:
         with file.expanduser().open("rb") as content:
-            text = _decoded(content.read(_MOST_INPUT + 1), str(file))
+            text = decoded(content.read(MOST_INPUT + 1), str(file))
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{file}: cannot be read: {reason(error)}") from None
     return f"{file.name}:\n{text.strip()}" if text.strip() else ""
-
-
-def _decoded(data: bytes, place: str) -> str:
-    """The text of a file or of standard input."""
-    if len(data) > _MOST_INPUT:
-        raise UserError(f"{place} is longer than {_MOST_INPUT // 2**20} MiB")
-    if b"\0" in data:
-        raise UserError(f"{place} is no text: it holds NUL bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{place}, line {line}: is not valid UTF-8 {encoding_hint(data)}") from None
 
 
 def names_in(option: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Standard output and error of the commands.
+"""Standard input, output and error of the commands.
 
 Keep: standard output holds the answer alone and no control character of foreign text; a reader that
 goes away ends the command quietly.
@@ -10,18 +10,38 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from chatapp.common.foreign import printable
-from chatapp.common.userfiles import UserError, reason, write_whole
+from chatapp.common.userfiles import UserError, encoding_hint, reason, write_whole
 
-if TYPE_CHECKING:
-    pass
-
-
+FAILED, INTERRUPTED = 1, 130
 _SIGPIPE_STATUS = 141  # what a shell reports of a program that was ended by a closed pipe
+
+MOST_INPUT = 16 * 2**20
+"""Bytes that are read: far more than any model's window."""
+
+
+def standard_input() -> str:
+    """What was piped in; "" when standard input is a terminal or closed."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    return decoded(sys.stdin.buffer.read(MOST_INPUT + 1), "standard input")
+
+
+def decoded(data: bytes, place: str) -> str:
+    """The text of a file or of standard input."""
+    if len(data) > MOST_INPUT:
+        raise UserError(f"{place} is longer than {MOST_INPUT // 2**20} MiB")
+    if b"\0" in data:
+        raise UserError(f"{place} is no text: it holds NUL bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{place}, line {line}: is not valid UTF-8 {encoding_hint(data)}") from None
 
 
 def write(text: str, *, verbatim: bool = False) -> None:
@@ -79,7 +99,9 @@ def status(text: str) -> None:
         print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
 
 
-FAILED, INTERRUPTED = 1, 130
+def show_reading(done: int, of: int) -> None:
+    """Show how far reading documents, or encoding their passages, is."""
+    status(f"Reading documents: {done:,} of {of:,} …")
 
 
 ProgressReport = Callable[[int, int | None], None]

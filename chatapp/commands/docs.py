@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from chatapp.commands.console import complain, status, write, write_json
-from chatapp.commands.options import JsonOption
-
-METHOD_HELP = "How to search: bm25, encoder or both; an encoder may follow, as both:minilm."
+from chatapp.commands.console import complain, show_reading, status, write, write_json
+from chatapp.commands.options import METHOD_HELP, JsonOption
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -47,8 +45,3 @@ def search(
         write(f"[{number}] {passage.file}, {passage.place} ({passage.score:.3g})\n")
         write(f"{passage.text}\n\n")
     complain(f"{len(found)} of {coverage}")
-
-
-def show_reading(done: int, of: int) -> None:
-    """Show how far reading documents, or encoding their passages, is."""
-    status(f"Reading documents: {done:,} of {of:,} …")

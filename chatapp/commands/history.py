@@ -7,8 +7,6 @@ said so.
 import json
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
@@ -19,6 +17,7 @@ import typer
 
 from chatapp.commands import options
 from chatapp.commands.console import complain, write, write_json, write_output
+from chatapp.commands.loading import open_store
 from chatapp.commands.options import ForceOption, JsonOption
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError
@@ -52,7 +51,7 @@ class Format(StrEnum):
 @app.command("list")
 def list_chats(limit: Limit = 50, as_json: JsonOption = False) -> None:
     """List chats, the last changed first."""
-    with _open_store() as store:
+    with open_store() as store:
         chats = store.chats(limit=limit)
     if as_json:
         write_json([asdict(chat) for chat in chats])
@@ -87,7 +86,7 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Find messages that hold all words of QUERY, the newest first."""
-    with _open_store() as store:
+    with open_store() as store:
         hits = store.search(query, limit=limit)
     if as_json:
         unmarked = str.maketrans("", "", "\x02\x03")
@@ -110,7 +109,7 @@ def show(chat_id: ChatArgument, as_json: JsonOption = False) -> None:
     """Show a chat."""
     from chatapp.dialogue.export import to_json, to_markdown
 
-    with _open_store() as store:
+    with open_store() as store:
         chat, messages = store.chat(chat_id), store.path(chat_id)
     if as_json:
         write_json(to_json(chat, messages))
@@ -147,7 +146,7 @@ def export(
         raise UserError("give either the id of a chat or --all")
     if thinking and (feedback or format is not Format.JSONL):
         raise UserError("--thinking is for the training rows of --format jsonl")
-    with _open_store() as store:
+    with open_store() as store:
         ids = _all_ids(store) if chat_id is None else [chat_id]
         if feedback:
             text = _feedback(store, ids, feedback)
@@ -179,7 +178,7 @@ def import_chats(
     from chatapp.dialogue.importing import read_chats, store_chats
 
     imported = read_chats(file)
-    with _open_store() as store:
+    with open_store() as store:
         ids = store_chats(store, imported.chats)
     if as_json:
         titles = [chat.title for chat in imported.chats]
@@ -196,7 +195,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a chat with all its messages, for good."""
-    with _open_store() as store:
+    with open_store() as store:
         chat = store.chat(chat_id)
         if not yes:
             if not sys.stdin.isatty():
@@ -206,18 +205,6 @@ def delete(
                 complain("nothing was deleted")
                 raise typer.Exit(1)
         store.delete_chat(chat_id)
-
-
-@contextmanager
-def _open_store() -> "Iterator[Store]":
-    from chatapp.common.paths import database_path
-    from chatapp.dialogue.store import Store
-
-    store = Store(database_path())
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def _all_ids(store: "Store") -> list[int]:

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from chatapp.commands.ask_inputs import standard_input
-from chatapp.commands.console import interruptible, write, write_json, write_output
+from chatapp.commands.console import interruptible, standard_input, write, write_json, write_output
 from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import (
     ForceOption,

@@ -1,9 +1,10 @@
-"""What `run` and `eval` share: finding prompt files, options, and showing how far they are.
+"""What commands load before they answer: prompt files, a model with its parameters, the chats.
 
-Keep: progress is shown on standard error, and only on a terminal.
+Keep: a model says on standard error that it loads, and only on a terminal.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from chatapp.common.userfiles import UserError
 if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
     from chatapp.common.settings import Settings
+    from chatapp.dialogue.store import Store
     from chatapp.dialogue.store.rows import Chat
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
@@ -110,3 +112,13 @@ def choices_for(
     flags = {name for name, origin in settings.origins.items() if origin == "flag"}
     own = known_values(chat.chosen)
     return choices.of("this chat", {name: own[name] for name in own if name not in flags})
+
+
+@contextmanager
+def open_store() -> Iterator["Store"]:
+    """The user's chats."""
+    from chatapp.common.paths import database_path
+    from chatapp.dialogue.store import Store
+
+    with closing(Store(database_path())) as store:
+        yield store

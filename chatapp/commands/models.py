@@ -1,203 +1,29 @@
-"""`chatapp models`: what models there are, what one consists of, how one is brought or exported.
+"""`chatapp models`: what models there are, and what one consists of.
 
-Keep: figures are read from the model's own files, or told by its server; nothing is loaded, and no
-server is asked for a list.
-
-`chatapp models get` and `remove`: bringing a model to this machine, and taking it away.
-
-Keep: progress and notices go to standard error; standard output holds where the model is, or
-one JSON document.
-
-`chatapp models export`: a model as one GGUF file, for llama.cpp and what is built on it.
-
-Keep: a file that is there is replaced only when that is asked for, and never by half of another.
+Keep: figures are read from the model's own files, or come from its server; nothing is loaded, and
+no server is asked for a list.
 """
 
-import json
-import shlex
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from chatapp.commands import options
-from chatapp.commands.console import complain, interruptible, progress, write, write_json
+from chatapp.commands.console import complain, write, write_json
+from chatapp.commands.models_export import export
+from chatapp.commands.models_get import get, remove
 from chatapp.commands.options import JsonOption
-from chatapp.common.userfiles import UserError, reason
 
 if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
     from chatapp.engine.backends.remote.server import Server
-    from chatapp.engine.files.model_files import ModelFiles
     from chatapp.models.catalogue import ListedModel
     from chatapp.models.description import ModelInfo
-    from chatapp.models.packages import Progress
-
-
-def get(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A short name, or an id on the hub; without it, the short names are listed.",
-            show_default=False,
-            autocompletion=options.known,
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Download a model, or what is missing of it."""
-    from chatapp.models.fetching import fetch
-
-    if name is None:
-        _list_known(as_json=as_json)
-        return
-    with interruptible("interrupted; the same command goes on"), _bar(name) as progress:
-        model = fetch(name, say=complain, progress=progress)
-    if as_json:
-        write_json({"name": name, **model.document()})
-    else:
-        write(f"{name} is in {model.folder}\nchat with it: chatapp --model {shlex.quote(name)}\n")
-
-
-def remove(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="What `models get` has downloaded, by the same name.",
-            autocompletion=options.fetched,
-        ),
-    ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-) -> None:
-    """Delete a model that `models get` has downloaded, and nothing else."""
-    from chatapp.common.shading import size_in_words
-    from chatapp.models import fetched
-
-    model = fetched.find_fetched(name)
-    if model is not None and not yes:
-        if not sys.stdin.isatty():
-            raise UserError("removing a model has to be confirmed with --yes")
-        if not typer.confirm(f"Remove {name}, {size_in_words(model.bytes)}?", err=True):
-            complain("nothing was removed")
-            raise typer.Exit(1)
-    complain(f"removed {name}, which frees {size_in_words(fetched.remove(name))}")
-
-
-def _list_known(*, as_json: bool) -> None:
-    """The models with a short name, each with what it is for."""
-    from chatapp.models.known_models import known_models
-
-    models = known_models().values()
-    if as_json:
-        write_json(
-            [
-                {
-                    "name": model.name,
-                    "hub": model.hub,
-                    "bytes": model.bytes,
-                    "licence": model.licence,
-                    "purpose": model.purpose,
-                    "package": model.package.requirement if model.package else None,
-                    "package_bytes": model.package.bytes if model.package else None,
-                }
-                for model in models
-            ]
-        )
-        return
-    width = max(len(model.size) for model in models)
-    for model in models:
-        write(f"{model.name:13}  {model.size:<{width}}  {model.licence:18}  {model.purpose}\n")
-
-
-@contextmanager
-def _bar(name: str) -> "Iterator[Progress]":
-    """A bar of bytes on standard error while the context lasts, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns,
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
-
-
-def export(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="bundled, a folder, a fine-tuned run, or a hub id.",
-            autocompletion=options.models,
-        ),
-    ],
-    output: Annotated[Path, typer.Argument(help="The file to write, such as mine.gguf.")],
-    type: Annotated[
-        Literal["f32", "f16", "q8_0"], typer.Option("--type", help="What matrices are stored as.")
-    ] = "f16",
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-) -> None:
-    """Write a model as a GGUF file, which llama.cpp, Ollama and LM Studio load."""
-    from chatapp.models.resolving import find_model
-
-    if output.exists() and not force:
-        raise UserError(f"{output}: this file exists; --force replaces it")
-    if output.is_dir():
-        raise UserError(f"{output}: is a folder; expected the name of a file")
-    files = find_model(name)
-    if files.is_gguf:
-        raise UserError(f"{files.path}: is a GGUF file already")
-
-    from chatapp.engine.exporting import write_gguf
-
-    try:
-        with progress("Writing") as show:
-            remark = write_gguf(files, output, type, _own_template(files), show)
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {reason(error)}") from None
-    if remark:
-        complain(remark)
-    complain(f"{output} is written, {output.stat().st_size / 1e6:,.1f} MB")
-
-
-def _own_template(files: "ModelFiles") -> dict[str, str]:
-    """The keys of the template that a model was trained in here; none for another model."""
-    from chatapp.common.paths import GGUF_TEMPLATE
-    from chatapp.engine.files.gguf.vocabulary import CHAT_TEMPLATE
-    from chatapp.prompting.template import as_jinja, load_template
-
-    if files.template is None or (template := load_template(files.template.parent)) is None:
-        return {}
-    saved = json.dumps(template.to_dict(), ensure_ascii=False)
-    return {CHAT_TEMPLATE: as_jinja(template), GGUF_TEMPLATE: saved}
-
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-
 app.command()(get)
-
 app.command()(remove)
-
 app.command()(export)
 
 

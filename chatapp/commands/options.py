@@ -1,12 +1,10 @@
-"""Options that several commands share, and the settings that they are laid over.
+"""Options that several commands share, what the shell completes them with, and the settings that
+they are laid over.
 
-Keep: an option that is not given is None, so that the settings decide; and nothing here imports
-what a command needs only when it runs.
-
-What the shell offers where a command wants a name: models, templates, prompts, tasks, chats.
-
-Keep: a name is offered or it is not, without a word on what is wrong, without torch and without
-the network. Where nothing is offered, the shell goes on with file names.
+Keep: an option that is not given is None, so that the settings decide. Nothing here imports what a
+command needs only when it runs. A name is offered to the shell or it is not, without a word on what
+is wrong, without torch and without the network; where nothing is offered, the shell completes file
+names.
 """
 
 import functools
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chatapp.commands.loading import open_store
 from chatapp.common.parameters import PARAMETERS, Parameter
 from chatapp.common.userfiles import UserError
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 Names = list[str | tuple[str, str]]
 """Each with a line about it, where there is one."""
 
-_MOST_CHATS = 20
-_TITLE = 40
+
+_MOST_CHATS, _TITLE = 20, 40
 
 
 def _offered(names: Callable[[], Iterable[str | tuple[str, str]]]) -> Callable[[str], Names]:
@@ -145,17 +144,15 @@ def chats() -> Iterable[tuple[str, str]]:
     """The chats changed last, by their ids."""
     from chatapp.common.foreign import printable
     from chatapp.common.paths import database_path
-    from chatapp.dialogue.store import Store
 
     if not database_path().exists():
         return []
-    store = Store(database_path())
-    try:
+    with open_store() as store:
         latest = store.chats(limit=_MOST_CHATS)
-    finally:
-        store.close()
     return [(str(chat.id), " ".join(printable(chat.title).split())[:_TITLE]) for chat in latest]
 
+
+METHOD_HELP = "How to search: bm25, encoder or both; an encoder may follow, as both:minilm."
 
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Refuse a pool in which an input has two labels.")

@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatapp.commands import options as completion
-from chatapp.commands.console import complain, interruptible, progress, status, write, write_json
-from chatapp.commands.docs import show_reading
+from chatapp.commands.console import (
+    complain,
+    interruptible,
+    progress,
+    show_reading,
+    status,
+    write,
+    write_json,
+)
 from chatapp.commands.loading import choices_for, load, prompt_path, report_pool, template_for
 from chatapp.commands.options import JsonOption, ModelOption, StrictOption
 from chatapp.common.userfiles import UserError

@@ -1,0 +1,53 @@
+"""`chatapp complete`: a text, continued as it stands.
+
+Keep: the model reads the text alone; no template, no instructions.
+"""
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chatapp.commands.answers import print_answer
+from chatapp.commands.console import standard_input
+from chatapp.commands.loading import choices_for, load
+from chatapp.commands.options import (
+    JsonOption,
+    ModelOption,
+    PrecisionOption,
+    sampling_options,
+    settings_of,
+)
+from chatapp.common.userfiles import UserError
+
+if TYPE_CHECKING:
+    from chatapp.engine.events import Event
+    from chatapp.engine.model import Sampling
+
+
+@sampling_options()
+def complete(
+    context: typer.Context,
+    text: Annotated[
+        str | None, typer.Argument(help="The text to continue. Standard input is appended to it.")
+    ] = None,
+    model: ModelOption = None,
+    precision: PrecisionOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a text as it stands, without a dialogue."""
+    settings = settings_of(context)
+    prompt = (text or "") + standard_input().removesuffix("\n")
+    if not prompt.strip():
+        raise UserError("there is no text to continue; give it in quotes or on standard input")
+
+    from chatapp.dialogue import oneshot
+
+    language_model = load(settings.model, settings.precision, settings.device)
+
+    def answer(sampling: "Sampling", cancel: threading.Event) -> "Iterator[Event]":
+        return oneshot.complete(language_model, prompt, sampling=sampling, cancel=cancel)
+
+    choices = choices_for(language_model, settings)
+    print_answer(answer, settings.model, choices, None, as_json=as_json)

@@ -1,0 +1,126 @@
+"""`chatapp models get` and `remove`: bringing a model to this machine, and taking it away.
+
+Keep: progress and notices go to standard error; standard output holds where the model is, or
+one JSON document.
+"""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chatapp.commands import options
+from chatapp.commands.console import complain, interruptible, write, write_json
+from chatapp.commands.options import JsonOption
+from chatapp.common.userfiles import UserError
+
+if TYPE_CHECKING:
+    from chatapp.models.packages import Progress
+
+
+def get(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A short name, or an id on the hub; without it, the short names are listed.",
+            show_default=False,
+            autocompletion=options.known,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Download a model, or what is missing of it."""
+    from chatapp.models.fetching import fetch
+
+    if name is None:
+        _list_known(as_json=as_json)
+        return
+    with interruptible("interrupted; the same command goes on"), _bar(name) as progress:
+        model = fetch(name, say=complain, progress=progress)
+    if as_json:
+        write_json({"name": name, **model.document()})
+    else:
+        write(f"{name} is in {model.folder}\nchat with it: chatapp --model {shlex.quote(name)}\n")
+
+
+def remove(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="What `models get` has downloaded, by the same name.",
+            autocompletion=options.fetched,
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a model that `models get` has downloaded, and nothing else."""
+    from chatapp.common.shading import size_in_words
+    from chatapp.models import fetched
+
+    model = fetched.find_fetched(name)
+    if model is not None and not yes:
+        if not sys.stdin.isatty():
+            raise UserError("removing a model has to be confirmed with --yes")
+        if not typer.confirm(f"Remove {name}, {size_in_words(model.bytes)}?", err=True):
+            complain("nothing was removed")
+            raise typer.Exit(1)
+    complain(f"removed {name}, which frees {size_in_words(fetched.remove(name))}")
+
+
+def _list_known(*, as_json: bool) -> None:
+    """The models with a short name, each with what it is for."""
+    from chatapp.models.known_models import known_models
+
+    models = known_models().values()
+    if as_json:
+        write_json(
+            [
+                {
+                    "name": model.name,
+                    "hub": model.hub,
+                    "bytes": model.bytes,
+                    "licence": model.licence,
+                    "purpose": model.purpose,
+                    "package": model.package.requirement if model.package else None,
+                    "package_bytes": model.package.bytes if model.package else None,
+                }
+                for model in models
+            ]
+        )
+        return
+    width = max(len(model.size) for model in models)
+    for model in models:
+        write(f"{model.name:13}  {model.size:<{width}}  {model.licence:18}  {model.purpose}\n")
+
+
+@contextmanager
+def _bar(name: str) -> "Iterator[Progress]":
+    """A bar of bytes on standard error while the context lasts, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
