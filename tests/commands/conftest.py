@@ -10,6 +10,7 @@ import pytest
 from fakes import ScriptedModel
 
 from chatapp.cli import main
+from chatapp.engine.errors import ModelError
 from chatapp.models import loading
 
 
@@ -20,6 +21,7 @@ class Result(NamedTuple):
 
 
 Run = Callable[..., Result]
+UseModel = Callable[..., ScriptedModel]
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +51,18 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.fixture
-def use_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedModel], ScriptedModel]:
-    """Let every command load the given model."""
+def use_model(monkeypatch: pytest.MonkeyPatch) -> UseModel:
+    """Let every command load the given model by its name; there is no model of another name."""
+    models: dict[str, ScriptedModel] = {}
 
-    def use(model: ScriptedModel) -> ScriptedModel:
-        monkeypatch.setattr(loading, "load_model", lambda name, **_: model)
+    def load_model(name: str, **_: object) -> ScriptedModel:
+        if name not in models:
+            raise ModelError(f"{name}: the test has no such model")
+        return models[name]
+
+    def use(model: ScriptedModel, name: str = "bundled") -> ScriptedModel:
+        monkeypatch.setattr(loading, "load_model", load_model)
+        models[name] = model
         return model
 
     return use

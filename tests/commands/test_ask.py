@@ -23,7 +23,7 @@ from chatapp.models import loading
 from chatapp.prompting.template import CHAT, save_template
 
 ROOT = Path(__file__).parent.parent.parent
-UseModel = Callable[[ScriptedModel], ScriptedModel]
+UseModel = Callable[..., ScriptedModel]
 
 KEYS = [
     "reply",
@@ -40,9 +40,6 @@ KEYS = [
     "thought_tokens",
     "sampling",
 ]
-
-
-# ask
 
 
 def test_the_answer_alone_is_on_standard_output(run, use_model: UseModel) -> None:
@@ -260,28 +257,6 @@ def test_an_interrupt_while_loading_ends_quietly(run, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(loading, "load_model", interrupt)
     assert run("ask", "Hi") == (130, "", "")
-
-
-# complete
-
-
-def test_complete_goes_on_with_the_text(run, use_model: UseModel) -> None:
-    model = use_model(ScriptedModel([" scientists found …\n"]))
-    assert run("complete", "In a shocking finding,").out == " scientists found …\n"
-    run("complete", stdin=b"From a pipe\n")
-    run("complete", "Both: ", stdin=b"two\n\n")
-    assert model.prompts == ["In a shocking finding,", "From a pipe", "Both: two\n"]
-    document = json.loads(run("complete", "In", "--json").out)
-    assert list(document) == KEYS
-    assert document["template"] is None
-
-
-@pytest.mark.parametrize("text", ["", " \n "])
-def test_complete_refuses_an_empty_text(run, use_model: UseModel, text: str) -> None:
-    use_model(ScriptedModel([" Ok."]))
-    status, out, err = run("complete", text)
-    assert (status, out) == (2, "")
-    assert err.startswith("chatapp: there is no text to continue")
 
 
 # As a process

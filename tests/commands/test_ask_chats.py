@@ -12,7 +12,7 @@ from chatapp.dialogue.store import Store
 from chatapp.models import loading
 from chatapp.prompting.files.documents import DocumentSet
 
-UseModel = Callable[[ScriptedModel], ScriptedModel]
+UseModel = Callable[..., ScriptedModel]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def held_chat(store: Store, *said: str, **values: str) -> int:
 def test_a_question_goes_on_with_the_last_chat(run, use_model: UseModel, store: Store) -> None:
     held_chat(store, "An older one", "Yes.")
     chat_id = held_chat(store, "My name is Ada.", "Hello Ada.", system="Be brief.")
-    model = use_model(ScriptedModel([" Ada."]))
+    model = use_model(ScriptedModel([" Ada."]), name="tiny")
     assert run("ask", "-c", "What is my name?") == (0, "Ada.\n", "")
     assert "Be brief." in model.prompts[0]
     assert "User: My name is Ada.\nAssistant: Hello Ada." in model.prompts[0]
@@ -59,7 +59,7 @@ def test_a_chat_goes_on_with_documents_and_tools(
 ) -> None:
     (in_folder / "notes.md").write_text("A walrus eats clams.")
     chat_id = held_chat(store, "Hi", "Hello.")
-    model = use_model(ScriptedModel([" <<2+2=", " Clams."]))
+    model = use_model(ScriptedModel([" <<2+2=", " Clams."]), name="tiny")
     options = ("--docs", "notes.md", "--tools", "calculator")
     result = run("ask", "-c", "What does a walrus eat?", *options, "--json")
     document = json.loads(result.out)
@@ -81,7 +81,7 @@ def test_what_cannot_be_had_is_not_for_the_chat(
     run, use_model: UseModel, store: Store, option: str, value: str
 ) -> None:
     chat_id = held_chat(store, "Hi", "Hello.")
-    use_model(ScriptedModel([" Yes."]))
+    use_model(ScriptedModel([" Yes."]), name="tiny")
     result = run("ask", "-c", "Well?", option, value)
     assert (result.status, "gone" in result.err) == (2, True)
     chat = store.chat(chat_id)
@@ -93,7 +93,7 @@ def test_it_goes_on_in_the_branch_that_is_shown(run, use_model: UseModel, store:
     first = store.path(chat_id)
     other = store.add_message(chat_id, first[0].id, "assistant", "Coffee.")
     held_chat(store, "A later one", "Yes.")
-    model = use_model(ScriptedModel([" Fine."]))
+    model = use_model(ScriptedModel([" Fine."]), name="tiny")
     assert run("ask", "--chat", str(chat_id), "Why?").status == 0
     assert "Coffee." in model.prompts[0]
     assert "Tea.\n" not in model.prompts[0].split("Assistant:", 1)[1]

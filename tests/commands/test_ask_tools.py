@@ -11,7 +11,7 @@ from tool_server import add_server
 
 from chatapp.common.paths import tools_dir
 
-UseModel = Callable[[ScriptedModel], ScriptedModel]
+UseModel = Callable[..., ScriptedModel]
 
 
 def call(name: str, **arguments: object) -> str:

@@ -8,7 +8,7 @@ import pytest
 from conftest import Run
 from fakes import ScriptedModel
 
-UseModel = Callable[[ScriptedModel], ScriptedModel]
+UseModel = Callable[..., ScriptedModel]
 
 
 @pytest.fixture

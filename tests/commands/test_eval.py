@@ -15,7 +15,7 @@ from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
 Run = Callable[..., Any]
-UseModel = Callable[[ScriptedModel], ScriptedModel]
+UseModel = Callable[..., ScriptedModel]
 
 TASK = """
 labels   = ["animal", "plant"]

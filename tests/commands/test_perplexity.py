@@ -10,7 +10,7 @@ import pytest
 from fakes import ScriptedModel
 
 Run = Callable[..., Any]
-UseModel = Callable[[ScriptedModel], ScriptedModel]
+UseModel = Callable[..., ScriptedModel]
 
 
 @pytest.fixture

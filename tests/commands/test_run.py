@@ -20,7 +20,7 @@ from tiny import write_tiny_gpt2
 from chatapp.models import loading
 
 Run = Callable[..., Any]
-UseModel = Callable[[ScriptedModel], ScriptedModel]
+UseModel = Callable[..., ScriptedModel]
 
 SPAM = """
 instruction   = "Classify each email."

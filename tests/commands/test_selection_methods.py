@@ -16,7 +16,7 @@ from chatapp.prompting.selection.methods import METHODS, Selector, with_encoder
 ROOT = Path(__file__).parent.parent.parent
 
 Run = Callable[..., Any]
-UseModel = Callable[[ScriptedModel], ScriptedModel]
+UseModel = Callable[..., ScriptedModel]
 
 TASK = """
 labels   = ["animal", "plant"]

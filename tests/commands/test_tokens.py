@@ -1,4 +1,4 @@
-"""`chatapp tokens` and `render`: what they print, and what they refuse in a sentence."""
+"""`chatapp tokens`: what it prints, and what it refuses in a sentence."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,6 @@ from typer.testing import CliRunner
 
 from chatapp.cli import app
 from chatapp.common.userfiles import UserError
-
-CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 
 
 def printed(*arguments: str) -> str:
@@ -44,36 +42,6 @@ def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
     writer.close()
     document = json.loads(printed("tokens", "abba", "--model", str(path), "--json"))
     assert document == {"model": str(path), "ids": [2, 1, 0], "pieces": ["ab", "b", "a"]}
-
-
-def test_the_prompt_of_a_chat(tmp_path: Path) -> None:
-    file = tmp_path / "chat.json"
-    file.write_text(json.dumps([*CHAT, {"role": "user", "content": "Bye"}]))
-    text = printed("render", str(file), "--model", "bundled")
-    assert text == "User: Hi\nAssistant: Hello<|endoftext|>\nUser: Bye\nAssistant:\n"
-    document = json.loads(printed("render", str(file), "--model", "bundled", "--json"))
-    assert "".join(segment["text"] for segment in document["segments"]) == text[:-1]
-    assert document["text"] == text[:-1]
-    assert len(document["ids"]) > 8
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("{", "is not valid JSON"),
-        ("{}", "is a table, expected a list of messages"),
-        ("[]", "is a list, expected a list of messages"),
-        ("[1]", "message 1 is the number 1, expected a table"),
-        ('[{"role": "cat", "content": ""}]', "message 1: role is the string 'cat', expected"),
-        ('[{"role": "user", "content": 1}]', "message 1: content is the number 1, expected a str"),
-        (json.dumps([CHAT[1]]), "message 1 of the chat is from 'assistant'"),
-    ],
-)
-def test_what_is_no_chat_is_told(tmp_path: Path, content: str, words: str) -> None:
-    file = tmp_path / "chat.json"
-    file.write_text(content)
-    with pytest.raises(UserError, match=words):
-        CliRunner().invoke(app, ["render", str(file)], catch_exceptions=False)
 
 
 def test_a_text_or_a_file(tmp_path: Path) -> None:
