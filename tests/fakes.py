@@ -5,6 +5,7 @@ reasons, cancelling, reuse of a common prefix), so that code tested with it meet
 in a real model but better replies.
 """
 
+import math
 import re
 import threading
 import time
@@ -106,6 +107,7 @@ class ScriptedModel:
         self.folder = folder
         self.context = context
         self.precision = "float32"
+        self.takes_messages = False
         self.tokenizer = WordTokenizer(special)
         self.start: list[int] = []
         self.delay = delay
@@ -119,34 +121,34 @@ class ScriptedModel:
         self._reason: FinishReason = reason
         self._cached: list[int] = []
 
-    def generate(
-        self,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop: Sequence[str] = (),
-        cancel: threading.Event | None = None,
-        top: int = 0,
-    ) -> Iterator[Event]:
+    def generate(self, request: Request) -> Iterator[Event]:
+        ids = [*request.ids, *request.forced]
         if not ids:
             raise ValueError("the prompt is empty")
         if len(ids) >= self.context:
             raise ContextOverflow(f"{len(ids)} tokens do not fit a window of {self.context}")
         started = time.perf_counter()
+        stream = self.tokenizer.stream()
+        for place, id in enumerate(request.forced):
+            if id == self.tokenizer.end_id:
+                size = len(request.ids)
+                yield Finished("stop", stream.flush(), prompt_tokens=size, reply_tokens=place)
+                return
+            yield Token(id, stream.push(id), self.tokenizer.piece(id), math.nan)
         prompt = self.tokenizer.decode(ids)
         reply = self._reply(prompt)
         self.prompts.append(prompt)
-        self.samplings.append(sampling)
-        self.stops.append(tuple(stop))
+        self.samplings.append(request.sampling)
+        self.stops.append(tuple(request.stop))
         reused = self._reuse(ids)
-        sequence = self._cached = list(ids)
+        sequence = self._cached = ids
 
         def finished(reason: FinishReason, count: int, first: float, error: str = "") -> Finished:
             end = Finished(
                 reason,
-                prompt_tokens=len(ids),
+                prompt_tokens=len(request.ids),
                 reused_tokens=reused,
-                reply_tokens=count,
+                reply_tokens=len(request.forced) + count,
                 time_to_first_token=first,
                 seconds=time.perf_counter() - started,
                 message=error,
@@ -160,10 +162,10 @@ class ScriptedModel:
         pieces = list(reply) if self._by_character else _WORD.findall(reply)
         first = 0.0
         for count, piece in enumerate(pieces):
-            if not self._wait(cancel):
+            if not self._wait(request.cancel):
                 yield finished("cancelled", count, first)
                 return
-            if count >= sampling.max_tokens:
+            if count >= request.sampling.max_tokens:
                 yield finished("length", count, first)
                 return
             if len(sequence) >= self.context:
@@ -172,7 +174,7 @@ class ScriptedModel:
             first = first or time.perf_counter() - started
             id = self.tokenizer.token(piece)
             sequence.append(id)
-            others = tuple(Alternative(id, piece, -0.5) for _ in range(top))
+            others = tuple(Alternative(id, piece, -0.5) for _ in range(request.top))
             yield Token(id, piece, piece, -0.5, others)
         yield finished(self._reason, len(pieces), first)
 

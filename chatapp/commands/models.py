@@ -145,21 +145,19 @@ def _chosen_sampling(choices: "Choices") -> str:
 def _show_server(server: "Server", name: str, *, as_json: bool) -> None:
     """What a server says of its model. Raises ModelError."""
     from chatapp.engine.backends.remote.connecting import connect
-    from chatapp.engine.model import ChatModel
 
     model = connect(server, name=name)
-    converses = isinstance(model, ChatModel)
     facts = {
         "name": model.name,
         "server": model.server.url,
         "model": model.server.model,
         "context": model.context,
-        "protocol": "chat" if converses else "completions",
+        "protocol": "chat" if model.takes_messages else "completions",
     }
     if as_json:
         write_json(facts)
     else:
-        template = "the server's own" if converses else "none of its own; plain is used"
+        template = "the server's own" if model.takes_messages else "none of its own; plain is used"
         _write_lines({**facts, "context": f"{model.context:,} tokens", "template": template})
     if model.remark:
         complain(model.remark)

@@ -16,7 +16,7 @@ from chatapp.dialogue.tool_calls import Toolbox, events_with_calls
 from chatapp.dialogue.writers.choosing import writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, trimmed
 from chatapp.engine.events import Event
-from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
+from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
 from chatapp.passages.index import Progress
 from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
@@ -45,9 +45,8 @@ def ask(
     writer = writer_for(model, template)
     exchange = Exchange(text, passages=texts_in_prompt(sources))
     prompt = writer.write(system, [exchange], max_tokens=sampling.max_tokens)
-    yield from trimmed(
-        reply_events(model, prompt, sampling, stop=writer.stop, cancel=cancel, generate=generate)
-    )
+    request = Request(prompt.ids, sampling, writer.stop, cancel)
+    yield from trimmed(reply_events(model, prompt, request, generate))
 
 
 def ask_with_tools(
@@ -72,15 +71,10 @@ def ask_with_tools(
         """The prompt for the reply, or for going on with it."""
         return writer.write(system, [exchange], max_tokens=sampling.max_tokens)
 
+    prompt = write()
+    request = Request(prompt.ids, sampling, writer.stop, cancel)
     events = events_with_calls(
-        model,
-        write(),
-        sampling,
-        toolbox=toolbox,
-        pattern=writer.calls,
-        go_on=write,
-        stop=writer.stop,
-        cancel=cancel,
+        model, prompt, request, toolbox=toolbox, pattern=writer.calls, go_on=write
     )
     with closing(events):
         for event in trimmed(events):
@@ -128,4 +122,4 @@ def complete(
             f"the text is {len(ids)} tokens long; at most {model.context - 1} fit the model's "
             f"window of {model.context} tokens"
         )
-    yield from model.generate(ids, sampling, cancel=cancel)
+    yield from model.generate(Request(ids, sampling, cancel=cancel))

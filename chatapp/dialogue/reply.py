@@ -4,10 +4,8 @@ Keep: what has been generated is stored within half a second, and all of it howe
 generation ends. While there is no room for it, the reply goes on, and is in the error at its end.
 """
 
-import math
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 
@@ -18,7 +16,7 @@ from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Status, StoredMessage
 from chatapp.dialogue.writers.prompt import Prompt
 from chatapp.engine.events import Event, Finished, FinishReason, Token
-from chatapp.engine.model import ChatModel, Generate, LanguageModel, Sampling
+from chatapp.engine.model import Generate, LanguageModel, Request, Sampling
 from chatapp.prompting.thinking import ThoughtFilter
 
 _STORE_EVERY_SECONDS = 0.5
@@ -129,29 +127,17 @@ class ReplyRecorder:
 def reply_events(
     model: LanguageModel,
     prompt: Prompt,
-    sampling: Sampling,
-    *,
-    begin: Sequence[int] = (),
-    stop: Sequence[str] = (),
-    cancel: threading.Event | None = None,
-    top: int = 0,
+    request: Request,
     generate: Generate | None = None,
 ) -> Generator[Event]:
-    """A reply to a prompt, with what was thought before it apart.
+    """A reply to a prompt, with the thoughts before it in the events' `thought`.
 
-    begin: the reply's first tokens, which come as if they had been drawn. See `_drawn_events`.
-    generate: in place of the model's own.
+    request: for the tokens of `prompt`; its messages are put in here, unless the reply's
+        beginning is forced, which only a text can be. generate: in place of the model's own.
     """
-    events = _drawn_events(
-        model,
-        prompt,
-        sampling,
-        begin=begin,
-        stop=stop,
-        cancel=cancel,
-        top=top,
-        generate=generate or model.generate,
-    )
+    if prompt.messages and not request.forced:
+        request = replace(request, messages=prompt.messages_sent, tools=prompt.tools)
+    events = _drawn_events(model, prompt, request, generate or model.generate)
     with closing(events):
         if prompt.marks is None:
             yield from events
@@ -184,53 +170,22 @@ def _apart(
 
 
 def _drawn_events(
-    model: LanguageModel,
-    prompt: Prompt,
-    sampling: Sampling,
-    *,
-    begin: Sequence[int],
-    stop: Sequence[str],
-    cancel: threading.Event | None,
-    top: int,
-    generate: Generate,
+    model: LanguageModel, prompt: Prompt, request: Request, generate: Generate
 ) -> Generator[Event]:
-    """A reply to a prompt: chosen among its labels where it has some, else generated.
-
-    A prompt of messages is given to a model as those, unless the reply has a beginning.
-    begin: the reply's first tokens, which come as if they had been drawn; when the last is the
-        end-of-text token, they are all of it, and nothing is chosen or generated.
-    """
-    tokenizer, message, started = model.tokenizer, "", time.perf_counter()
-    if prompt.choose is not None and not begin and (label := prompt.choose()) is not None:
-        begin, message = (*label.ids, tokenizer.end_id), label.remark
+    """A reply to a prompt: chosen among its labels where it has some, else generated."""
+    if prompt.choose is None or request.forced:
+        yield from generate(request)
+        return
+    started = time.perf_counter()
+    label = prompt.choose()
     seconds = time.perf_counter() - started
-    is_whole = bool(begin) and begin[-1] == tokenizer.end_id
-    stream = tokenizer.stream()
-    for id in begin[: len(begin) - is_whole]:
-        text = stream.push(id)
-        yield Token(id, text, text, math.nan)
-    if is_whole:
-        yield Finished(
-            "stop",
-            text=stream.flush(),
-            prompt_tokens=len(prompt.ids),
-            reply_tokens=len(begin) - 1,
-            time_to_first_token=seconds,
-            seconds=seconds,
-            message=message,
-        )
+    if label is None:
+        yield from generate(request)
         return
-    if prompt.messages and not begin and isinstance(model, ChatModel):
-        yield from model.converse(
-            prompt.messages_sent, sampling, tools=prompt.tools, cancel=cancel, top=top
-        )
-        return
-    ids = (*prompt.ids, *begin)
-    for event in generate(ids, sampling, stop=stop, cancel=cancel, top=top):
+    whole = replace(request, forced=(*label.ids, model.tokenizer.end_id), messages=())
+    for event in generate(whole):
         if isinstance(event, Finished):
             event = replace(
-                event,
-                prompt_tokens=event.prompt_tokens - len(begin),
-                reply_tokens=event.reply_tokens + len(begin),
+                event, time_to_first_token=seconds, seconds=seconds, message=label.remark
             )
         yield event

@@ -35,7 +35,7 @@ from chatapp.dialogue.writers.prompt import (
 )
 from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
+from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request, Sampling
 from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.files.documents import DocumentSet
@@ -417,7 +417,8 @@ class Session:
             yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
             # Of a model on a server, what it tells now is all there will ever be.
             top = _ALTERNATIVES if isinstance(self.model, RemoteModel) else 0
-            events = self._reply_events(prompt, sampling, recorder, begin, cancel, top)
+            request = Request(prompt.ids, sampling, writer.stop, cancel, top, begin)
+            events = self._reply_events(prompt, request, recorder)
             held = PARAGRAPH if reply.text and reply.calls and not exchange_of(reply).rest else ""
             # Whatever happens here, a model on a server learns at once that it is over.
             with closing(events):
@@ -461,45 +462,26 @@ class Session:
         return self._measure_path([*self._path[:-1], reply])[0]
 
     def _reply_events(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        recorder: ReplyRecorder,
-        begin: Sequence[int],
-        cancel: threading.Event | None,
-        top: int,
+        self, prompt: Prompt, request: Request, recorder: ReplyRecorder
     ) -> Generator[ReplyEvent]:
         """What the model says, and the tools that it calls where the chat has some."""
         writer, path, sources = self._open_writer(), self._path[:-1], prompt.sources
         if not self.tools:
-            return reply_events(
-                self.model,
-                prompt,
-                sampling,
-                begin=begin,
-                stop=writer.stop,
-                cancel=cancel,
-                top=top,
-                generate=self._generator,
-            )
+            return reply_events(self.model, prompt, request, self._generator)
 
         def go_on() -> Prompt:
             again = self._write([*path, recorder.reply], sources=sources)
-            recorder.begin(self.model.name, writer.name, again.text, sampling)
+            recorder.begin(self.model.name, writer.name, again.text, request.sampling)
             return again
 
         return events_with_calls(
             self.model,
             prompt,
-            sampling,
+            request,
+            self._generator,
             toolbox=self._tools.toolbox(self._asked_documents(), recorder.reply.chat_id),
             pattern=writer.calls,
             go_on=go_on,
-            begin=begin,
-            stop=writer.stop,
-            cancel=cancel,
-            top=top,
-            generate=self._generator,
         )
 
     def _asked_documents(self) -> DocumentSet | None:

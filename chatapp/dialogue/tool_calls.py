@@ -15,7 +15,7 @@ from chatapp.dialogue.events import PARAGRAPH, Called, Calling, ReplyEvent
 from chatapp.dialogue.reply import reply_events
 from chatapp.dialogue.writers.prompt import MessageTooLong, Prompt
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Sampling
+from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Request
 from chatapp.prompting.calls import CallFilter
 from chatapp.prompting.messages import Call, CallPattern, InlineCalls, Requested
 from chatapp.tools.tool import STOPPED, Arguments, Outcome, Tool, failed, misfit_of, run
@@ -63,39 +63,28 @@ def out_of_reach(pattern: CallPattern, names: Sequence[str]) -> str:
 def events_with_calls(
     model: LanguageModel,
     prompt: Prompt,
-    sampling: Sampling,
+    request: Request,
+    generate: Generate | None = None,
     *,
     toolbox: Toolbox,
     pattern: CallPattern,
     go_on: Callable[[], Prompt],
-    begin: Sequence[int] = (),
-    stop: Sequence[str] = (),
-    cancel: threading.Event | None = None,
-    top: int = 0,
-    generate: Generate | None = None,
 ) -> Generator[ReplyEvent]:
     """A reply to a prompt with the tools that it calls; see `reply_events`.
 
     pattern: how the model calls them. go_on: gives the prompt that goes on with the reply, once
     all events so far have been taken up into it.
     """
-    cancel = cancel or threading.Event()
+    cancel = request.cancel or threading.Event()
+    most = request.sampling.max_tokens
     total = _Total()
     for number in range(MOST_CALLS + 1):
-        left = replace(sampling, max_tokens=sampling.max_tokens - total.tokens)
-        if left.max_tokens < 1:
+        if total.tokens >= most:
             yield total.finished(Finished("length"))
             return
-        events = reply_events(
-            model,
-            prompt,
-            left,
-            begin=begin,
-            stop=stop,
-            cancel=cancel,
-            top=top,
-            generate=generate,
-        )
+        left = replace(request.sampling, max_tokens=most - total.tokens)
+        request = replace(request, ids=prompt.ids, sampling=left, cancel=cancel)
+        events = reply_events(model, prompt, request, generate)
         calls = CallFilter(pattern, toolbox.tools)
         requested = yield from _until_call(events, calls, _names(model, pattern), total)
         if requested is None:
@@ -108,7 +97,7 @@ def events_with_calls(
             yield total.finished(end)
             return
         try:
-            prompt, begin = go_on(), ()
+            prompt, request = go_on(), replace(request, forced=())
         except (MessageTooLong, ContextOverflow):
             yield total.finished(Finished("context"))
             return

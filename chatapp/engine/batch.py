@@ -11,7 +11,6 @@ float32: too little to choose another token but where two are equally good. In i
 may be rounded the other way for it, so that now and then a text differs.
 """
 
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, islice
@@ -26,7 +25,7 @@ from chatapp.engine.events import Event, Finished
 from chatapp.engine.generation import FAILURES, CancelCheck, Cancelled, Continuation, Drawn
 from chatapp.engine.kernels.device import machine_memory
 from chatapp.engine.kernels.threads import ComputeLock
-from chatapp.engine.model import LanguageModel, Request, Sampling, one_after_another
+from chatapp.engine.model import LanguageModel, Request, one_after_another
 
 MOST_AT_ONCE = 8
 """Sequences; fewer where their keys and values would not fit."""
@@ -108,6 +107,9 @@ class Batch:
             reply = self._model.open(request)
         except ValueError as error:
             return [(number, Finished("error", message=str(error)))]
+        forced = [(number, event) for event in reply.begin()]
+        if reply.has_ended:
+            return forced
         try:
             reply.raise_if_cancelled()
             with self._model.lock:
@@ -117,8 +119,8 @@ class Batch:
                 self._admit(number, reply, cache, self._needed(request))
                 drawn = reply.draw(logits)
         except FAILURES as failure:
-            return [(number, reply.fail(failure))]
-        return [(number, event) for event in reply.add(drawn)]
+            return [*forced, (number, reply.fail(failure))]
+        return [*forced, *((number, event) for event in reply.add(drawn))]
 
     @torch.inference_mode()
     def step(self) -> list[Numbered]:
@@ -151,8 +153,8 @@ class Batch:
 
     def _needed(self, request: Request) -> int:
         """Positions that prompt and reply can come to."""
-        longest = min(len(request.ids) + request.sampling.max_tokens, self._model.context)
-        return len(self._model.start) + longest
+        longest = len(request.ids) + len(request.forced) + request.sampling.max_tokens
+        return len(self._model.start) + min(longest, self._model.context)
 
     def _admit(self, number: int, reply: Continuation, cache: KeyValueCache, needed: int) -> None:
         """Give a sequence a row: of one that has ended, or the next."""
@@ -206,21 +208,12 @@ class SharedBatch:
         self._numbers = count()
         self._computed: dict[int, deque[Event]] = {}
 
-    def generate(
-        self,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop: Sequence[str] = (),
-        cancel: threading.Event | None = None,
-        top: int = 0,
-    ) -> Iterator[Event]:
+    def generate(self, request: Request) -> Iterator[Event]:
         """See `LanguageModel.generate`. What there is no room for goes on by itself.
 
         Closing the iterator makes room.
         """
-        alone = self._model.generate(ids, sampling, stop=stop, cancel=cancel, top=top)
-        return self._draw(Request(ids, sampling, stop, cancel, top), alone)
+        return self._draw(request, self._model.generate(request))
 
     def _draw(self, request: Request, alone: Iterator[Event]) -> Iterator[Event]:
         if not self._batch.has_room(request):

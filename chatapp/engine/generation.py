@@ -10,6 +10,7 @@ Keep: whether a sequence is computed alone or among others, its rules are these,
 another sequence reaches it but the logits it is given.
 """
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -32,7 +33,6 @@ from chatapp.engine.model import (
     Generate,
     PieceTokenizer,
     Request,
-    Sampling,
     Tokenizer,
     one_after_another,
 )
@@ -78,8 +78,10 @@ class Continuation:
     ) -> None:
         self.sequence = list(request.ids)
         self.has_ended = False
-        self._prompt_tokens = len(self.sequence)
-        self._limit = self._prompt_tokens + request.sampling.max_tokens
+        self._prompt_tokens = len(request.ids)
+        self._forced = request.forced
+        self._undrawn = self._prompt_tokens + len(request.forced)
+        self._limit = self._undrawn + request.sampling.max_tokens
         self._context = context
         self._cancel = request.cancel or threading.Event()
         self._top = request.top
@@ -90,7 +92,8 @@ class Continuation:
         self._text = tokenizer.stream()
         self._stops = StopFilter([text for text in request.stop if text not in special])
         self._repeats = RepetitionFilter(
-            partial(tokenizer.decode, list(request.ids)), request.sampling.max_repeats
+            partial(tokenizer.decode, [*request.ids, *request.forced]),
+            request.sampling.max_repeats,
         )
         self.reused = 0
         self._started = time.perf_counter()
@@ -99,7 +102,7 @@ class Continuation:
     @property
     def is_unbegun(self) -> bool:
         """Whether no token has been drawn."""
-        return len(self.sequence) == self._prompt_tokens
+        return len(self.sequence) == self._undrawn
 
     @property
     def is_cancelled(self) -> bool:
@@ -110,6 +113,16 @@ class Continuation:
         """Raises Cancelled when the caller wants no more of it."""
         if self.is_cancelled:
             raise Cancelled
+
+    def begin(self) -> list[Event]:
+        """The events of the forced tokens, before any other is drawn."""
+        events: list[Event] = []
+        for id in self._forced:
+            if id in self._ends:
+                return [*events, self._end("stop", end_id=id)]
+            self.sequence.append(id)
+            events.append(Token(id, self._text.push(id), self._piece(id), math.nan))
+        return events if len(self.sequence) < self._context else [*events, self._end("context")]
 
     def draw(self, logits: Tensor) -> Drawn:
         """The next token. logits: (vocabulary,), after the sequence as it is.
@@ -184,6 +197,7 @@ class LocalGenerator(ABC):
     """
 
     start: Sequence[int] = ()
+    takes_messages = False
 
     def __init__(
         self,
@@ -240,17 +254,9 @@ class LocalGenerator(ABC):
     def states(self, ids: Sequence[int], layer: int) -> Tensor:
         """Hidden states (tokens, hidden size) after `layer` blocks; after all, the final norm's."""
 
-    def generate(
-        self,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop: Sequence[str] = (),
-        cancel: threading.Event | None = None,
-        top: int = 0,
-    ) -> Iterator[Event]:
-        """See `LanguageModel.generate`. Bad arguments raise here, before the first event."""
-        return self._run(self.open(Request(ids, sampling, stop, cancel, top)))
+    def generate(self, request: Request) -> Iterator[Event]:
+        """See `LanguageModel.generate`. A bad request raises here, before the first event."""
+        return self._run(self.open(request))
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
         """See `LanguageModel.generate_many`. One after another."""
@@ -262,7 +268,7 @@ class LocalGenerator(ABC):
 
     def open(self, request: Request) -> Continuation:
         """What is to become of a request. Raises as `LanguageModel.generate` does."""
-        self.check_ids(list(request.ids))
+        self.check_ids([*request.ids, *request.forced])
         if len(request.ids) >= self.context:
             raise ContextOverflow(
                 f"the prompt has {len(request.ids)} tokens; the model's window of {self.context} "
@@ -326,6 +332,7 @@ class LocalGenerator(ABC):
                 raise ValueError(f"token id {id} is not in the vocabulary of {self.vocabulary}")
 
     def _run(self, reply: Continuation) -> Iterator[Event]:
+        yield from reply.begin()
         while not reply.has_ended:
             try:
                 drawn = self._draw(reply)

@@ -4,10 +4,10 @@ Keep: free of torch, so that screens and commands can name these types before to
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chatapp.common.parameters import Sampling as Sampling  # the protocol's: a Request has it
 from chatapp.common.userfiles import UserError
@@ -58,27 +58,37 @@ class ContextOverflow(UserError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What `LanguageModel.generate` is given, as one of many."""
+    """What a model is to generate.
+
+    ids: the prompt's tokens, at least one.
+    sampling: how the reply's tokens are drawn.
+    stop: strings that end the reply and are no part of it; the name of a special token stands
+        for that token.
+    cancel: setting it ends the generation within one token.
+    top: how many alternatives each drawn token comes with.
+    forced: the reply's first tokens. They come as if they had been drawn, with nan as their
+        log-probability, and do not count towards `sampling.max_tokens`; nothing is drawn after
+        one that ends a reply.
+    messages: a chat that a model which takes messages replies to, instead of continuing `ids`:
+        {"role", "content"} in each; roles are what its server knows. After a call of a tool, with
+        "tool_calls" and "tool_call_id" as in OpenAI's protocol. Such a reply is not cut at `stop`,
+        and cannot be forced.
+    tools: those that this reply may call, as in that protocol; a call stands between `CALLING`'s
+        marks in the reply.
+    """
 
     ids: Sequence[int]
     sampling: Sampling
     stop: Sequence[str] = ()
     cancel: threading.Event | None = None
     top: int = 0
+    forced: Sequence[int] = ()
+    messages: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
-class Generate(Protocol):
-    """What `LanguageModel.generate` is to its caller."""
-
-    def __call__(
-        self,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop: Sequence[str] = (),
-        cancel: threading.Event | None = None,
-        top: int = 0,
-    ) -> Iterator[Event]: ...
+Generate = Callable[[Request], Iterator[Event]]
+"""`LanguageModel.generate` of a model, or of several sequences `together`."""
 
 
 class LanguageModel(Protocol):
@@ -92,6 +102,9 @@ class LanguageModel(Protocol):
     """Special tokens that it puts before each sequence by itself; often none."""
     context: int
     """Longest sequence in tokens, prompt and reply together."""
+    takes_messages: bool
+    """Whether it can reply to `Request.messages`, because its server writes them in its
+    template."""
 
     @property
     def precision(self) -> str:
@@ -100,23 +113,11 @@ class LanguageModel(Protocol):
 
     tokenizer: Tokenizer
 
-    def generate(
-        self,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop: Sequence[str] = (),
-        cancel: threading.Event | None = None,
-        top: int = 0,
-    ) -> Iterator[Event]:
-        """Continue `ids`; yields `Token`s and one `Finished`.
+    def generate(self, request: Request) -> Iterator[Event]:
+        """Yields `Token`s and one `Finished`. The same request and seed give the same text.
 
-        stop: strings that end the reply and are no part of it; the name of a special token
-            stands for that token.
-        The same ids, sampling and seed give the same text. Setting `cancel` ends the
-        generation within one token. `top` asks for that many alternatives a token.
-        Raises ContextOverflow when `ids` leave no room for a single token, ValueError
-        when `ids` is empty.
+        Raises ContextOverflow when the prompt leaves no room for a single token, ValueError
+        when it is empty.
         """
         ...
 
@@ -131,10 +132,10 @@ class LanguageModel(Protocol):
         ...
 
     def together(self, count: int) -> Generate:
-        """A `generate` for sequences of which a token is drawn in turn, at most `count` of them.
+        """A `generate` for up to `count` sequences whose tokens are drawn in turn.
 
-        Each gives what it would give alone; none is computed anew for the sake of another, and
-        where the model can, one pass serves all.
+        Each sequence gives what it would give alone; none is computed anew because of another,
+        and where the model can, one pass serves all.
         """
         ...
 
@@ -157,49 +158,13 @@ class LanguageModel(Protocol):
         ...
 
 
-@runtime_checkable
-class ChatModel(LanguageModel, Protocol):
-    """A model that is given a chat as messages, because only its server knows its template."""
-
-    def converse(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        sampling: Sampling,
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        cancel: threading.Event | None = None,
-        top: int = 0,
-    ) -> Iterator[Event]:
-        """Reply to `messages`; yields `Token`s and one `Finished`, as `generate` does.
-
-        messages: {"role", "content"} each, at least one; roles are what the server knows. After
-            a call of a tool, with "tool_calls" and "tool_call_id" as in OpenAI's protocol.
-        tools: those that may be called, as in that protocol; a call stands between `CALLING`'s
-            marks in the reply.
-        Raises ContextOverflow when they leave no room for a single token.
-        """
-        ...
-
-    def converse_many(
-        self, chats: Iterable[Sequence[Mapping[str, str]]], sampling: Sampling
-    ) -> Iterator[tuple[int, Event]]:
-        """Reply to the messages of several chats, as `generate_many` does to several requests."""
-        ...
-
-
 def one_after_another(
     model: LanguageModel, requests: Iterable[Request]
 ) -> Iterator[tuple[int, Event]]:
     """`LanguageModel.generate_many` by `generate`."""
     for number, request in enumerate(requests):
         try:
-            for event in model.generate(
-                request.ids,
-                request.sampling,
-                stop=request.stop,
-                cancel=request.cancel,
-                top=request.top,
-            ):
+            for event in model.generate(request):
                 yield number, event
         except ValueError as error:  # ContextOverflow is one
             yield number, Finished("error", message=str(error))

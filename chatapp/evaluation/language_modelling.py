@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Literal
 
 from chatapp.engine.events import Token
-from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.model import LanguageModel, Request, Sampling
 from chatapp.evaluation.inputs import Item, read_inputs
 from chatapp.prompting.examples import PromptError
 
@@ -215,7 +215,8 @@ def _targets(
 def _is_greedy(model: LanguageModel, context: Sequence[int], target: Sequence[int]) -> bool:
     """Whether the likeliest continuation is the target. Raises _GenerationFailed."""
     ids = []
-    for event in model.generate(context, Sampling(temperature=0.0, max_tokens=len(target))):
+    greedy = Sampling(temperature=0.0, max_tokens=len(target))
+    for event in model.generate(Request(context, greedy)):
         if isinstance(event, Token):
             ids.append(event.id)
         elif event.reason == "error":

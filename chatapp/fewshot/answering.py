@@ -20,7 +20,7 @@ from typing import Protocol
 
 from chatapp.encoding import ids_of, segment_ids, without_start
 from chatapp.engine.events import Event, Finished
-from chatapp.engine.model import ChatModel, LanguageModel, Request, Sampling, whole_replies
+from chatapp.engine.model import LanguageModel, Request, Sampling, whole_replies
 from chatapp.fewshot.label_scores import CONTENT_FREE, Likelihoods, best, probabilities
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.examples import PromptError
@@ -306,16 +306,21 @@ class Answerer:
 
     def _events(self, questions: Iterable[Question]) -> Iterator[tuple[int, Event]]:
         """Of generated answers; where a server writes the turns, in its model's own template."""
-        layout, model = self._layout, self._model
-        if not isinstance(layout, TurnsLayout) or not isinstance(model, ChatModel):
-            return model.generate_many(
-                Request(self._ids(question.segments), self._sampling, layout.stop)
-                for question in questions
+        return self._model.generate_many(
+            Request(
+                self._ids(question.segments),
+                self._sampling,
+                self._layout.stop,
+                messages=self._messages(question),
             )
-        chats = (self._messages(layout, question) for question in questions)
-        return model.converse_many(chats, self._sampling)
+            for question in questions
+        )
 
-    def _messages(self, layout: TurnsLayout, question: Question) -> list[dict[str, str]]:
+    def _messages(self, question: Question) -> list[dict[str, str]]:
+        """What a server is sent that writes turns itself; nothing for other models."""
+        layout = self._layout
+        if not isinstance(layout, TurnsLayout) or not self._model.takes_messages:
+            return []
         shown = [example.index for example in question.examples]
         messages = layout.messages(shown, question.asked)
         return [{"role": each.role, "content": each.text} for each in messages]

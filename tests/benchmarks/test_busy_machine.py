@@ -105,7 +105,7 @@ def test_beside_busy_programs(model: str, busy: int, tmp_path: Path) -> None:
 
 def _measure(name: str) -> dict[str, float]:
     from chatapp.engine.backends.local import LocalModel
-    from chatapp.engine.model import Sampling
+    from chatapp.engine.model import Request, Sampling
     from chatapp.models.loading import load_model
 
     model = load_model(name)
@@ -119,7 +119,7 @@ def _measure(name: str) -> dict[str, float]:
 
     def write() -> tuple[int, float]:
         times = [time.perf_counter()]
-        for _ in model.generate(text(64), Sampling(seed=0, max_tokens=64)):
+        for _ in model.generate(Request(text(64), Sampling(seed=0, max_tokens=64))):
             times.append(time.perf_counter())
             if times[-1] - times[0] > 2 * LEAST and len(times) > 2:
                 break
@@ -128,7 +128,7 @@ def _measure(name: str) -> dict[str, float]:
 
     def read() -> tuple[int, float]:
         ids, started = text(512), time.perf_counter()
-        next(model.generate(ids, Sampling(seed=0)))
+        next(model.generate(Request(ids, Sampling(seed=0))))
         return len(ids), time.perf_counter() - started
 
     def score() -> tuple[int, float]:

@@ -61,8 +61,7 @@ def request(number: int) -> Request:
 
 
 def alone(model: LocalModel) -> float:
-    one = request(0)
-    *_, finished = model.generate(one.ids, one.sampling)
+    *_, finished = model.generate(request(0))
     assert isinstance(finished, Finished)
     return finished.tokens_per_second
 

@@ -13,7 +13,7 @@ import pytest
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.cache import prompt_lookup
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.models.loading import load_model
 
 pytestmark = pytest.mark.benchmark
@@ -47,7 +47,7 @@ TEXTS = {"grammar": MISTAKES, "first sentence": (STORY,)}
 def reply(model: LocalModel, prompt: str) -> tuple[str, float]:
     """The greedy reply, and the seconds it took."""
     model.forget()
-    events = list(model.generate(model.tokenizer.encode(prompt), GREEDY, stop=["\n"]))
+    events = list(model.generate(Request(model.tokenizer.encode(prompt), GREEDY, stop=["\n"])))
     finished = events[-1]
     assert isinstance(finished, Finished)
     text = "".join(event.text for event in events if isinstance(event, Token))

@@ -12,7 +12,7 @@ from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.models.loading import load_model
 from chatapp.prompting.chat_template import ChatTemplate
 
@@ -117,12 +117,14 @@ def test_a_special_token_ends_the_reply_of_a_real_model(tmp_path: Path) -> None:
     ids = plain.tokenizer.encode("a b c")
     drawn = [
         event.id
-        for event in plain.generate(ids, Sampling(temperature=0.0, max_tokens=4))
+        for event in plain.generate(Request(ids, Sampling(temperature=0.0, max_tokens=4)))
         if hasattr(event, "id")
     ]
     # The first token that it draws becomes the name's token.
     plain.tokenizer.special = {name: drawn[0]}
-    events = list(plain.generate(ids, Sampling(temperature=0.0, max_tokens=4), stop=[name]))
+    events = list(
+        plain.generate(Request(ids, Sampling(temperature=0.0, max_tokens=4), stop=[name]))
+    )
     assert [event.reason for event in events] == ["stop"]
 
 

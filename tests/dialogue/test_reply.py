@@ -5,7 +5,7 @@ from fakes import ScriptedModel, WordTokenizer
 from chatapp.dialogue.reply import reply_events
 from chatapp.dialogue.writers.prompt import Prompt
 from chatapp.engine.events import Finished
-from chatapp.engine.model import Sampling, TextStream
+from chatapp.engine.model import Request, Sampling, TextStream
 
 
 class HoldingTokenizer(WordTokenizer):
@@ -33,7 +33,8 @@ def test_what_the_last_of_the_given_tokens_held_back_comes_with_the_end() -> Non
     model.tokenizer = HoldingTokenizer()
     begin = [*model.tokenizer.encode(" one two"), model.tokenizer.end_id]
     prompt = Prompt((), tuple(model.tokenizer.encode("Count")), 0)
-    *tokens, end = reply_events(model, prompt, Sampling(), begin=begin)
+    request = Request(prompt.ids, Sampling(), forced=begin)
+    *tokens, end = reply_events(model, prompt, request)
     assert [token.text for token in tokens] == ["", " one"]
     assert isinstance(end, Finished)
     assert (end.text, end.reason, end.reply_tokens) == (" two", "stop", 2)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from chatapp.dialogue.writers.choosing import choose_template, mismatch
 from chatapp.dialogue.writers.template import PromptWriter
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
 from chatapp.prompting.messages import Message, Role, text_of
 from chatapp.prompting.template import ALPACA, CHAT, PLAIN, DialogueTemplate, save_template
 
@@ -208,7 +208,7 @@ def test_closing_the_iterator_keeps_what_there_was(session_of: MakeSession, stor
 
 def test_a_bug_in_the_model_loses_nothing(session_of: MakeSession, store: Store) -> None:
     class Broken(ScriptedModel):
-        def generate(self, *args: object, **options: object) -> Iterator[Event]:
+        def generate(self, request: Request) -> Iterator[Event]:
             yield Token(1, " one", " one", -1.0)
             raise ZeroDivisionError
 
@@ -663,9 +663,9 @@ def test_every_prompt_begins_with_the_one_before(session_of: MakeSession) -> Non
     class Recording(ScriptedModel):
         given: list[list[int]]
 
-        def generate(self, ids: Sequence[int], *args: object, **options: object) -> Iterator[Event]:
-            self.given = [*getattr(self, "given", []), list(ids)]
-            return super().generate(ids, *args, **options)  # type: ignore[arg-type]
+        def generate(self, request: Request) -> Iterator[Event]:
+            self.given = [*getattr(self, "given", []), list(request.ids)]
+            return super().generate(request)
 
     model = Recording([" Yes, I do.\nWell.", " No", " <|endoftext|> is no token here"])
     session = session_of(model, PLAIN)

@@ -7,10 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import killed_during_a_call
 import pytest
@@ -27,7 +26,7 @@ from chatapp.dialogue.store import Store
 from chatapp.dialogue.tool_calls import MOST_CALLS, Toolbox
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Event, Finished
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.prompting.files.documents import DocumentSet
 from chatapp.prompting.messages import text_of
 from chatapp.prompting.template import CHAT
@@ -109,9 +108,9 @@ def test_what_draws_a_reply_draws_what_follows_a_call_too(tmp_path: Path, store:
     first, model = opened(tmp_path, store, [f"Let me see.\n{SUM}", "It is 3648."])
     drawn: list[str] = []
 
-    def generate(ids: Sequence[int], sampling: Sampling, **options: Any) -> Iterator[Event]:
-        drawn.append(model.tokenizer.decode(ids))
-        return model.generate(ids, sampling, **options)
+    def generate(request: Request) -> Iterator[Event]:
+        drawn.append(model.tokenizer.decode(request.ids))
+        return model.generate(request)
 
     session = Session(model, template=first.template, store=store, generate=generate)
     session.set_tools(("calculator",))

@@ -28,15 +28,7 @@ DRAWN = Sampling(temperature=1.0, top_p=1.0, max_tokens=20)
 
 
 def alone(model: LanguageModel, request: Request) -> list[Event]:
-    return list(
-        model.generate(
-            request.ids,
-            request.sampling,
-            stop=request.stop,
-            cancel=request.cancel,
-            top=request.top,
-        )
-    )
+    return list(model.generate(request))
 
 
 def together(model: LanguageModel, requests: Iterable[Request]) -> list[list[Event]]:
@@ -68,7 +60,8 @@ def unlike(count: int, *, context: int, vocabulary: int = 340) -> list[Request]:
             if number % 3 == 0
             else replace(DRAWN, seed=number, top_k=5 * (number % 2), max_tokens=3 + number % 17)
         )
-        requests.append(Request(ids, sampling, stop=["e"] if number % 5 == 0 else ()))
+        stop = ["e"] if number % 5 == 0 else ()
+        requests.append(Request(ids, sampling, stop, forced=ids[: number % 3]))
     return requests
 
 
@@ -215,7 +208,7 @@ def test_a_request_that_cannot_be_met_leaves_the_others(local: LocalModel, ids: 
     (end,) = bad
     assert isinstance(end, Finished)
     with pytest.raises(ValueError, match="token") as refused:
-        local.generate(ids, GREEDY)
+        local.generate(Request(ids, GREEDY))
     assert (end.reason, end.message) == ("error", str(refused.value))
     assert outcome(first) == outcome(alone(local, requests[0]))
     assert outcome(last) == outcome(alone(local, requests[2]))
@@ -291,7 +284,7 @@ def test_generations_beside_a_batch_disturb_nothing(local: LocalModel) -> None:
     requests = unlike(10, context=local.context)
     wanted = [outcome(alone(local, request)) for request in requests]
     other = Request([3, 1, 4], replace(DRAWN, seed=9, max_tokens=40))
-    beside = local.generate(other.ids, other.sampling)
+    beside = local.generate(other)
     events: list[list[Event]] = [[] for _ in requests]
     found: list[Event] = []
     for number, event in local.generate_many(requests):

@@ -15,7 +15,7 @@ import pytest
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.lab.inspectable import inspectable
 
 IDS = [(7 * n * n + 3) % 340 for n in range(30)]
@@ -30,7 +30,7 @@ def no_collector() -> Iterator[None]:
 
 
 def use(model: LocalModel | TransformersModel) -> None:
-    list(model.generate(IDS, Sampling(max_tokens=5)))
+    list(model.generate(Request(IDS, Sampling(max_tokens=5))))
     model.score([(IDS[:5], IDS[5:8])])
     model.embed(IDS)
     opened = inspectable(model)

@@ -30,7 +30,7 @@ REQUESTS = [
 
 
 def begun(generate: Generate, requests: Sequence[Request]) -> list[Iterator[Event]]:
-    return [generate(request.ids, request.sampling, stop=request.stop) for request in requests]
+    return [generate(request) for request in requests]
 
 
 def text(events: list[Event]) -> tuple[list[int], str, str]:
@@ -106,7 +106,7 @@ def test_closing_one_makes_room_and_leaves_the_others(local: LocalModel, rows: l
 
 def test_one_not_begun_takes_no_room(local: LocalModel, rows: list[int]) -> None:
     together = local.together(2)
-    unbegun = together(PROMPT, GREEDY)
+    unbegun = together(Request(PROMPT, GREEDY))
     in_turn(together, REQUESTS[:2])
     assert max(rows) == 2
     assert text(list(unbegun)) == alone(local, [Request(PROMPT, GREEDY)])[0]
@@ -115,9 +115,9 @@ def test_one_not_begun_takes_no_room(local: LocalModel, rows: list[int]) -> None
 def test_what_cannot_be_is_refused_as_it_is_alone(local: LocalModel) -> None:
     together = local.together(2)
     with pytest.raises(ContextOverflow, match="the prompt has 64 tokens"):
-        together([1] * 64, GREEDY)
+        together(Request([1] * 64, GREEDY))
     with pytest.raises(ValueError, match="token id 340"):
-        together([340], GREEDY)
+        together(Request([340], GREEDY))
 
 
 def test_a_pass_that_fails_is_told_to_each(

@@ -1,7 +1,7 @@
 """Answers to prompts in turns of a chat: exact likelihoods, what is generated, what is sent."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tiny import END
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.events import Event
-from chatapp.engine.model import ChatModel, Sampling
+from chatapp.engine.model import Request
 from chatapp.fewshot.answering import Answerer
 from chatapp.fewshot.label_scores import CONTENT_FREE
 from chatapp.prompting.chat_template import ChatTemplate
@@ -132,23 +132,14 @@ class Served(ScriptedModel):
 
     sent: Sequence[Mapping[str, str]] = ()
 
-    def converse(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, **options: object
-    ) -> Iterator[Event]:
-        self.sent = messages
-        return self.generate([1], sampling)
-
-    def converse_many(
-        self, chats: Iterable[Sequence[Mapping[str, str]]], sampling: Sampling
-    ) -> Iterator[tuple[int, Event]]:
-        for number, messages in enumerate(chats):
-            for event in self.converse(messages, sampling):
-                yield number, event
+    def generate(self, request: Request) -> Iterator[Event]:
+        self.sent = request.messages
+        return super().generate(request)
 
 
 def test_a_server_is_sent_the_turns() -> None:
     model = Served(["A bird."], special=["x"])
-    assert isinstance(model, ChatModel)
+    model.takes_messages = True
     prompt = replace(PROMPT, labels=(), metrics=("exact_match",))
     asking = answerer(model, prompt)
     (answer,) = asking.answer([asking.prepare("two birds")])

@@ -92,10 +92,10 @@ class FailsOnce:
         self.model = model
         self.calls = 0
 
-    def generate(self, *arguments: Any, **options: Any) -> Iterator[Event]:
+    def generate(self, request: Request) -> Iterator[Event]:
         self.calls += 1
         if self.calls != 2:
-            yield from self.model.generate(*arguments, **options)
+            yield from self.model.generate(request)
             return
         yield Token(5, "half", "half", -1.0)
         yield Finished("error", " a word", message="the model failed: no [red]memory")

@@ -16,7 +16,7 @@ from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
 from chatapp.engine.sampling import Sampler
 from chatapp.lab.inspectable import Inspectable, inspectable
 from chatapp.lab.predictions import Cut, Stepper
@@ -131,7 +131,9 @@ def test_looking_changes_nothing(local: LocalModel) -> None:
     ids = IDS[:20]
 
     def reply() -> list[int]:
-        return [event.id for event in local.generate(ids, sampling) if isinstance(event, Token)]
+        return [
+            event.id for event in local.generate(Request(ids, sampling)) if isinstance(event, Token)
+        ]
 
     before = reply()
     cached = list(local._cache.ids)
@@ -205,7 +207,7 @@ def test_before_and_after_the_cut(local: LocalModel) -> None:
 def test_stepping_draws_the_tokens_of_generate(local: LocalModel) -> None:
     sampling = Sampling(temperature=1.0, top_p=0.9, seed=11, max_tokens=10)
     prompt = IDS[:10]
-    tokens = [e for e in local.generate(prompt, sampling) if isinstance(e, Token)]
+    tokens = [e for e in local.generate(Request(prompt, sampling)) if isinstance(e, Token)]
     expected = [token.id for token in tokens]
     probabilities = [math.exp(token.logprob) for token in tokens]
     stepper = stepper_of(local, prompt, sampling)

@@ -20,9 +20,9 @@ ROOT = Path(__file__).parent.parent.parent
 MEASURE = """
 import sys, psutil
 from chatapp.models.loading import load_model
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 model = load_model(sys.argv[1])
-list(model.generate([5] * 900, Sampling(max_tokens=4)))
+list(model.generate(Request([5] * 900, Sampling(max_tokens=4))))
 print(psutil.Process().memory_info().rss)
 """
 

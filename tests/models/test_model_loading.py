@@ -286,9 +286,9 @@ from chatapp.models.loading import load_model
 assert "torch" not in sys.modules
 describe(find_model({str(folder)!r}))
 assert "torch" not in sys.modules
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Sampling, Request
 model = load_model({str(folder)!r})
-list(model.generate(model.tokenizer.encode("Hello"), Sampling(max_tokens=3)))
+list(model.generate(Request(model.tokenizer.encode("Hello"), Sampling(max_tokens=3))))
 model.score([([1], [2])])
 heavy = {{"transformers", "datasets", "peft", "pandas", "accelerate", "textual"}}
 print(sorted(heavy & set(sys.modules)))

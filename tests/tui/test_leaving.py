@@ -33,8 +33,8 @@ from chatapp.tui.app import run
 
 class Stubborn(ScriptedModel):
     "Says three words and then neither goes on nor stops."
-    def generate(self, *arguments, **options):
-        for count, event in enumerate(super().generate(*arguments, **options)):
+    def generate(self, request):
+        for count, event in enumerate(super().generate(request)):
             if count == 3:
                 threading.Event().wait()
             yield event

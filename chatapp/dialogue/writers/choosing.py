@@ -15,7 +15,7 @@ from chatapp.dialogue.writers.chat_template import ChatWriter
 from chatapp.dialogue.writers.prompt import Writer
 from chatapp.dialogue.writers.template import SERVED, MessagesWriter, PromptWriter
 from chatapp.engine.files.model_files import ModelFiles, gguf_file
-from chatapp.engine.model import ChatModel, LanguageModel
+from chatapp.engine.model import LanguageModel
 from chatapp.models.resolving import model_folder
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError, Template
 from chatapp.prompting.template import (
@@ -95,7 +95,7 @@ def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Te
     Raises ValueError in one sentence when there is no such template, when the model was
     trained in another one, or when its template is damaged.
     """
-    if isinstance(model, ChatModel):
+    if model.takes_messages:
         name = requested.removesuffix(INSIST)
         return SERVED if name in ("", SERVED.name) else named(name)
     own = _own(model)
@@ -115,7 +115,7 @@ def template_of(files: ModelFiles, special: Collection[str], requested: str) -> 
 def mismatch(model: LanguageModel, template: Template) -> str:
     """What it means to chat with `model` in a template, in a sentence where it was trained in
     another one, else nothing. Raises ValueError as `choose_template` does."""
-    own = None if isinstance(model, ChatModel) else _own(model)
+    own = None if model.takes_messages else _own(model)
     if own is None or own.fingerprint == template.fingerprint:
         return ""
     return (

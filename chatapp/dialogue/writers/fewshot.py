@@ -15,7 +15,7 @@ from functools import partial
 from chatapp.dialogue.writers.prompt import Exchange, Label, Prompt, Shot, Writer
 from chatapp.encoding import without_start
 from chatapp.engine.errors import ModelError
-from chatapp.engine.model import ChatModel, LanguageModel, Sampling
+from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.fewshot.answering import Answerer, Question, sampling_of
 from chatapp.fewshot.options import selector_for
 from chatapp.prompting import messages
@@ -159,7 +159,7 @@ class FewShotWriter(Writer):
         self, layout: Layout, kept: Sequence[int], query: str, turns: Sequence[Example]
     ) -> tuple[Message, ...]:
         """What a server is sent that writes turns itself; nothing for other models."""
-        if isinstance(layout, TurnsLayout) and isinstance(self._model, ChatModel):
+        if isinstance(layout, TurnsLayout) and self._model.takes_messages:
             return tuple(layout.messages(kept, query, turns))
         return ()
 

@@ -117,7 +117,7 @@ class Prompt:
     dropped: how many of the oldest exchanges are left out for length. shots: the demonstrations
     in it, the nearest first; dropped_shots: those that did not fit. choose: has the model
     choose the reply where it has to be a label; None, also of `choose`, where it is generated.
-    messages: what a `ChatModel` is given in place of the tokens; empty where it is given those.
+    messages: what a model that takes messages is given; empty where it is given the tokens.
     tools: those that such a model may call. sources: the passages of documents in it, and those
     that did not fit.
     marks: what stands around a thought that the reply may begin with; None where it cannot.
@@ -145,7 +145,7 @@ class Prompt:
 
     @property
     def messages_sent(self) -> list[dict[str, Any]]:
-        """The messages as `ChatModel.converse` takes them."""
+        """The messages as `Request.messages` has them."""
         return [
             {"role": each.role, "content": each.text, **_call_sent(each, place)}
             for place, each in enumerate(self.messages)

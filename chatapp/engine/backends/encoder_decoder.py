@@ -9,7 +9,6 @@ it changes no logits.
 """
 
 import copy
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.generation import CancelCheck
-from chatapp.engine.model import PieceTokenizer, Sampling
+from chatapp.engine.model import PieceTokenizer, Request
 from chatapp.engine.tokenizers.transformers_tokenizer import open_framed_tokenizer
 
 
@@ -95,22 +94,12 @@ class EncoderDecoderModel(NetworkModel):
         other._memory = _Memory()
         return other
 
-    def generate(
-        self,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop: Sequence[str] = (),
-        cancel: threading.Event | None = None,
-        top: int = 0,
-    ) -> Iterator[Event]:
+    def generate(self, request: Request) -> Iterator[Event]:
         """See `LanguageModel.generate`."""
         # The loop knows one sequence. A copy, which shares all else, knows where its prompt ends.
         writing = copy.copy(self)
-        writing._prompt_size = len(ids)
-        return super(EncoderDecoderModel, writing).generate(
-            ids, sampling, stop=stop, cancel=cancel, top=top
-        )
+        writing._prompt_size = len(request.ids)
+        return super(EncoderDecoderModel, writing).generate(request)
 
     def next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck

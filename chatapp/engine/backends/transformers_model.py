@@ -6,7 +6,7 @@ computes its whole sequence for each token.
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +23,6 @@ from chatapp.engine.backends.transformers_internals import (
 )
 from chatapp.engine.backends.transformers_loading import context_of, load_causal, put_on
 from chatapp.engine.cache.key_values import common_prefix
-from chatapp.engine.events import Event
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.generation import CancelCheck, LocalGenerator
 from chatapp.engine.model import Generate, PieceTokenizer
@@ -78,10 +77,7 @@ class NetworkModel(LocalGenerator):
     def together(self, count: int) -> Generate:
         """See `LanguageModel.together`. Each has its own cache."""
 
-        def generate(*arguments: Any, **options: Any) -> Iterator[Event]:
-            return self._with_own_cache().generate(*arguments, **options)
-
-        return generate
+        return lambda request: self._with_own_cache().generate(request)
 
     @abstractmethod
     def _with_own_cache(self) -> Self:

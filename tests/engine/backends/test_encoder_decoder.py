@@ -17,7 +17,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.device import Memory
-from chatapp.engine.model import ContextOverflow, Sampling
+from chatapp.engine.model import ContextOverflow, Request, Sampling
 from chatapp.lab.inspectable import inspectable
 from chatapp.models.description import describe
 from chatapp.models.loading import load_model
@@ -107,7 +107,7 @@ def test_greedy_text_is_that_of_transformers(
     sampling = Sampling(temperature=0, max_tokens=40, max_repeats=0)
     replies = []
     for text in (TEXT, TEXT[:20], "User: Hello, who are you?\nAssistant:"):
-        events = list(model.generate(model.tokenizer.encode(text), sampling))
+        events = list(model.generate(Request(model.tokenizer.encode(text), sampling)))
         replies.append(drawn(events))
         assert replies[-1] == greedy(reference, tokenizer, text, 40)
         told = "".join(event.text for event in events)
@@ -120,18 +120,28 @@ def test_each_token_has_the_logarithm_that_transformers_gives_it(
 ) -> None:
     ids = model.tokenizer.encode(TEXT)
     sampling = Sampling(temperature=1.2, seed=4, max_tokens=20, max_repeats=0)
-    events = list(model.generate(ids, sampling))
+    events = list(model.generate(Request(ids, sampling)))
     around = [*model.start, *ids, *model.end]
     expected = reference_logprobs(reference, around, drawn(events))
     found = [event.logprob for event in events if isinstance(event, Token)]
     assert found == pytest.approx(expected, abs=1e-4)
-    assert drawn(list(model.generate(ids, sampling))) == drawn(events)
+    assert drawn(list(model.generate(Request(ids, sampling)))) == drawn(events)
+
+
+def test_a_forced_start_is_the_decoders(model: EncoderDecoderModel, reference: Any) -> None:
+    """The encoder reads the prompt alone."""
+    ids, forced = model.tokenizer.encode(TEXT), [20, 21]
+    events = list(model.generate(Request(ids, GREEDY, forced=forced)))
+    assert drawn(events)[:2] == forced
+    expected = reference_logprobs(reference, [*model.start, *ids, *model.end], drawn(events))
+    found = [event.logprob for event in events if isinstance(event, Token)]
+    assert found[2:] == pytest.approx(expected[2:], abs=1e-4)
 
 
 def test_two_replies_at_once_do_not_disturb_each_other(model: EncoderDecoderModel) -> None:
     prompts = [model.tokenizer.encode(text) for text in (TEXT, TEXT[:20])]
-    alone = [list(model.generate(ids, GREEDY)) for ids in prompts]
-    streams = [model.generate(ids, GREEDY) for ids in prompts]
+    alone = [list(model.generate(Request(ids, GREEDY))) for ids in prompts]
+    streams = [model.generate(Request(ids, GREEDY)) for ids in prompts]
     together: list[list[Event]] = [[], []]
     for _ in range(20):
         for stream, events in zip(streams, together, strict=True):
@@ -144,8 +154,8 @@ def test_a_prompt_is_read_once(model: EncoderDecoderModel) -> None:
     reads = []
     model.network.get_encoder().register_forward_hook(lambda *arguments: reads.append(1))
     ids = model.tokenizer.encode(TEXT)
-    assert the_end(list(model.generate(ids, GREEDY))).reused_tokens == 0
-    assert the_end(list(model.generate(ids, GREEDY))).reused_tokens == len(ids)
+    assert the_end(list(model.generate(Request(ids, GREEDY)))).reused_tokens == 0
+    assert the_end(list(model.generate(Request(ids, GREEDY)))).reused_tokens == len(ids)
     model.score([(ids, [5, 6]), (ids, [7])])
     assert len(reads) == 1
     model.score([(ids[:3], [5]), (ids, [7]), (ids[:3], [8])])
@@ -154,7 +164,7 @@ def test_a_prompt_is_read_once(model: EncoderDecoderModel) -> None:
 
 def test_scores(model: EncoderDecoderModel, reference: Any) -> None:
     pairs = [([20, 21, 22], [9]), ([30], [31, 32, 33]), ([20, 21, 22], [9, 10, 11, 12])]
-    list(model.generate([20, 21, 22], GREEDY))
+    list(model.generate(Request([20, 21, 22], GREEDY)))
     for (context, continuation), found in zip(pairs, model.score(pairs), strict=True):
         around = [*model.start, *context, *model.end]
         expected = reference_logprobs(reference, around, continuation)
@@ -190,18 +200,18 @@ def test_a_long_prompt_can_be_cancelled_while_it_is_read(model: EncoderDecoderMo
             return self.looks > 3
 
     ids = model.tokenizer.encode(TEXT)
-    events = list(model.generate(ids, GREEDY, cancel=SecondLook()))
+    events = list(model.generate(Request(ids, GREEDY, cancel=SecondLook())))
     assert len(events) == 1
     assert the_end(events).reason == "cancelled"
-    assert drawn(list(model.generate(ids, GREEDY)))
+    assert drawn(list(model.generate(Request(ids, GREEDY))))
 
 
 def test_the_window(t5: Path) -> None:
     model = load_model(str(t5))
     assert model.context == 199  # one is for what follows the text
     with pytest.raises(ContextOverflow, match="the prompt has 199 tokens"):
-        model.generate([5] * 199, GREEDY)
-    events = list(model.generate([5] * 195, Sampling(seed=1, max_tokens=40)))
+        model.generate(Request([5] * 199, GREEDY))
+    events = list(model.generate(Request([5] * 195, Sampling(seed=1, max_tokens=40))))
     assert the_end(events).reason in ("context", "stop")
     with pytest.raises(ContextOverflow, match="199"):
         model.score([([5] * 150, [6] * 50)])

@@ -1,5 +1,6 @@
 """The generation loop and scoring on a real decoder: text, reasons, cache, seeds, cancelling."""
 
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +14,14 @@ from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.cache import prompt_lookup
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import ContextOverflow, LanguageModel, Sampling
+from chatapp.engine.model import ContextOverflow, LanguageModel, Request, Sampling
 
 GREEDY = Sampling(temperature=0, max_tokens=20)
 PROMPT = [40, 71, 300, 12, 99]
 
 
 def run(model: LanguageModel, ids: list[int], sampling: Sampling, **options: Any) -> list[Event]:
-    return list(model.generate(ids, sampling, **options))
+    return list(model.generate(Request(ids, sampling, **options)))
 
 
 def ids_of(events: list[Event]) -> list[int]:
@@ -50,6 +51,38 @@ def test_greedy_text_is_that_of_transformers(local: LocalModel, gpt2: tuple[Path
         ours = ids_of(run(local, prompt, GREEDY))
         assert ours == theirs[: len(ours)]
         assert theirs[len(ours) :] in ([], [0])
+
+
+def test_a_forced_start_is_gone_on_with(local: LocalModel) -> None:
+    """As a longer prompt would be, but it is a part of the reply."""
+    forced = [17, 250, 33]
+    expected = run(local, PROMPT + forced, GREEDY)
+    events = run(local, PROMPT, GREEDY, forced=forced)
+    assert ids_of(events) == forced + ids_of(expected)
+    assert text_of(events) == local.tokenizer.decode(forced) + text_of(expected)
+    assert all(math.isnan(event.logprob) for event in events[:3] if isinstance(event, Token))
+    assert last(events).prompt_tokens == len(PROMPT)
+    assert last(events).reply_tokens == 3 + last(expected).reply_tokens
+
+
+def test_nothing_is_drawn_after_a_forced_end(local: LocalModel) -> None:
+    forced = [17, 250, local.tokenizer.end_id]
+    for events in (
+        run(local, PROMPT, GREEDY, forced=forced),
+        [event for _, event in local.generate_many([Request(PROMPT, GREEDY, forced=forced)] * 2)],
+    ):
+        assert ids_of(events)[:2] == forced[:2]
+        end = events[2]
+        assert isinstance(end, Finished)
+        assert (end.reason, end.reply_tokens, end.end_id) == ("stop", 2, local.tokenizer.end_id)
+
+
+def test_a_forced_start_may_fill_the_window(local: LocalModel) -> None:
+    events = run(local, [1] * (local.context - 2), GREEDY, forced=[17, 250])
+    assert ids_of(events) == [17, 250]
+    assert last(events).reason == "context"
+    with pytest.raises(ValueError, match="token id 400"):
+        run(local, PROMPT, GREEDY, forced=[400])
 
 
 def test_log_probabilities_and_alternatives(local: LocalModel, gpt2: tuple[Path, Any]) -> None:
@@ -198,20 +231,20 @@ def test_the_end_of_the_window(local: LocalModel) -> None:
 @pytest.mark.parametrize("size", [64, 65, 500])
 def test_a_prompt_that_fills_the_window_is_refused(local: LocalModel, size: int) -> None:
     with pytest.raises(ContextOverflow, match=f"{size} tokens.*64"):
-        next(iter(local.generate([1] * size, GREEDY)))
+        next(iter(local.generate(Request([1] * size, GREEDY))))
     assert last(run(local, [1] * 63, GREEDY)).reply_tokens <= 1
 
 
 @pytest.mark.parametrize("ids", [[], [340], [-1], [1, 10**9]])
 def test_ids_that_are_no_tokens_are_refused(local: LocalModel, ids: list[int]) -> None:
     with pytest.raises(ValueError, match="token"):
-        next(iter(local.generate(ids, GREEDY)))
+        next(iter(local.generate(Request(ids, GREEDY))))
 
 
 def test_cancelling_takes_effect_within_one_token(local: LocalModel) -> None:
     cancel = threading.Event()
     events = []
-    for event in local.generate(PROMPT, Sampling(temperature=1.0, seed=0), cancel=cancel):
+    for event in local.generate(Request(PROMPT, Sampling(temperature=1.0, seed=0), cancel=cancel)):
         events.append(event)
         if len(events) == 4:
             cancel.set()
@@ -245,7 +278,7 @@ def test_cancelling_in_the_middle_of_the_prompt(
 def test_generations_do_not_disturb_each_other(local: LocalModel) -> None:
     sampling = Sampling(temperature=1.0, seed=3, max_tokens=10)
     alone = [run(local, PROMPT, sampling), run(local, [8, 8], sampling)]
-    streams = [local.generate(PROMPT, sampling), local.generate([8, 8], sampling)]
+    streams = [local.generate(Request(PROMPT, sampling)), local.generate(Request([8, 8], sampling))]
     together: list[list[Event]] = [[], []]
     for _ in range(12):
         for stream, events in zip(streams, together, strict=True):
@@ -270,7 +303,7 @@ def test_threads_do_not_disturb_each_other(local: LocalModel) -> None:
 
 
 def test_a_forgotten_generation_blocks_nothing(local: LocalModel) -> None:
-    stream: Iterator[Event] = local.generate(PROMPT, Sampling(temperature=1.0))
+    stream: Iterator[Event] = local.generate(Request(PROMPT, Sampling(temperature=1.0)))
     next(stream)
     assert last(run(local, PROMPT, GREEDY)).reply_tokens > 0
     assert local.score([([1], [2])])
@@ -306,7 +339,7 @@ def test_no_token_outside_the_tokenizer_is_drawn(make_gpt2: MakeGPT2) -> None:
     for start in range(1, 5):
         assert max(ids_of(run(model, [start], sampling))) < model.tokenizer.size == 340
     with pytest.raises(ValueError, match="vocabulary"):
-        model.generate([400], GREEDY)
+        model.generate(Request([400], GREEDY))
 
 
 def test_scores_are_those_of_transformers(local: LocalModel, gpt2: tuple[Path, Any]) -> None:

@@ -28,7 +28,7 @@ from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.model import LanguageModel, Request, Sampling
 from chatapp.lab.traces import TransformersTrace
 
 GREEDY = Sampling(temperature=0, max_tokens=6)
@@ -54,7 +54,7 @@ def drop_cache(network: Any) -> None:
 
 def message(model: LanguageModel, ids: list[int]) -> tuple[list[int], int]:
     """A greedy reply, and how many tokens of the prompt were not read again."""
-    *tokens, end = model.generate(ids, GREEDY)
+    *tokens, end = model.generate(Request(ids, GREEDY))
     assert isinstance(end, Finished)
     return [token.id for token in tokens if isinstance(token, Token)], end.reused_tokens
 

@@ -18,7 +18,7 @@ from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import LanguageModel, Sampling
+from chatapp.engine.model import LanguageModel, Request, Sampling
 from chatapp.engine.tokenizers.byte_level import BPETokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import TransformersTokenizer
 from chatapp.models.description import describe
@@ -124,11 +124,13 @@ def model(folder: Path) -> LanguageModel:
 
 
 def reply(model: LanguageModel, ids: list[int], sampling: Sampling = GREEDY) -> list[int]:
-    return [event.id for event in model.generate(ids, sampling) if isinstance(event, Token)]
+    return [
+        event.id for event in model.generate(Request(ids, sampling)) if isinstance(event, Token)
+    ]
 
 
 def finished(model: LanguageModel, ids: list[int]) -> Finished:
-    event = list(model.generate(ids, GREEDY))[-1]
+    event = list(model.generate(Request(ids, GREEDY)))[-1]
     assert isinstance(event, Finished)
     return event
 

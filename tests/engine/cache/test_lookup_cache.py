@@ -11,7 +11,7 @@ from chatapp.engine.cache import prompt_lookup
 from chatapp.engine.cache.prompt_lookup import Lookup, following
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 
 COPY = [40, 71, 300, 12, 99, 5, 61, 200, 33, 7, 40, 71, 300]
 
@@ -40,7 +40,7 @@ def test_what_followed(ids: list[int], most: int, guessed: list[int]) -> None:
 
 
 def events_of(model: LocalModel, ids: list[int], sampling: Sampling) -> list[Token | Finished]:
-    return list(model.generate(ids, sampling))  # type: ignore[arg-type]
+    return list(model.generate(Request(ids, sampling)))  # type: ignore[arg-type]
 
 
 def plain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LocalModel:

@@ -13,7 +13,7 @@ from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.cache.prefix_tree import PrefixTree
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 
 Pair = tuple[list[int], list[int]]
 
@@ -110,10 +110,10 @@ def test_a_prompt_is_computed_once_for_all_its_labels(
 def test_scoring_and_generating_share_one_cache(model: LocalModel | TransformersModel) -> None:
     pairs = prompt_with_labels()
     greedy = Sampling(temperature=0.0, max_tokens=5)
-    alone = list(model.generate(pairs[0][0], greedy))
+    alone = list(model.generate(Request(pairs[0][0], greedy)))
     model.forget()
     model.score(pairs)
-    after = list(model.generate(pairs[0][0], greedy))
+    after = list(model.generate(Request(pairs[0][0], greedy)))
     assert [event.id for event in after if isinstance(event, Token)] == [
         event.id for event in alone if isinstance(event, Token)
     ]

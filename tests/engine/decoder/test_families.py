@@ -22,7 +22,7 @@ from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.decoder.summary import parameter_formula
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.files.model_files import DECODERS, ModelFiles
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.lab.inspectable import inspectable
 from chatapp.models.description import describe
 from chatapp.models.loading import load_model
@@ -136,7 +136,7 @@ def test_greedy_text(model: tuple[Path, Any], bpe: Tokenizer) -> None:
     _add_tokenizer(folder, bpe)
     ours = LocalModel.load(ModelFiles.read(folder))
     for prompt in (IDS[:9], [*IDS[:30], *IDS[10:30]]):
-        events = list(ours.generate(prompt, Sampling(temperature=0, max_tokens=30)))
+        events = list(ours.generate(Request(prompt, Sampling(temperature=0, max_tokens=30))))
         ids = list(prompt)
         while len(ids) < len(prompt) + 30 and (id := int(logits_of(reference, ids)[-1].argmax())):
             ids.append(id)
@@ -387,7 +387,7 @@ def test_a_token_before_each_text(llama: Path, bpe: Tokenizer) -> None:
         assert ours.embed(IDS[:30], layer) == pytest.approx(theirs.embed(IDS[:30], layer), abs=1e-4)
     greedy = Sampling(temperature=0, max_tokens=30)
     for prompt in (IDS[:9], [*IDS[:9], 5, 6], IDS[:40] * 2):
-        events = [list(each.generate(prompt, greedy)) for each in (ours, theirs)]
+        events = [list(each.generate(Request(prompt, greedy))) for each in (ours, theirs)]
         assert [event.id for event in events[0][:-1]] == [event.id for event in events[1][:-1]]
         assert events[0][-1].reused_tokens >= events[1][-1].reused_tokens
     traces = [inspectable(each).inspect(IDS[:20]) for each in (ours, theirs)]

@@ -8,7 +8,7 @@ from random_models import MakeGPT2
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.files.model_files import GenerationConfig, ModelFiles, read_generation_config
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.models.loading import load_model
 
 
@@ -38,12 +38,12 @@ def test_an_end_that_is_not_the_tokenizers_ends_a_reply(make_gpt2: MakeGPT2) -> 
     path, _ = make_gpt2(seed=3)
     greedy = Sampling(temperature=0.0, max_tokens=6, max_repeats=0)
     before = LocalModel.load(ModelFiles.read(path))
-    *drawn, _ = before.generate([5, 6, 7], greedy)
+    *drawn, _ = before.generate(Request([5, 6, 7], greedy))
     end = drawn[2].id
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     model = load_model(str(path))
     assert model.end_ids == {0, end}
-    *shorter, finished = model.generate([5, 6, 7], greedy)
+    *shorter, finished = model.generate(Request([5, 6, 7], greedy))
     assert (finished.reason, len(shorter)) == ("stop", [each.id for each in drawn].index(end))
 
 

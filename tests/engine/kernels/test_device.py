@@ -16,7 +16,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels import device, precision
 from chatapp.engine.kernels.device import device_for
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.lab.traces import DecoderTrace
 from chatapp.models.loading import load_model
 
@@ -127,7 +127,7 @@ def test_on_a_gpu(make_gpt2: MakeGPT2, name: str) -> None:
     assert np.allclose(*rows, atol=1e-3)
     sampling = Sampling(seed=1, max_tokens=30)
     texts = [
-        "".join(event.text for event in model.generate(IDS[:9], sampling))
+        "".join(event.text for event in model.generate(Request(IDS[:9], sampling)))
         for model in (here, there, there)
     ]
     assert texts[1] == texts[2]

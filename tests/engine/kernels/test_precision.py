@@ -30,7 +30,7 @@ from chatapp.engine.kernels.linear import (
 )
 from chatapp.engine.kernels.precision import precision_for
 from chatapp.engine.kernels.torch_internals import onednn_int8_takes_eight_bits
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.models.loading import load_model
 from chatapp.models.resolving import BUNDLED, model_folder
 
@@ -277,9 +277,9 @@ def test_which_precision_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_reply_in_int8(gpt2: tuple[Path, Any]) -> None:
     model = load_model(str(gpt2[0]), precision="int8")
     sampling = Sampling(temperature=1.0, seed=5, max_tokens=12)
-    first = list(model.generate(IDS[:9], sampling))
+    first = list(model.generate(Request(IDS[:9], sampling)))
     assert len(first) > 1
-    assert [e.text for e in model.generate(IDS[:9], sampling)] == [e.text for e in first]
+    assert [e.text for e in model.generate(Request(IDS[:9], sampling))] == [e.text for e in first]
     [row] = model.score([(IDS[:5], IDS[5:9])])
     assert len(row) == 4
 

@@ -22,7 +22,7 @@ from chatapp.engine.kernels.threads import (
     thread_count,
     wait_briefly,
 )
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.engine.sampling import Sampler
 
 ROOT = Path(__file__).parents[3]
@@ -190,7 +190,7 @@ def test_a_token_is_computed_and_drawn_on_the_same_threads(
 
     monkeypatch.setattr(LocalModel, "next_logits", noted(compute))
     monkeypatch.setattr(Sampler, "draw", noted(draw))
-    list(local.generate([1, 2, 3], Sampling(seed=0, max_tokens=2)))
+    list(local.generate(Request([1, 2, 3], Sampling(seed=0, max_tokens=2))))
     assert found == [5, 5, 5, 5]
 
 

@@ -8,7 +8,7 @@ import pytest
 from fakes import ScriptedModel
 
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.evaluation.evaluate import Grid
 from chatapp.evaluation.journal import Journal
 from chatapp.models.loading import load_model
@@ -110,7 +110,7 @@ def test_a_reply_that_failed_stands_in_the_chat_with_its_last_text_and_is_no_wro
     class Fails(ScriptedModel):
         """Holds a word back, as before a stop string, and then breaks off."""
 
-        def generate(self, *arguments: Any, **options: Any) -> Iterator[Event]:
+        def generate(self, request: Request) -> Iterator[Event]:
             (half,) = self.tokenizer.encode(" Half")
             yield Token(half, " Half", " Half", -1.0)
             yield Finished("error", " a word", message="no memory")

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.exporting import write_gguf
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.models.loading import load_model
 from chatapp.models.resolving import find_model
 from chatapp.prompting.template import CHAT, load_template
@@ -98,7 +98,9 @@ def test_a_trained_adapter_is_chatted_with_and_merged(tmp_path: Path, method: st
     greedy = Sampling(temperature=0.0, max_tokens=12)
     adapter, merged = load_model(str(run)), load_model(str(tmp_path / "merged"))
     prompt = adapter.tokenizer.encode("User: What comes after 7?\nAssistant:")
-    replies = [[event.text for event in m.generate(prompt, greedy)] for m in (adapter, merged)]
+    replies = [
+        [event.text for event in m.generate(Request(prompt, greedy))] for m in (adapter, merged)
+    ]
     assert replies[0] == replies[1]
     scores = [m.score([(prompt, prompt)])[0] for m in (adapter, merged)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)

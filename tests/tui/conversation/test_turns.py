@@ -10,6 +10,7 @@ from tui_driver import OpenApp, fill
 from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Event
+from chatapp.engine.model import Request
 
 
 async def test_the_first_message_waits_for_the_model(open_app: OpenApp, store: Store) -> None:
@@ -192,8 +193,8 @@ async def test_a_call_of_a_tool_stands_in_the_reply(open_app: OpenApp, store: St
 class BrokenModel(ScriptedModel):
     """Breaks a promise: it raises in the middle of a reply."""
 
-    def generate(self, *arguments: object, **options: object) -> Iterator[Event]:
-        for count, event in enumerate(super().generate(*arguments, **options)):  # type: ignore[arg-type]
+    def generate(self, request: Request) -> Iterator[Event]:
+        for count, event in enumerate(super().generate(request)):
             if count == 2:
                 raise ZeroDivisionError("a bug")
             yield event

@@ -17,7 +17,7 @@ from chatapp.common.shading import percent
 from chatapp.dialogue.store import Store
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.events import Token
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.lab.traces import DecoderTrace
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.inspector import step
@@ -464,7 +464,7 @@ async def test_steps_draw_what_generate_draws(open_app: OpenApp, gpt2: LocalMode
         session = driver.chat.conversation.session
         assert session is not None
         prompt = session.read(session.messages[-1].id).prompt.ids
-        events = gpt2.generate(prompt, SETTINGS.sampling)
+        events = gpt2.generate(Request(prompt, SETTINGS.sampling))
         expected = [event.id for event in events if isinstance(event, Token)][:4]
         await press(driver, "f3", "5", "space", "space", "space", "space")
         assert taken(driver) == expected

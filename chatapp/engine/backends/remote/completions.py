@@ -6,6 +6,7 @@ llama.cpp's server, llama-cpp-python's and Ollama's do that.
 Keep: text that has arrived is kept, whatever happens to the connection.
 """
 
+import math
 import re
 import threading
 import time
@@ -72,6 +73,7 @@ class RemoteModel:
     folder: "Path | None" = None
     start: Sequence[int] = ()
     precision = ""
+    takes_messages = False
 
     def __init__(self, server: Server, *, name: str, context: int, remark: str = "") -> None:
         self.name = name
@@ -84,28 +86,20 @@ class RemoteModel:
         self._mentioned: set[str] = set()
         self._mentioning = threading.Lock()
 
-    def generate(
-        self,
-        ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        stop: Sequence[str] = (),
-        cancel: threading.Event | None = None,
-        top: int = 0,
-    ) -> Iterator[Event]:
-        """See `LanguageModel.generate`. Without `top`, log-probabilities are not asked for."""
-        prompt = list(ids)
-        if not prompt:
+    def generate(self, request: Request) -> Iterator[Event]:
+        """See `LanguageModel.generate`. Without `top`, log-probabilities are not requested."""
+        if not request.ids:
             raise ValueError("there are no tokens to continue; expected at least one")
-        text = without_surrogates(self._text.decode(prompt))
-        reply = self._open_reply(text, len(prompt), sampling, StopFilter(stop))
-        body = self._options(sampling, reply.most)
+        ids = [*request.ids, *request.forced]
+        text = without_surrogates(self._text.decode(ids))
+        reply = self._open_reply(text, len(ids), request, StopFilter(request.stop))
+        body = self._options(request.sampling, reply.most)
         body["prompt"] = text
-        if stop:
-            body["stop"] = list(stop[:_MOST_STOPS])
-        if top:
-            body["logprobs"] = top
-        return self._run("completions", body, reply, sampling, cancel)
+        if request.stop:
+            body["stop"] = list(request.stop[:_MOST_STOPS])
+        if request.top:
+            body["logprobs"] = request.top
+        return self._run("completions", body, reply, request)
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
         """See `LanguageModel.generate_many`. Several at once, as `at_once` says."""
@@ -131,18 +125,16 @@ class RemoteModel:
         )
 
     def _begin(self, request: Request, given_up: threading.Event) -> Iterator[Event]:
-        return self.generate(
-            request.ids,
-            request.sampling,
-            stop=request.stop,
-            cancel=request.cancel or given_up,
-            top=request.top,
-        )
+        return self.generate(replace(request, cancel=request.cancel or given_up))
 
     def _open_reply(
-        self, prompt: str, prompt_tokens: int, sampling: Sampling, stops: StopFilter
+        self, prompt: str, prompt_tokens: int, request: Request, stops: StopFilter
     ) -> "_Reply":
-        """A reply to a prompt of about this length. Raises ContextOverflow."""
+        """A reply to a prompt of about this length, forced tokens included.
+
+        Raises ContextOverflow.
+        """
+        sampling = request.sampling
         room = self.context - prompt_tokens
         if room < 1:
             raise ContextOverflow(
@@ -153,21 +145,19 @@ class RemoteModel:
             self._text,
             stops,
             RepetitionFilter(lambda: prompt, sampling.max_repeats),
+            forced=request.forced,
             prompt_tokens=prompt_tokens,
             most=min(sampling.max_tokens, room),
             at_most="length" if sampling.max_tokens <= room else "context",
         )
 
-    def _run(
-        self,
-        path: str,
-        body: Body,
-        reply: "_Reply",
-        sampling: Sampling,
-        cancel: threading.Event | None,
-    ) -> Iterator[Event]:
+    def _run(self, path: str, body: Body, reply: "_Reply", request: Request) -> Iterator[Event]:
         """Ask for a reply and pass it on."""
-        cancel = cancel or threading.Event()
+        yield from reply.begin()
+        if reply.over:
+            yield reply.finished("")
+            return
+        cancel = request.cancel or threading.Event()
         body = {name: value for name, value in body.items() if name not in self._refused}
         events = BlockingStream(post(self.server, path, body, self._simpler))
         failure = ""
@@ -181,7 +171,9 @@ class RemoteModel:
         finally:
             events.close()
         finished = reply.finished(failure)
-        yield replace(finished, message=finished.message or self._options_in_words(sampling))
+        yield replace(
+            finished, message=finished.message or self._options_in_words(request.sampling)
+        )
 
     def _options(self, sampling: Sampling, most: int) -> Body:
         """A request for `most` tokens, without what they are to follow."""
@@ -245,6 +237,7 @@ class _Reply:
         stops: StopFilter,
         repeats: RepetitionFilter,
         *,
+        forced: Sequence[int],
         prompt_tokens: int,
         most: int,
         at_most: FinishReason,
@@ -256,6 +249,7 @@ class _Reply:
         self._text = text
         self._stops = stops
         self._repeats = repeats
+        self._forced = forced
         self._at_most = at_most
         self._calls = Calls()
         self._thoughts = Thoughts()
@@ -263,6 +257,15 @@ class _Reply:
         self._tokens = 0
         self._started = time.perf_counter()
         self._time_to_first_token = 0.0
+
+    def begin(self) -> Iterator[Token]:
+        """The forced tokens. The reply is over with one that ends it."""
+        for id in self._forced:
+            if id == self._text.end_id:
+                self.reason, self.over = "stop", True
+                return
+            text = self._text.decode([id])
+            yield Token(id, text, text, math.nan)
 
     def take(self, chunk: Chunk) -> Iterator[Token]:
         """The tokens of a chunk, as many as are wanted. Raises ModelError for an odd end."""
@@ -291,12 +294,13 @@ class _Reply:
         if self._stops.hit:
             self.reason = "stop"
         broken_off = self.reason is None
+        forced = sum(id != self._text.end_id for id in self._forced)
         return Finished(
             self.reason or "error",
             text=rest,
-            prompt_tokens=self._usage.prompt,
+            prompt_tokens=self._usage.prompt - len(self._forced),
             reused_tokens=self._usage.reused,
-            reply_tokens=self._usage.reply or self._tokens,
+            reply_tokens=(self._usage.reply or self._tokens) + forced,
             time_to_first_token=self._time_to_first_token,
             seconds=time.perf_counter() - self._started,
             # What goes wrong after the end costs nothing.

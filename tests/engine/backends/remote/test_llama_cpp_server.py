@@ -24,7 +24,7 @@ from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import Sampling
+from chatapp.engine.model import Request, Sampling
 from chatapp.models.loading import load_model
 from chatapp.prompting.template import PLAIN
 
@@ -137,7 +137,7 @@ def model(url: str) -> RemoteModel:
 
 
 def run(model: RemoteModel | LocalModel, sampling: Sampling, **options: object) -> list[Token]:
-    *tokens, finished = model.generate(model.tokenizer.encode(PROMPT), sampling, **options)  # type: ignore[arg-type]
+    *tokens, finished = model.generate(Request(model.tokenizer.encode(PROMPT), sampling, **options))  # type: ignore[arg-type]
     assert isinstance(finished, Finished)
     assert finished.reason != "error", finished.message
     return [token for token in tokens if isinstance(token, Token)]
@@ -173,7 +173,7 @@ def test_a_stop_string(model: RemoteModel) -> None:
 def test_cancelling_leaves_it_able_to_go_on(model: RemoteModel) -> None:
     cancel = threading.Event()
     sampling = Sampling(temperature=0.0, max_tokens=200)
-    events = model.generate(model.tokenizer.encode(PROMPT), sampling, cancel=cancel)
+    events = model.generate(Request(model.tokenizer.encode(PROMPT), sampling, cancel=cancel))
     next(events)
     cancel.set()
     *_, finished = events

@@ -31,7 +31,7 @@ from chatapp.engine.backends.remote.server import Server
 from chatapp.engine.backends.remote.stream import TextPieces
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.model import ContextOverflow, Sampling
+from chatapp.engine.model import ContextOverflow, Request, Sampling
 from chatapp.models.loading import load_model
 from chatapp.prompting.template import ALPACA, PLAIN
 
@@ -63,7 +63,7 @@ def run(
     model: RemoteModel, text: str = "User: hi", sampling: Sampling | None = None, **options: Any
 ) -> tuple[list[Token], Finished]:
     ids = model.tokenizer.encode(text)
-    *tokens, finished = model.generate(ids, sampling or Sampling(), **options)
+    *tokens, finished = model.generate(Request(ids, sampling or Sampling(), **options))
     assert isinstance(finished, Finished)
     return [token for token in tokens if isinstance(token, Token)], finished
 
@@ -74,6 +74,29 @@ def text_of(events: tuple[list[Token], Finished]) -> str:
 
 
 # What is asked, and what comes
+
+
+def test_a_forced_start_is_sent_with_the_prompt(
+    server: CompletionsServer, model: RemoteModel
+) -> None:
+    server.stream = [*said(" two", " three")[:-1], usage(12, 2), "[DONE]"]
+    forced = model.tokenizer.encode(" one,")
+    tokens, finished = run(model, "Count:", forced=forced)
+    assert server.requests[0]["prompt"] == "Count: one,"
+    assert [token.id for token in tokens[: len(forced)]] == forced
+    assert text_of((tokens, finished)) == " one, two three"
+    counts = (finished.prompt_tokens, finished.reply_tokens)
+    assert counts == (12 - len(forced), 2 + len(forced))
+
+
+def test_a_server_is_not_asked_after_a_forced_end(
+    server: CompletionsServer, model: RemoteModel
+) -> None:
+    forced = model.tokenizer.encode(" one,")
+    tokens, finished = run(model, "Count:", forced=[*forced, model.tokenizer.end_id])
+    assert [token.id for token in tokens] == forced
+    assert (finished.reason, finished.reply_tokens) == ("stop", len(forced))
+    assert server.requests == []
 
 
 def test_a_reply(server: CompletionsServer, model: RemoteModel) -> None:
@@ -283,7 +306,7 @@ def test_what_came_before_cancelling_is_kept(server: CompletionsServer, model: R
     server.stream = [piece(" Well"), piece("\nUs"), server.hang]
     text = ""
     ids = model.tokenizer.encode("hi")
-    for event in model.generate(ids, Sampling(), stop=["\nUser:"], cancel=cancel):
+    for event in model.generate(Request(ids, Sampling(), stop=["\nUser:"], cancel=cancel)):
         text += event.text
         if isinstance(event, Token) and event.piece == "\nUs":
             cancel.set()
@@ -308,7 +331,7 @@ def test_a_generator_that_is_left_closes_the_connection(
     server: CompletionsServer, model: RemoteModel
 ) -> None:
     server.stream = [piece(" Well"), server.hang]
-    events = model.generate(model.tokenizer.encode("hi"), Sampling())
+    events = model.generate(Request(model.tokenizer.encode("hi"), Sampling()))
     assert next(events).text == " Well"
     events.close()  # type: ignore[attr-defined]
     assert server.gone.wait(30)

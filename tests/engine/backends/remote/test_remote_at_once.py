@@ -72,8 +72,8 @@ def test_completions(server: CompletionsServer, model: RemoteChatModel) -> None:
 def test_chats(server: CompletionsServer, model: RemoteChatModel) -> None:
     server.stream = side_by_side = SideBySide(MOST_AT_ONCE)
     texts = [f"n{number}" for number in range(6)]
-    chats = ([{"role": "user", "content": text}] for text in texts)
-    replies = list(whole_replies(model.converse_many(chats, SHORT)))
+    chats = (Request((), SHORT, messages=[{"role": "user", "content": text}]) for text in texts)
+    replies = list(whole_replies(model.generate_many(chats)))
     assert [text.strip() for text, _ in replies] == [f"{text} indeed" for text in texts]
     assert side_by_side.most == MOST_AT_ONCE
 

@@ -5,7 +5,7 @@ import math
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from chatapp.engine.backends.remote import http
 from chatapp.engine.backends.remote.chat import RemoteChatModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
-from chatapp.engine.model import ChatModel, ContextOverflow, Sampling
+from chatapp.engine.model import ContextOverflow, Request, Sampling
 from chatapp.models.loading import load_model
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -55,10 +55,17 @@ def named(server: CompletionsServer, tmp_path: Path, protocol: str) -> str:
     return "mine"
 
 
+def replied_to(
+    messages: Sequence[Mapping[str, Any]], sampling: Sampling | None = None, **options: Any
+) -> Request:
+    """A request of a reply to messages."""
+    return Request((), sampling or Sampling(), messages=messages, **options)
+
+
 def run(
     model: RemoteChatModel, sampling: Sampling | None = None, **options: Any
 ) -> tuple[list[Token], Finished]:
-    *tokens, finished = model.converse(HELLO, sampling or Sampling(), **options)
+    *tokens, finished = model.generate(replied_to(HELLO, sampling, **options))
     assert isinstance(finished, Finished)
     return [token for token in tokens if isinstance(token, Token)], finished
 
@@ -83,7 +90,7 @@ def test_the_protocol_is_found_out(
     server: CompletionsServer, protocols: tuple[str, ...], converses: bool, asked: int
 ) -> None:
     server.protocols = protocols
-    assert isinstance(load_model(server.url), ChatModel) is converses
+    assert load_model(server.url).takes_messages is converses
     assert len(server.probes) == asked
     assert server.requests == []
 
@@ -102,7 +109,7 @@ def test_a_protocol_that_is_said_is_not_asked_for(
     server: CompletionsServer, tmp_path: Path, protocol: str
 ) -> None:
     model = load_model(named(server, tmp_path, protocol))
-    assert isinstance(model, ChatModel) is (protocol == "chat")
+    assert model.takes_messages is (protocol == "chat")
     assert server.probes == []
 
 
@@ -122,7 +129,7 @@ def test_a_reply(server: CompletionsServer, model: RemoteChatModel) -> None:
         temperature=0.5, top_p=0.8, top_k=7, min_p=0.1, repetition_penalty=1.2, seed=3, max_tokens=9
     )
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a\ud800"}]
-    *tokens, finished = model.converse(messages, sampling)
+    *tokens, finished = model.generate(replied_to(messages, sampling))
     assert [token.piece for token in tokens if isinstance(token, Token)] == [
         "It",
         " is",
@@ -231,13 +238,13 @@ def test_data_that_is_split_anywhere(
 def test_the_window(server: CompletionsServer, model: RemoteChatModel) -> None:
     server.stream = replied("a", reason="length")
     messages = [{"role": "user", "content": " a" * 50}]
-    *_, finished = model.converse(messages, Sampling())
+    *_, finished = model.generate(replied_to(messages))
     assert isinstance(finished, Finished)
     assert (finished.reason, server.requests[0]["max_tokens"]) == ("context", 10)
     with pytest.raises(ContextOverflow, match="about 64 tokens"):
-        model.converse([{"role": "user", "content": " a" * 60}], Sampling())
-    with pytest.raises(ValueError, match="no messages"):
-        model.converse([], Sampling())
+        model.generate(replied_to([{"role": "user", "content": " a" * 60}]))
+    with pytest.raises(ValueError, match="no tokens to continue"):
+        model.generate(replied_to([]))
 
 
 # Ends before the end
@@ -373,7 +380,7 @@ def test_a_refusal_of_what_is_needed_is_told(
 
 def test_text_goes_through_completions(server: CompletionsServer, model: RemoteChatModel) -> None:
     server.stream = said(" Hello")
-    *_, finished = model.generate(model.tokenizer.encode("Once"), Sampling())
+    *_, finished = model.generate(Request(model.tokenizer.encode("Once"), Sampling()))
     assert isinstance(finished, Finished)
     assert (finished.reason, server.requests[0]["prompt"]) == ("stop", "Once")
 
@@ -383,7 +390,7 @@ def test_text_where_there_are_chats_alone(
 ) -> None:
     server.protocols = ("chat/completions",)
     for _ in range(2):
-        (finished,) = model.generate(model.tokenizer.encode("Once"), Sampling())
+        (finished,) = model.generate(Request(model.tokenizer.encode("Once"), Sampling()))
         assert isinstance(finished, Finished)
         assert finished.reason == "error"
         assert finished.message == (
@@ -396,7 +403,7 @@ def test_text_where_there_are_chats_alone(
 
 def test_text_where_chats_are_asked_for(server: CompletionsServer, tmp_path: Path) -> None:
     model = load_model(named(server, tmp_path, "chat"))
-    (finished,) = model.generate(model.tokenizer.encode("Once"), Sampling())
+    (finished,) = model.generate(Request(model.tokenizer.encode("Once"), Sampling()))
     assert isinstance(finished, Finished)
     assert "used for chats alone" in finished.message
     assert server.requests == []
