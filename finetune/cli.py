@@ -9,19 +9,18 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chatapp.common.foreign import printable
+from chatapp.dialogue.feedback import FeedbackFormat
 from chatapp.engine.kernels.threads import wait_briefly
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from finetune.prediction import Predictor
 
 app = typer.Typer(
     name="finetune",
@@ -39,11 +38,6 @@ Overrides = Annotated[
 _OVERRIDE = re.compile(r"[a-z_]+(\.\w+)*=")
 
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on standard output")]
-
-
-@app.callback()
-def _root() -> None:
-    """Teach a GPT: instructions, feedback, linear heads, pretraining."""
 
 
 @app.command()
@@ -116,8 +110,8 @@ def evaluate(
         from finetune.evaluation import compare
         from finetune.measuring.results import show
 
-        overrides = [each for each in others or () if _OVERRIDE.match(each)]
-        models = [run, *(each for each in others or () if not _OVERRIDE.match(each))]
+        overrides = [text for text in others or () if _OVERRIDE.match(text)]
+        models = [run, *(text for text in others or () if not _OVERRIDE.match(text))]
         device = load_settings().device
         with console.status("reading") as status:
 
@@ -126,7 +120,7 @@ def evaluate(
 
             evaluations = compare(models, data, replies, max_tokens, progress, device, overrides)
         if as_json:
-            _answer(json.dumps({"runs": [each.document() for each in evaluations]}))
+            _answer(json.dumps({"runs": [measured.document() for measured in evaluations]}))
         else:
             Console(highlight=False).print(show(evaluations, shown))
 
@@ -155,11 +149,13 @@ def predict(
         if output and not inputs:
             raise ConfigError("--output is for the answers to --inputs")
         from chatapp.common.settings import load_settings
-        from finetune.prediction import open_predictor, parsed
+        from finetune.prediction import answer_file, open_predictor, parsed
 
         predictor = open_predictor(run, load_settings().device)
         if inputs:
-            _predict_file(predictor, inputs, output, console)
+            if bad := answer_file(predictor, inputs, output, console, _answer):
+                console.print(f"{bad:,} of the inputs could not be answered")
+                raise typer.Exit(1)
             return
         row = predictor.row(parsed(text, predictor.roles), "--input")
         (answer,) = predictor.answers([row])
@@ -173,34 +169,6 @@ def predict(
                     console.print(printable(f"  {label}  {probability:.4f}"), markup=False)
 
 
-def _predict_file(
-    predictor: "Predictor", inputs: Path, output: Path | None, console: "Console"
-) -> None:
-    """Answer a file of inputs. Raises typer.Exit(1) at the end when one of them was bad."""
-    from contextlib import ExitStack
-
-    from chatapp.evaluation.journal import Journal
-    from finetune.prediction import predict_all
-
-    bad = 0
-
-    def report(sentence: str) -> None:
-        nonlocal bad
-        bad += 1
-        console.print(printable(sentence), markup=False, soft_wrap=True)
-
-    with ExitStack() as stack:
-        journal = stack.enter_context(Journal(output)) if output else None
-        status = stack.enter_context(console.status("reading"))
-        for rows in predict_all(predictor, predictor.read(inputs), journal, report):
-            status.update(f"answered {rows[-1]['row']:,}")
-            if journal is None:
-                _answer("\n".join(map(json.dumps, rows)))
-    if bad:
-        console.print(f"{bad:,} of the inputs could not be answered")
-        raise typer.Exit(1)
-
-
 @app.command()
 def feedback(
     chats: Annotated[
@@ -208,36 +176,28 @@ def feedback(
     ] = None,
     model: Annotated[str, typer.Option(help="the model to train; the chat's when left out")] = "",
     lesson: Annotated[
-        str, typer.Option(help="dpo, sft or kto; the first there is enough for when left out")
-    ] = "",
+        FeedbackFormat | None,
+        typer.Option(help="the first that there is enough feedback for when left out"),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="the run folder; a new one in runs")] = None,
     only_write: Annotated[bool, typer.Option(help="write rows and configuration, no more")] = False,
 ) -> None:
-    """Learn from what was said of replies in the chat: preferences, corrections, verdicts.
+    """Learn from the feedback on replies in the chat: preferences, corrections, verdicts.
 
-    Rows and a small configuration are written, checked and trained; the model that comes of it
-    is among those that F8 lists in the chat.
+    Rows and a small configuration are written, checked and trained; F8 in the chat then lists the
+    new model.
     """
     with _errors_in_words() as console:
         from chatapp.common.paths import database_path
         from chatapp.common.settings import load_settings
-        from chatapp.dialogue.feedback import FeedbackFormat
         from chatapp.dialogue.store import Store
-        from finetune.config.sections import ConfigError, FinetuneConfig, load_config
-        from finetune.feedback import choose, collected, free_output, write_configuration
+        from finetune.config.sections import FinetuneConfig, load_config
+        from finetune.feedback import write_lesson
 
-        if lesson not in ("", *FeedbackFormat):
-            raise ConfigError(f"--lesson is {lesson!r}; expected {', '.join(FeedbackFormat)}")
         settings = load_settings()
-        store = Store(database_path())
-        try:
-            rows = collected(store, chats or ())
-        finally:
-            store.close()
-        chosen = choose(rows, FeedbackFormat(lesson) if lesson else None)
-        output = output or free_output(Path("runs"))
-        path = write_configuration(chosen, rows[chosen.format], model or settings.model, output)
-        console.print(f"{len(rows[chosen.format])} {chosen.words}: {path}", markup=False)
+        with closing(Store(database_path())) as store:
+            path, rows = write_lesson(store, chats or (), lesson, model or settings.model, output)
+        console.print(f"{rows}: {path}", markup=False)
         if only_write:
             _answer(str(path))
             return

@@ -1,4 +1,4 @@
-"""`finetune feedback`: what was said of replies in the chat, as rows and a small configuration.
+"""`finetune feedback`: the feedback on replies in the chat, as rows and a small configuration.
 
 Keep: nothing is trained that the user could not have written down: the rows and the configuration
 are files, checked and run like any other.
@@ -53,29 +53,44 @@ LESSONS = (
 """In the order in which they are chosen. A correction is also a preference, to its own reply."""
 
 
-def collected(store: Store, chats: Iterable[int] = ()) -> dict[FeedbackFormat, Rows]:
-    """The rows of each lesson, of some chats or of all. Raises StoreError."""
+def write_lesson(
+    store: Store,
+    chats: Iterable[int],
+    wanted: FeedbackFormat | None,
+    model: str,
+    output: Path | None,
+) -> tuple[Path, str]:
+    """Write the rows of a lesson and their configuration; returns the latter, and how many rows.
+
+    chats: their numbers; all of them when there are none. wanted: the lesson; None for the first
+    that there is enough feedback for. output: the folder of the run; None for a new one in runs.
+    Raises ConfigError, ModelError and StoreError.
+    """
     ids = list(chats) or [chat.id for chat in store.chats()]
-    return {
+    rows: dict[FeedbackFormat, Rows] = {
         lesson.format: [row for id in ids for row in feedback_rows(store, id, lesson.format)]
         for lesson in LESSONS
     }
+    lesson = choose(rows, wanted)
+    chosen = rows[lesson.format]
+    path = write_configuration(lesson, chosen, model, output or _free_output(Path("runs")))
+    return path, f"{len(chosen)} {lesson.words}"
 
 
-def choose(rows: Mapping[FeedbackFormat, Rows], asked: FeedbackFormat | None = None) -> Lesson:
-    """The lesson asked for, else the first there is enough for.
+def choose(rows: Mapping[FeedbackFormat, Rows], wanted: FeedbackFormat | None = None) -> Lesson:
+    """The lesson that is wanted, else the first there is enough for.
 
     Raises ConfigError that says how much there is and how much is needed.
     """
-    lessons = [lesson for lesson in LESSONS if asked in (None, lesson.format)]
+    lessons = [lesson for lesson in LESSONS if wanted in (None, lesson.format)]
     for lesson in lessons:
         if _is_enough(lesson, rows[lesson.format]):
             return lesson
-    told = ", ".join(
+    counts = ", ".join(
         f"{len(rows[lesson.format])} {lesson.words} of {lesson.needed}" for lesson in lessons
     )
     raise ConfigError(
-        f"there is not enough feedback to learn from: {told} that are needed (of verdicts a "
+        f"there is not enough feedback to learn from: {counts} that are needed (of verdicts a "
         "quarter good and a quarter bad); rate or correct more replies in the chat"
     )
 
@@ -95,7 +110,7 @@ def write_configuration(lesson: Lesson, rows: Rows, model: str, output: Path) ->
         if path.exists():
             raise ConfigError(f"{path} is there already; name another --output")
     files = find_model(model)
-    size = sum(each.stat().st_size for each in files.path.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in files.path.glob("*.safetensors"))
     full = files.is_adapter or 0 < size <= _SMALL
     epochs = max(1, ceil(_STEPS * _BATCH / len(rows)))
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +118,7 @@ def write_configuration(lesson: Lesson, rows: Rows, model: str, output: Path) ->
     write_whole(
         names[1],
         f"""\
-# What was said of replies in the chat: {len(rows)} {lesson.words}.
+# Feedback on replies in the chat: {len(rows)} {lesson.words}.
 model = {_quoted(model)}
 output = {_quoted(str(output))}
 
@@ -126,7 +141,7 @@ batch_size = {_BATCH}
     return names[1]
 
 
-def free_output(folder: Path) -> Path:
+def _free_output(folder: Path) -> Path:
     """The first of feedback-1, feedback-2, … in a folder that is not taken."""
     number = 1
     while any(folder.glob(f"feedback-{number}*")):

@@ -7,11 +7,15 @@ goes on where the output ends; texts are read and cut as the rows of training we
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError
 from chatapp.engine.backends.head import HEAD_FILE, HeadSpec
 from chatapp.engine.backends.transformers_loading import context_of, load_causal
@@ -103,6 +107,35 @@ def open_predictor(run: str, device: str = "auto") -> Predictor:
     head = hashlib.sha256((files.path / HEAD_FILE).read_bytes()).hexdigest()[:12]
     classifier = Classifier(model, spec, tokenizer, start, longest)
     return Predictor(classifier, columns, f"{files.digest()}-{head}")
+
+
+def answer_file(
+    predictor: Predictor,
+    inputs: Path,
+    output: Path | None,
+    console: Console,
+    write: Callable[[str], None],
+) -> int:
+    """Answer a file of inputs; returns how many were bad, which are named on the console.
+
+    output: where the rows go, a journal; None calls `write` with them as JSON, a line each.
+    Raises as `predict_all` does, and UserError.
+    """
+    bad = 0
+
+    def report(sentence: str) -> None:
+        nonlocal bad
+        bad += 1
+        console.print(printable(sentence), markup=False, soft_wrap=True)
+
+    with ExitStack() as stack:
+        journal = stack.enter_context(Journal(output)) if output else None
+        status = stack.enter_context(console.status("reading"))
+        for rows in predict_all(predictor, predictor.read(inputs), journal, report):
+            status.update(f"answered {rows[-1]['row']:,}")
+            if journal is None:
+                write("\n".join(map(json.dumps, rows)))
+    return bad
 
 
 def predict_all(
