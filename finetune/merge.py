@@ -16,6 +16,7 @@ from chatapp.engine.files.safetensors import tensor_headers
 from chatapp.models.resolving import find_model
 from finetune.config.sections import ConfigError
 from finetune.training.adapters import copy_companions, require_new_folder
+from finetune.training.export import whole_model
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -31,12 +32,12 @@ def merge(run: str, out: Path) -> None:
         raise ConfigError(f"{run}: expected a run with an adapter; this is a whole model already")
     require_new_folder(out)
     model = load_causal(files).to(_type_of(files.base))
-    out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(out)
-    copy_companions(files, out)
-    for name in (HEAD_FILE, HEAD_WEIGHTS):
-        if (files.path / name).is_file():
-            shutil.copyfile(files.path / name, out / name)
+    with whole_model(out) as aside:
+        model.save_pretrained(aside)
+        copy_companions(files, aside)
+        for name in (HEAD_FILE, HEAD_WEIGHTS):
+            if (files.path / name).is_file():
+                shutil.copyfile(files.path / name, aside / name)
 
 
 def _type_of(files: ModelFiles) -> torch.dtype:

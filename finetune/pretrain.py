@@ -28,9 +28,9 @@ from transformers import (
     set_seed,
 )
 
-from chatapp.common.userfiles import read_json_object
+from chatapp.common.userfiles import read_json_object, whole_file
 from chatapp.prompting.messages import END_OF_TEXT
-from chatapp.prompting.template import named
+from chatapp.prompting.template import DialogueTemplate, named
 from finetune.config.sections import ConfigError, PretrainConfig, Source, validated
 from finetune.data.corpus import (
     Document,
@@ -45,7 +45,7 @@ from finetune.data.corpus import (
 from finetune.data.tables import draw, is_held_out
 from finetune.training.callbacks import RunCallback
 from finetune.training.checkpoints import last_checkpoint
-from finetune.training.export import save_chat
+from finetune.training.export import save_chat, whole_model
 from finetune.training.initial_weights import begin
 from finetune.training.record import RESULT_FILE, RunLog, check_same_data, write_json
 from finetune.training.trainer import FiniteTrainer
@@ -110,8 +110,7 @@ def pretrain(config: PretrainConfig, console: Console) -> Path:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         display.stop()
-    _finish(output, config, trainer, tokenizer)
-    save_chat(template, output)
+    _finish(output, config, trainer, tokenizer, template)
     return output
 
 
@@ -171,7 +170,8 @@ def _tokenizer(path: Path, config: PretrainConfig, sources: Sources, console: Co
     console.print("training the tokenizer", style="dim")
     everything = (document for _, documents in sources for document in documents)
     tokenizer = train_tokenizer(everything, config.shape.vocabulary)
-    tokenizer.save(str(path))
+    with whole_file(path) as draft:
+        tokenizer.save(str(draft))
     return tokenizer
 
 
@@ -272,12 +272,15 @@ def _trainer(
 
 
 def _finish(
-    output: Path, config: PretrainConfig, trainer: FiniteTrainer, tokenizer: Tokenizer
+    output: Path,
+    config: PretrainConfig,
+    trainer: FiniteTrainer,
+    tokenizer: Tokenizer,
+    template: DialogueTemplate,
 ) -> None:
-    """Write the complete model: weights in float16, tokenizer, and what was measured."""
+    """Write the complete model: weights in float16, tokenizer, template, and its held-out loss."""
     loss = trainer.evaluate()["eval_loss"] if trainer.eval_dataset is not None else None
     trainer.model.config.use_cache = True  # off while training
-    trainer.model.half().save_pretrained(output)
     end = END_OF_TEXT.text
     tokenizer_config: dict[str, Any] = {
         # The class that takes tokenizer.json as it stands; GPT2Tokenizer would put
@@ -289,7 +292,10 @@ def _finish(
         "model_max_length": config.shape.positions,
         "clean_up_tokenization_spaces": False,
     }
-    write_json(output / "tokenizer_config.json", tokenizer_config)
+    with whole_model(output) as aside:
+        trainer.model.half().save_pretrained(aside)
+        write_json(aside / "tokenizer_config.json", tokenizer_config)
+        save_chat(template, aside)
     measured = {
         "steps": trainer.state.global_step,
         "held_out_loss": loss,

@@ -16,7 +16,7 @@ from types import FrameType
 from rich.console import Console
 
 from chatapp.common.paths import RUN_RECORD
-from chatapp.common.userfiles import read_json_object
+from chatapp.common.userfiles import read_json_object, write_whole
 from chatapp.engine.errors import ModelError
 from chatapp.models.resolving import note_model
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
@@ -248,7 +248,7 @@ def _write_bad_batch(path: Path, material: Material, error: NotFinite) -> None:
         for ids, real in zip(batch["input_ids"], batch["example_ids"] > 0, strict=True):
             text = material.tokenizer.decode(ids[real].tolist())
             lines.append(json.dumps({"text": text, "ids": ids[real].tolist()}) + "\n")
-    path.write_text("".join(lines), encoding="utf-8")
+    write_whole(path, "".join(lines))
 
 
 def _how_to_go_on(output: Path, keys: str = "", how: str = "") -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from chatapp.common.foreign import printable
-from chatapp.common.userfiles import UserError, encoding_hint, reason, write_whole
+from chatapp.common.userfiles import UserError, encoding_hint, reason, write_named
 
 FAILED, INTERRUPTED = 1, 130
 _SIGPIPE_STATUS = 141  # what a shell reports of a program that was ended by a closed pipe
@@ -67,16 +67,12 @@ def write(text: str, *, verbatim: bool = False) -> None:
 
 
 def write_output(path: Path, text: str, *, force: bool) -> None:
-    """Write a file that the user has named. Raises UserError, also when it is there already.
+    """Write a file that the user has named. Raises UserError, also when it exists already.
 
-    force: replace one that is there; a full disk then leaves it as it was.
+    force: replace one that exists.
     """
     try:
-        if force and path.is_file():
-            write_whole(path, text)
-        else:
-            with path.open("w" if force else "x", encoding="utf-8") as file:
-                file.write(text)
+        write_named(path, text, replace=force)
     except FileExistsError:
         raise UserError(f"{path}: this file exists; --force replaces it") from None
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from chatapp.commands import options as completion
 from chatapp.commands.console import FAILED, complain, interruptible, progress, write, write_json
 from chatapp.commands.loading import load, prompt_path, report_pool, template_for
 from chatapp.commands.options import JsonOption, ModelOption, StrictOption
-from chatapp.common.userfiles import UserError, reason
+from chatapp.common.userfiles import UserError, reason, write_whole
 from chatapp.prompting.selection.methods import help_on_methods
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _write_items(tasks: "Sequence[Task]", folder: Path) -> None:
         path = folder / f"{task.name}.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(lines), encoding="utf-8")
+            write_whole(path, "".join(lines))
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {reason(error)}") from None
         write(f"{path}: {len(lines)} items\n")
@@ -312,8 +312,7 @@ def _tell(
     report = document(config, results)
     if folder:
         try:
-            text = json.dumps(report, indent=2) + "\n"
-            (folder / "report.json").write_text(text, encoding="utf-8")
+            write_whole(folder / "report.json", json.dumps(report, indent=2) + "\n")
             plot(results, folder / "accuracy.png")
         except OSError as error:
             raise UserError(f"{folder}: cannot be written: {reason(error)}") from None

@@ -1,10 +1,11 @@
-"""Files that users write, and sentences that tell what is wrong with them.
+"""Files that users write, and sentences that say what is wrong with them.
 
-Keep: what cannot be read or written is told in one printable sentence that names the file; a
-write puts a whole new file in the place of the old one, or leaves that as it was.
+Keep: what cannot be read or written is one printable sentence that names the file; a write puts
+a whole new file in the place of the old one, or leaves the old one unchanged.
 """
 
 import difflib
+import errno
 import json
 import os
 import re
@@ -213,16 +214,34 @@ def write_whole(path: Path, content: str | bytes) -> None:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def write_named(path: Path, text: str, *, replace: bool = False) -> None:
+    """Put a file that the user has named in its place at once, within a folder that exists.
+
+    replace: whether a file may be there already. Raises OSError, FileExistsError among them, and
+    ValueError for a name that no file can have.
+    """
+    if not replace and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    write_whole(path, text)
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A draft beside `path`, to be written, that takes its place when the block has ended.
 
     It gets the permissions of the file before it; missing folders are made, for this user
-    alone. A link stays one. Raises OSError; after an error the file before it is as it was.
+    alone. A link stays one, and a device or a pipe is its own draft. Raises OSError; after an
+    error the file before it is unchanged.
     """
     path = path.resolve()
+    if path.exists() and not path.is_file():
+        yield path
+        return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.new")
+    # The name is cut so that a long one still fits with what is added.
+    draft = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(4)}.new")
     draft.open("xb").close()
     try:
         yield draft

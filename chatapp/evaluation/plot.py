@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatapp.common.foreign import printable
+from chatapp.common.userfiles import whole_file
 from chatapp.evaluation.report import Result
 from chatapp.fewshot.options import method_of
 
@@ -29,7 +30,8 @@ def plot(results: Sequence[Result], path: Path) -> None:
     """Write the picture of these results as a PNG."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a name may be in a script the font has not
-        picture(results).savefig(path, format="png", dpi=150)
+        with whole_file(path) as draft:
+            picture(results).savefig(draft, format="png", dpi=150)
 
 
 def picture(results: Sequence[Result]) -> "Figure":

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chatapp.common.paths import TEMPLATE_FILE
-from chatapp.common.userfiles import UserError, read_json_object
+from chatapp.common.userfiles import UserError, read_json_object, write_whole
 from chatapp.prompting.messages import END_OF_TEXT, Message, Segment
 
 OWN = "own"
@@ -220,7 +220,7 @@ def named(name: str) -> DialogueTemplate:
 def save_template(template: Saveable, folder: Path) -> None:
     """Write the template a model was trained in next to its weights."""
     text = json.dumps(template.to_dict(), indent=2, ensure_ascii=False)
-    (folder / TEMPLATE_FILE).write_text(text + "\n", encoding="utf-8")
+    write_whole(folder / TEMPLATE_FILE, text + "\n")
 
 
 def load_template(folder: Path) -> DialogueTemplate | None:

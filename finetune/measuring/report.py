@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chatapp.common.foreign import printable
+from chatapp.common.userfiles import whole_file, write_whole
 from finetune.data.preparation import HELD_OUT, dropped_lines
 from finetune.objectives.objective import Objective
 from finetune.training.adapters import trained_parameters
@@ -107,7 +108,7 @@ def write_report(
             *record["versions"].items(),
         ],
     )
-    (folder / REPORT_FILE).write_text("\n".join(parts) + "\n", encoding="utf-8")
+    write_whole(folder / REPORT_FILE, "\n".join(parts) + "\n")
 
 
 def _course(rows: Sequence[dict[str, Any]], objective: Objective) -> list[str]:
@@ -158,7 +159,8 @@ def _plot(rows: Sequence[dict[str, Any]], objective: Objective, path: Path) -> b
                 axes.plot(*zip(*points, strict=True), label=figures[key], marker=marker)
         axes.legend()
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as draft:
+        figure.savefig(draft, format="png", dpi=120)
     return True
 
 

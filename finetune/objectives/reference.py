@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from chatapp.common.userfiles import whole_file
 from finetune.data.batches import ByLength, Collate, loader
 from finetune.objectives.log_probs import token_log_probs
 from finetune.objectives.objective import in_place_of, model_inputs
@@ -112,6 +113,5 @@ def _read(path: Path, described: str) -> dict[str, Tensor] | None:
 
 
 def _write(path: Path, flat: Mapping[str, Tensor], described: str) -> None:
-    aside = path.with_suffix(".unfinished")
-    save_file(dict(flat), aside, metadata={"of": described})
-    aside.replace(path)
+    with whole_file(path) as draft:
+        save_file(dict(flat), draft, metadata={"of": described})

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from chatapp.common.userfiles import write_whole
 from finetune.recipes import run
 
 WORDINGS = {
@@ -95,7 +96,7 @@ def build(
     rows = problems(digits, train + test, seed)
     for name, part in (("train", rows[test:]), ("test", rows[:test])):
         path = out / f"arithmetic_{name}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in part))
         print(f"{path}: {len(part):,} problems")
 
 

@@ -18,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from chatapp.common.userfiles import write_whole
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import text_field
 from finetune.data.tables import BadRow, tables
@@ -93,7 +94,7 @@ def build(
     for name, rows in (("prompts", phrased), ("questions", list(questions(question_file)))):
         path = out / f"{name}.jsonl"
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        path.write_text("".join(lines), encoding="utf-8")
+        write_whole(path, "".join(lines))
         print(f"{path}: {len(rows):,} rows")
     for cluster, count in Counter(row["cluster"] for row in phrased).most_common():
         print(f"  {count:,} of {cluster}")

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from chatapp.common.userfiles import write_whole
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import text_field
 from finetune.data.tables import BadRow, tables
@@ -50,7 +51,7 @@ def build(
     """Write one row an instance."""
     made = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows(tasks)]
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("".join(made), encoding="utf-8")
+    write_whole(out, "".join(made))
     print(f"{out}: {len(made):,} rows")
 
 

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from chatapp.common.userfiles import write_whole
 from finetune.recipes import run
 
 
@@ -41,7 +42,7 @@ def build(
     rows = [{"text": text, "label": label} for text, label in labelled if occurrences[text] == 1]
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    out.write_text("".join(lines), encoding="utf-8")
+    write_whole(out, "".join(lines))
     print(f"{out}: {len(rows):,} sentences")
 
 

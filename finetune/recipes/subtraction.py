@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from chatapp.common.userfiles import write_whole
 from chatapp.evaluation.gpt3_tasks import generate
 from chatapp.prompting.examples import Example
 from finetune.recipes import run
@@ -41,7 +42,7 @@ def build(
     for name, part in problems(train, test, seed).items():
         path = out / f"subtraction_{name}.jsonl"
         rows = [{"parts": [each.input, f" {each.output}"]} for each in part]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
         print(f"{path}: {len(part):,} problems")
 
 

@@ -24,6 +24,9 @@ _NO_ROOM = 2**24
 
 OPTIMIZER_FILE = "optimizer.pt"
 
+UNFINISHED = "unfinished"
+"""The folder, within a run's, in which models and checkpoints are written before they are moved."""
+
 
 class SaveError(OSError):
     """A checkpoint could not be written. The one before it is whole."""
@@ -40,7 +43,7 @@ class CheckpointingTrainer(Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         final = Path(self.args.output_dir)
-        aside = final / "unfinished"
+        aside = final / UNFINISHED
         is_main = self.is_world_process_zero()
         if is_main:
             shutil.rmtree(aside, ignore_errors=True)

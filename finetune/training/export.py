@@ -1,48 +1,60 @@
-"""A trained model into its run folder or a checkpoint, complete: weights, tokenizer, template.
+"""A model into a folder, complete: weights, tokenizer, template.
 
 Keep: everything is written aside first, and config.json (or the adapter's) is moved in last, so
 a folder that looks like a model is one.
 """
 
-import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from chatapp.common.paths import CHAT_TEMPLATE
-from chatapp.common.userfiles import read_json_object
+from chatapp.common.userfiles import read_json_object, write_whole
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ADAPTER_CONFIG, CONFIG
 from chatapp.models.resolving import BUNDLED
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.template import DialogueTemplate, as_jinja, save_template
 from finetune.training.adapters import copy_companions
-from finetune.training.checkpoints import flush
+from finetune.training.checkpoints import UNFINISHED, flush
+from finetune.training.record import write_json
 from finetune.training.run_setup import Material
 from finetune.training.trainer import ObjectiveTrainer
 
 
 def publish(material: Material, trainer: ObjectiveTrainer, output: Path) -> None:
-    """Write the model as it is now; called by all processes, files come from the first."""
-    aside = output / "unfinished"
-    if trainer.is_world_process_zero():
-        shutil.rmtree(aside, ignore_errors=True)
+    """Write the model; called by all processes, files come from the first."""
+    is_first = trainer.is_world_process_zero()
+    with whole_model(output) if is_first else nullcontext(output / UNFINISHED) as aside:
+        trainer.accelerator.wait_for_everyone()
+        # Training works without the cache; whoever loads the model wants it.
+        material.model.config.use_cache = True
+        trainer.save_model(str(aside))
+        if is_first:
+            # Neither is of use to a reader: a pickle, and peft's blank model card.
+            for name in ("training_args.bin", "README.md"):
+                (aside / name).unlink(missing_ok=True)
+            complete(material, aside)
     trainer.accelerator.wait_for_everyone()
-    # Training had it off; whoever loads the model wants the cache.
-    material.model.config.use_cache = True
-    trainer.save_model(str(aside))
-    if trainer.is_world_process_zero():
-        # Neither is of use to a reader: a pickle, and peft's blank model card.
-        for name in ("training_args.bin", "README.md"):
-            (aside / name).unlink(missing_ok=True)
-        complete(material, aside)
-        files = sorted(aside.iterdir(), key=lambda path: path.name in (CONFIG, ADAPTER_CONFIG))
-        for file in files:
+
+
+@contextmanager
+def whole_model(output: Path) -> Iterator[Path]:
+    """A folder aside, for the files of a model, which move into `output` when the block has
+    ended, the config last. After an error none has moved."""
+    aside = output / UNFINISHED
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        for file in sorted(aside.iterdir(), key=lambda path: path.name in (CONFIG, ADAPTER_CONFIG)):
             flush(file)
             os.replace(file, output / file.name)
         flush(output)
-        aside.rmdir()
-    trainer.accelerator.wait_for_everyone()
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def complete(material: Material, folder: Path) -> None:
@@ -60,7 +72,7 @@ def save_chat(template: Template, folder: Path, start: str = "") -> None:
     programs chat. start: see `as_jinja`."""
     save_template(template, folder)
     if isinstance(template, DialogueTemplate):
-        (folder / CHAT_TEMPLATE).write_text(as_jinja(template, start), encoding="utf-8")
+        write_whole(folder / CHAT_TEMPLATE, as_jinja(template, start))
 
 
 def _name_base(path: Path, material: Material) -> None:
@@ -70,4 +82,4 @@ def _name_base(path: Path, material: Material) -> None:
         name = str(material.files.path.absolute())
     config = read_json_object(path, ModelError)
     config["base_model_name_or_path"] = name
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_json(path, config)

@@ -125,7 +125,7 @@ def without_places(config: FinetuneConfig) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write plain data so that the file is whole or the one before. Raises OSError."""
+    """Write plain data as a file, whole or not at all. Raises OSError."""
     write_whole(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -197,7 +197,7 @@ class RunLog:
         rows = [row for row in read_log(self.path) if row["step"] <= step]
         if rows:
             self._begun -= rows[-1]["seconds"]
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         return rows
 
     def keep(self, step: int, logs: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from chatapp.common.parameters import PARAMETERS
 from chatapp.common.paths import presets_path
 from chatapp.common.presets import PresetsError, no_preset, read_presets
-from chatapp.common.userfiles import UserError
+from chatapp.common.userfiles import UserError, write_named
 from chatapp.dialogue.store import Store
 from chatapp.tui.chat.model_switch import ModelSwitch
 from chatapp.tui.conversation.conversation import Conversation
@@ -398,9 +398,7 @@ def _as_text(store: Store, chat_id: int, suffix: str) -> str:
 
 
 def _write(store: Store, chat_id: int, path: Path) -> None:
-    text = _as_text(store, chat_id, path.suffix)
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
+    write_named(path, _as_text(store, chat_id, path.suffix))
 
 
 def _refuse_while_busy(chat: ChatControls) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tiny_finetune as tiny
 import torch
+from full_disk import full_after
 from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -156,6 +157,10 @@ def test_merge_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     (tmp_path / "out" / "mine.txt").write_text("x")
     with pytest.raises(ConfigError, match="exists already"):
         merge(str(run), tmp_path / "out")
+    with full_after(20_000), pytest.raises(Exception, match=r"File too large|os error 27"):
+        merge(str(run), tmp_path / "whole")
+    assert not list((tmp_path / "whole").iterdir())
+    merge(str(run), tmp_path / "whole")
 
 
 def test_a_merged_run_keeps_its_head(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
+from full_disk import full_after
 from tui_driver import Driver, OpenApp
 
 from chatapp.dialogue.store import Store
@@ -359,6 +360,13 @@ async def test_title_and_export(open_app: OpenApp, store: Store, tmp_path: Path)
         await order(driver, f"/export {tmp_path / 'chat.txt'}")
         await driver.until(lambda: "has to end in .md, .json or .jsonl" in driver.problem)
         assert not (tmp_path / "chat.txt").exists()
+        await driver.press("ctrl+u", "ctrl+k")
+        full = tmp_path / "full.md"
+        with full_after(10):
+            await order(driver, f"/export {full}")
+            reason = f"{full}: cannot be written: File too large"
+            await driver.until(lambda: driver.problem == reason)
+        assert not full.exists()
 
 
 async def test_capitals_make_no_message_of_a_command(open_app: OpenApp) -> None:

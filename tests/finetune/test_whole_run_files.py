@@ -1,0 +1,75 @@
+"""A write that fails in the middle leaves the file of a run unchanged."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from full_disk import full_after
+
+from chatapp.common.paths import CHAT_TEMPLATE
+from chatapp.prompting.template import CHAT
+from finetune.measuring.report import PLOT_FILE, REPORT_FILE, write_report
+from finetune.objectives import reference
+from finetune.objectives.l3 import L3
+from finetune.run import BAD_BATCH_FILE, _write_bad_batch
+from finetune.training.export import save_chat
+from finetune.training.record import LOG_FILE, RunLog, write_json
+from finetune.training.trainer import NotFinite
+
+
+def report(folder: Path) -> None:
+    (folder / LOG_FILE).write_text('{"step": 1, "seconds": 1, "l3": 2.0, "length": 9}\n')
+    record = {
+        "config": {"train": {"metric_for_best_model": "loss"}},
+        "data": {"rows": "0" * 64},
+        "weights": "0" * 64,
+        "versions": {},
+    }
+    result = {"steps": 1, "best_step": 1, "seconds": 1.0, "peak_memory_bytes": 1}
+    write_report(folder, [], L3(aux_weight=0.5), record, result)
+
+
+def bad_batch(folder: Path) -> None:
+    batch = {"input_ids": torch.ones(2, 9).long(), "example_ids": torch.ones(2, 9).long()}
+    material = SimpleNamespace(tokenizer=SimpleNamespace(decode=str))
+    _write_bad_batch(folder / BAD_BATCH_FILE, material, NotFinite("", [batch]))  # type: ignore[arg-type]
+
+
+def reference_values(folder: Path) -> None:
+    reference._write(folder / reference.REFERENCE_FILE, {"train": torch.zeros(99)}, "x")
+
+
+WRITES: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "record": ("run.json", lambda folder: write_json(folder / "run.json", {"key": "value " * 9})),
+    "report": (REPORT_FILE, report),
+    "plot": (PLOT_FILE, report),
+    "bad batch": (BAD_BATCH_FILE, bad_batch),
+    "template": (CHAT_TEMPLATE, lambda folder: save_chat(CHAT, folder)),
+    "reference": (reference.REFERENCE_FILE, reference_values),
+}
+
+
+@pytest.mark.parametrize("place", WRITES)
+def test_the_file_before_is_whole(tmp_path: Path, place: str) -> None:
+    name, write = WRITES[place]
+    write(tmp_path)
+    before, names = (tmp_path / name).read_bytes(), sorted(tmp_path.iterdir())
+    with full_after(len(before) // 2), pytest.raises(Exception, match=r"too large|error 27"):
+        write(tmp_path)
+    assert (tmp_path / name).read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == names
+
+
+def test_a_log_that_cannot_be_cut_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / LOG_FILE
+    rows = [{"step": step, "seconds": 0.5, "loss": 1.0} for step in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = path.read_bytes()
+    with full_after(len(before) // 4), pytest.raises(OSError, match="File too large"):
+        RunLog(path, ("loss",)).begin(10)
+    assert path.read_bytes() == before
+    assert len(RunLog(path, ("loss",)).begin(10)) == 11
