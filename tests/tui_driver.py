@@ -116,6 +116,17 @@ class Driver:
         )
         await self.listed()
 
+    async def rest(self) -> None:
+        """Wait until nothing is computed any more, nor asked for by what was computed."""
+        for _ in range(3):
+            await self.idle()
+
+    async def press_and_rest(self, *keys: str) -> None:
+        """Press keys, waiting after each until all that it brings about is computed."""
+        for key in keys:
+            await self.press(key)
+            await self.rest()
+
     async def listed(self) -> None:
         """Wait until the list of chats beside the chat, if there is one, shows them all."""
         await self.until(lambda: not any(worker.group == "sidebar" for worker in self.app.workers))

@@ -10,7 +10,7 @@ from fakes import ScriptedModel
 from glass import GlassModel
 from rich.color import ColorSystem
 from rich.console import Console
-from test_fuzz_keys import PLACES
+from scenes import PLACES
 from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.screen import Screen

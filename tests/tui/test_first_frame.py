@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_leaving import started
+from terminals import started
 from tui_driver import OpenApp
 
 from chatapp.common.paths import database_path

@@ -18,6 +18,7 @@ from typing import ClassVar
 import pytest
 import torch
 from glass import GlassModel
+from scenes import PLACES
 from textual.events import Key, Paste
 from textual.geometry import Size
 from tui_driver import Driver, OpenApp, fill
@@ -32,28 +33,6 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExce
 
 EVENTS = int(os.environ.get("FUZZ_EVENTS", "380"))
 """How many there are in all stories together."""
-
-PLACES: dict[str, tuple[str, ...]] = {
-    "first run": ("ctrl+n",),
-    "writing": (),
-    "commands": ("/",),
-    "messages": ("ctrl+up",),
-    "history": ("ctrl+o",),
-    "branches": ("ctrl+b",),
-    "ranking": ("ctrl+up", "k"),
-    "parameters": ("f2",),
-    "comparing": ("f4",),
-    "prompts": ("f5",),
-    "models": ("f8",),
-    "palette": ("ctrl+p",),
-    "help": ("f1",),
-    "inspected prompt": ("f3", "1"),
-    "tokens": ("f3", "2"),
-    "attention": ("f3", "3"),
-    "layers": ("f3", "4"),
-    "generation by steps": ("f3", "5"),
-}
-"""The keys that lead to each, from the prompt."""
 
 PATIENCE = 300
 """Seconds until an event is said to stand still: many times what the slowest machine needs."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from completions_server import CompletionsServer, said
-from test_leaving import Terminal
+from terminals import Terminal
 
 ROOT = Path(__file__).parent.parent.parent
 ALTERNATE_SCREEN = "\x1b[?1049h"

@@ -4,125 +4,18 @@ Nothing here measures time: a program that waited for its threads would never en
 """
 
 import os
-import pty
-import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
+from terminals import PATIENCE, started
 from tool_server import add_lasting_server, ends
 from tui_driver import OpenApp
 
 from chatapp.common.paths import database_path, tools_dir
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
-
-HERE = Path(__file__).parent
-PROGRAM = f"""
-import sys, threading
-sys.path.insert(0, {str(HERE.parent)!r})
-from fakes import ScriptedModel
-import chatapp.models.loading
-from chatapp.common.settings import Settings
-from chatapp.tui.app import run
-
-class Stubborn(ScriptedModel):
-    "Says three words and then neither goes on nor stops."
-    def generate(self, request):
-        for count, event in enumerate(super().generate(request)):
-            if count == 3:
-                threading.Event().wait()
-            yield event
-
-def load_model(name, **_):
-    if sys.argv[1] == "loading":
-        threading.Event().wait()
-    if sys.argv[1] == "failing":
-        raise ValueError("no such model")
-    if sys.argv[1] == "stubborn":
-        return Stubborn(["one two three four"])
-    return ScriptedModel(["word " * 10_000], delay=0.01)
-
-if sys.argv[1] == "slow terminal":
-    # As little as may wait for the terminal to take it.
-    import textual.drivers._writer_thread
-    textual.drivers._writer_thread.MAX_QUEUED_WRITES = 1
-
-chatapp.models.loading.load_model = load_model
-code = run(Settings(), chat_id=int(sys.argv[2]) if sys.argv[2:] else None)
-print("LEFT", code)
-sys.exit(code)
-"""
-
-
-PATIENCE = 120
-"""Seconds until a program is given up: many times what the slowest machine needs."""
-
-
-class Terminal:
-    """A program in a pseudo-terminal."""
-
-    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
-        self.process = process
-        self._descriptor = descriptor
-        self.output = ""
-
-    def send(self, keys: str) -> None:
-        os.write(self._descriptor, keys.encode())
-
-    def wait_for(self, text: str) -> None:
-        """Read until the program has written `text`."""
-        deadline = time.monotonic() + PATIENCE
-        while text not in self.output:
-            chunk = self._read(deadline)
-            assert chunk, self.output[-2000:]  # it has ended
-            self.output += chunk
-
-    def wait(self) -> int:
-        """Read until the program has ended; returns its exit status."""
-        deadline = time.monotonic() + PATIENCE
-        while chunk := self._read(deadline):
-            self.output += chunk
-        return self.process.wait(PATIENCE)
-
-    def vanish(self) -> None:
-        """Close the terminal under the program."""
-        os.close(self._descriptor)
-        self.process.send_signal(signal.SIGHUP)
-
-    def _read(self, deadline: float) -> str:
-        while not select.select([self._descriptor], [], [], 1)[0]:
-            assert time.monotonic() < deadline, self.output[-2000:]
-        try:
-            return os.read(self._descriptor, 65536).decode(errors="replace")
-        except OSError:  # what Linux says at the end
-            return ""
-
-
-@contextmanager
-def started(*arguments: str) -> Iterator[Terminal]:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "COLUMNS": "100", "LINES": "30"},
-        start_new_session=True,
-    )
-    os.close(theirs)
-    try:
-        yield Terminal(process, ours)
-    finally:
-        process.kill()
-        process.wait()
-        with suppress(OSError):  # the test has closed it
-            os.close(ours)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 from fakes import ScriptedModel
 from glass import GlassModel
 from rich.cells import cell_len
-from test_inspector import press, rest
 from textual.widgets import Static
 from tui_driver import OpenApp
 
@@ -134,9 +133,9 @@ async def test_each_tab_says_what_its_colours_and_keys_are(
     legends = {"2": "100 %", "3": "most", "4": "the token that followed", "5": "under 1 %"}
     async with open_app(GlassModel(["It is.", "So."]), size=size) as driver:
         await driver.say("Hello")
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         for number, words in legends.items():
-            await press(driver, number)
+            await driver.press_and_rest(number)
             panel = driver.chat.query_one(Inspector)
             assert words in str(panel.query_one("#inspector-legend", Static).content)
             rows = [row[panel.region.x :] for row in driver.screen_text.split("\n")]
@@ -156,14 +155,14 @@ async def test_the_map_of_heads_uses_the_width_it_has(
 ) -> None:
     async with open_app(GlassModel(["It is.", "So."]), size=size) as driver:
         await driver.say("Hello")
-        await press(driver, "f3", "3")
+        await driver.press_and_rest("f3", "3")
         heat = driver.chat.query_one(HeatMap)
         _, heads = heat._shape
         room = min(8, (heat.size.width - 4) // heads)
         assert room >= 5
         assert cell_len(heat.render_line(1).text.rstrip()) == 4 + room * heads
         await driver.pilot.click(HeatMap, offset=(4 + room * heads - 1, 1))
-        await rest(driver)
+        await driver.rest()
         assert heat.cell == (0, heads - 1)
 
 
@@ -172,11 +171,11 @@ async def test_a_text_of_any_script_stays_in_its_column(open_app: OpenApp) -> No
     async with open_app(ScriptedModel([text]), size=(130, 40)) as driver:
         await driver.say(text)
         await driver.press("f3")
-        await rest(driver)
+        await driver.rest()
         await driver.pilot.resize_terminal(60, 20)
-        await rest(driver)
+        await driver.rest()
         await driver.pilot.resize_terminal(200, 60)
-        await rest(driver)
+        await driver.rest()
         assert all(cell_len(row) == 200 for row in driver.screen_text.split("\n"))
         await driver.press("escape")
         assert driver.prompt.has_focus
@@ -187,7 +186,7 @@ async def test_no_hint_is_cut_off_beside_the_inspector(open_app: OpenApp) -> Non
     async with open_app(GlassModel(["It is.", "So."]), size=(130, 40)) as driver:
         assert "Write a message · Enter sends, Ctrl+J starts a new line" in driver.screen_text
         await driver.say("Hello")
-        await press(driver, "f3", "4")
+        await driver.press_and_rest("f3", "4")
         assert "│ Write a message · Enter sends  " in driver.screen_text
         left = driver.chat.query_one(Inspector).region.x
         beside = " ".join(row[left:].strip("▌ ") for row in driver.screen_text.split("\n"))

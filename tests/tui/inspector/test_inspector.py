@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 from fakes import ScriptedModel
+from foreign_texts import FOREIGN, shown
 from glass import GlassModel, random_gpt2
-from test_foreign_screen import FOREIGN, shown
 from textual.widgets import OptionList, Static
 from tui_driver import Driver, OpenApp, fill
 
@@ -37,18 +37,6 @@ def gpt2() -> LocalModel:
     return random_gpt2()
 
 
-async def rest(driver: Driver) -> None:
-    """Wait until nothing is computed any more, nor asked for by what was computed."""
-    for _ in range(3):
-        await driver.idle()
-
-
-async def press(driver: Driver, *keys: str) -> None:
-    for key in keys:
-        await driver.press(key)
-        await rest(driver)
-
-
 def inspector(driver: Driver) -> Inspector | None:
     return next(iter(driver.chat.query(Inspector)), None)
 
@@ -73,7 +61,7 @@ def alternatives(driver: Driver) -> list[str]:
 async def go_to(driver: Driver, text: TokenText, position: int) -> None:
     text.focus()
     text._go(position)
-    await rest(driver)
+    await driver.rest()
     assert text.cursor == position
 
 
@@ -83,38 +71,38 @@ async def go_to(driver: Driver, text: TokenText, position: int) -> None:
 async def test_f3_opens_it_over_a_narrow_chat_and_escape_closes_it(open_app: OpenApp) -> None:
     async with open_app(GlassModel(["It is a scripted reply."])) as driver:
         await driver.say("Hello")
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         assert driver.chat.query_one(Inspector).outer_size.width == 100
         assert not driver.prompt.focusable
         assert "scripted" in driver.screen_text
-        await press(driver, "escape")
+        await driver.press_and_rest("escape")
         assert inspector(driver) is None
         assert driver.prompt.has_focus
-        await press(driver, "f3", "f3")
+        await driver.press_and_rest("f3", "f3")
         assert inspector(driver) is None
 
 
 async def test_it_stands_beside_a_wide_chat(open_app: OpenApp) -> None:
     async with open_app(GlassModel(["It is.", "So it is."]), size=(120, 30)) as driver:
         await driver.say("Hello")
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         assert driver.chat.query_one(Inspector).outer_size.width == 60
         assert driver.prompt.focusable
         driver.prompt.focus()
         await driver.say("Again")
-        await rest(driver)
+        await driver.rest()
         assert " So│ it│ is." in "│".join(text_of(driver, TokensView).texts), "it follows the chat"
         driver.prompt.focus()
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         assert inspector(driver) is not None
         assert driver.chat.query_one(Inspector).has_focus_within
         await driver.pilot.resize_terminal(80, 24)
-        await rest(driver)
+        await driver.rest()
         assert driver.chat.query_one(Inspector).outer_size.width == 80
         await driver.pilot.resize_terminal(160, 40)
-        await rest(driver)
+        await driver.rest()
         assert driver.prompt.focusable
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         assert inspector(driver) is None
 
 
@@ -123,29 +111,29 @@ async def test_it_looks_at_the_focused_message(open_app: OpenApp, store: Store) 
     async with open_app(GlassModel(["x"]), chat_id=chat_id) as driver:
         await driver.press("ctrl+up", "up", "up")
         assert isinstance(driver.chat.focused, MessageView)
-        await press(driver, "f3", "1")
+        await driver.press_and_rest("f3", "1")
         prompt = words(driver, "prompt-text")
         assert "one" in prompt
         assert "two" in prompt
         assert "three" not in prompt
-        await press(driver, "escape")
-        await press(driver, "f3", "1")
+        await driver.press_and_rest("escape")
+        await driver.press_and_rest("f3", "1")
         assert "four" in words(driver, "prompt-text")
 
 
 async def test_without_messages_there_is_an_example(open_app: OpenApp) -> None:
     async with open_app(GlassModel(["Fine."])) as driver:
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         assert words(driver, "inspector-about") == "An example sentence"
-        await press(driver, "3")
+        await driver.press_and_rest("3")
         text = text_of(driver, AttentionView)
         assert "".join(text.texts) == EXAMPLE
         assert text.texts[text.cursor] == " he"
-        await press(driver, "escape")
+        await driver.press_and_rest("escape")
         await driver.say("Hello")
-        await press(driver, "f3", "x")
+        await driver.press_and_rest("f3", "x")
         assert words(driver, "inspector-about") == "An example sentence"
-        await press(driver, "x")
+        await driver.press_and_rest("x")
         assert "of reply" in words(driver, "inspector-about")
 
 
@@ -163,12 +151,12 @@ async def test_models_that_are_not_there_or_show_nothing(open_app: OpenApp) -> N
         gate.set()
         await driver.ready()
         await driver.say("Hello")
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         sentence = "scripted does not show its inside"
         for key in "2345":
-            await press(driver, key)
+            await driver.press_and_rest(key)
             assert sentence in driver.screen_text
-        await press(driver, "1")
+        await driver.press_and_rest("1")
         assert "Hello" in words(driver, "prompt-text")
 
 
@@ -185,23 +173,23 @@ async def test_it_waits_for_the_reply_without_blocking(open_app: OpenApp) -> Non
         await driver.press("a", "b")
         assert driver.prompt.text == "ab"
         model.gate.set()
-        await rest(driver)
+        await driver.rest()
         assert " reply." in text_of(driver, TokensView).texts
 
 
 async def test_a_message_that_no_longer_fits_is_a_sentence(open_app: OpenApp, store: Store) -> None:
     chat_id = fill(store, ["word " * 300, "yes"])
     async with open_app(GlassModel(["x"], context=64), chat_id=chat_id) as driver:
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         assert "300 tokens long" in words(driver, "inspector-about")
-        await press(driver, "1", "2", "3", "4", "5", "x")
+        await driver.press_and_rest("1", "2", "3", "4", "5", "x")
         assert words(driver, "inspector-about") == "An example sentence"
 
 
 async def test_what_was_left_out_is_named(open_app: OpenApp, store: Store) -> None:
     texts = [f"number {place} " + "word " * 12 for place in range(8)]
     async with open_app(GlassModel(["x"], context=80), chat_id=fill(store, texts)) as driver:
-        await press(driver, "f3", "1")
+        await driver.press_and_rest("f3", "1")
         session = driver.chat.conversation.session
         assert session is not None
         dropped = session.dropped()
@@ -217,40 +205,40 @@ async def test_a_draft_is_looked_at_before_it_is_sent(open_app: OpenApp, store: 
     model = GlassModel([" It is."])
     async with open_app(model) as driver:
         driver.prompt.text = "Is it [b]there[/b]?"
-        await press(driver, "f3", "1")
+        await driver.press_and_rest("f3", "1")
         assert "tokens of prompt · not sent · template plain" in words(driver, "inspector-about")
         draft = words(driver, "prompt-text")
         assert draft.endswith("User: Is it [b]there[/b]?\nAssistant:")
-        await press(driver, "escape")
+        await driver.press_and_rest("escape")
         assert store.chats() == []
-        await press(driver, "enter")
+        await driver.press_and_rest("enter")
         assert model.prompts == [draft]
         driver.prompt.text = "And here?"
-        await press(driver, "f3", "1")
+        await driver.press_and_rest("f3", "1")
         assert words(driver, "prompt-text") == f"{draft} It is.\nUser: And here?\nAssistant:"
-        await press(driver, "2", "tab", "enter")
+        await driver.press_and_rest("2", "tab", "enter")
         assert "Only a token of a reply can be replaced." in notes(driver)
-        await press(driver, "escape")
+        await driver.press_and_rest("escape")
         for text in ("/system x", "  "):
             driver.prompt.text = text
-            await press(driver, "f3", "1")
+            await driver.press_and_rest("f3", "1")
             assert words(driver, "prompt-text") == f"{draft} It is."
-            await press(driver, "escape")
+            await driver.press_and_rest("escape")
 
 
 async def test_a_message_written_anew_is_looked_at_in_its_place(open_app: OpenApp) -> None:
     async with open_app(GlassModel([" It is."])) as driver:
         await driver.say("one")
         await driver.say("two")
-        await press(driver, "ctrl+up", "up", "up", "up", "e")
+        await driver.press_and_rest("ctrl+up", "up", "up", "up", "e")
         assert driver.prompt.text == "one"
         driver.prompt.text = "three"
-        await press(driver, "f3", "1")
+        await driver.press_and_rest("f3", "1")
         assert words(driver, "prompt-text").endswith("User: three\nAssistant:")
         assert "two" not in words(driver, "prompt-text")
-        await press(driver, "escape", "ctrl+up", "w")
+        await driver.press_and_rest("escape", "ctrl+up", "w")
         driver.prompt.text = "It is not."
-        await press(driver, "f3", "1")
+        await driver.press_and_rest("f3", "1")
         assert "It is not." not in words(driver, "prompt-text"), "a correction is never sent"
         assert "User: two" in words(driver, "prompt-text")
 
@@ -258,18 +246,18 @@ async def test_a_message_written_anew_is_looked_at_in_its_place(open_app: OpenAp
 async def test_a_draft_that_does_not_fit_is_refused(open_app: OpenApp) -> None:
     async with open_app(GlassModel([" It is."], context=40)) as driver:
         driver.prompt.text = "word " * 50
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         assert "the message is 50 tokens long" in words(driver, "inspector-about")
 
 
 async def test_a_reply_to_another_prompt_says_so(open_app: OpenApp) -> None:
     async with open_app(GlassModel([" It is."])) as driver:
         await driver.say("one")
-        await press(driver, "f3", "1")
+        await driver.press_and_rest("f3", "1")
         assert "from another prompt" not in driver.screen_text
-        await press(driver, "escape")
+        await driver.press_and_rest("escape")
         driver.prompt.text = "/system Be brief."
-        await press(driver, "enter", "f3", "1")
+        await driver.press_and_rest("enter", "f3", "1")
         assert "The reply was generated from another prompt." in driver.screen_text
         assert words(driver, "prompt-text").startswith("Be brief.")
 
@@ -282,7 +270,7 @@ async def test_alternatives_are_the_softmax_of_the_logits(
 ) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         text = text_of(driver, TokensView)
         session = driver.chat.conversation.session
         assert session is not None
@@ -303,22 +291,22 @@ async def test_alternatives_are_the_softmax_of_the_logits(
             assert f"id {ids[position]}" in detail
             assert f"rank {order.index(ids[position]) + 1:,} " in detail
             assert float(detail.split("entropy ")[1].split()[0]) == pytest.approx(entropy, abs=0.01)
-        await press(driver, "home")
+        await driver.press_and_rest("home")
         assert text.cursor == 0
         assert alternatives(driver) == []
         assert "Nothing comes before" in words(driver, "tokens-detail")
-        await press(driver, "right", "right", "left")
+        await driver.press_and_rest("right", "right", "left")
         assert text.cursor == 1
-        await press(driver, "down")
+        await driver.press_and_rest("down")
         assert text.cursor > 1
-        await press(driver, "up", "end")
+        await driver.press_and_rest("up", "end")
         assert text.cursor == len(ids) - 1
 
 
 async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await press(driver, "f3", "3")
+        await driver.press_and_rest("f3", "3")
         text, heat = text_of(driver, AttentionView), driver.chat.query_one(HeatMap)
         session = driver.chat.conversation.session
         assert session is not None
@@ -339,27 +327,27 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
         await expect(last, None, None)
         await go_to(driver, text, 6)
         await expect(6, None, None)
-        await press(driver, "enter", "left", "left")
+        await driver.press_and_rest("enter", "left", "left")
         assert text.cursor == 4
         assert " pinned" in words(driver, "attention-detail")
         await expect(6, None, 4)
         heat.focus()
-        await press(driver, "up", "right")
+        await driver.press_and_rest("up", "right")
         assert heat.cell == (1, 1)
-        await press(driver, "up")
+        await driver.press_and_rest("up")
         await expect(6, (0, 1), 4)
         assert "layer 1, head 2" in words(driver, "attention-detail")
-        await press(driver, "a")
+        await driver.press_and_rest("a")
         await expect(6, None, 4)
         text.focus()
-        await press(driver, "enter")
+        await driver.press_and_rest("enter")
         await expect(4, None, None)
 
 
 async def test_layers_are_the_traces(open_app: OpenApp, gpt2: LocalModel) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await press(driver, "f3", "4")
+        await driver.press_and_rest("f3", "4")
         text = text_of(driver, LayersView)
         session = driver.chat.conversation.session
         assert session is not None
@@ -378,7 +366,7 @@ async def test_layers_are_the_traces(open_app: OpenApp, gpt2: LocalModel) -> Non
                     str(layer), f"{lens[layer].entropy:.1f}", f"{actual.rank:,}",
                 ]  # fmt: skip
                 assert percent(lens[layer].candidates[0].probability).strip() in row
-        await press(driver, "end")
+        await driver.press_and_rest("end")
         assert len(words(driver, "layers-table").split("\n")) == 4
 
 
@@ -394,7 +382,7 @@ async def test_enter_on_an_alternative_branches_the_reply(
         assert session is not None
         first = session.messages[-1]
         ids = session.read(first.id).reply_ids
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         text = text_of(driver, TokensView)
         options = driver.chat.query_one("#tokens-alternatives", OptionList)
         start, other = text.cursor, None
@@ -416,8 +404,8 @@ async def test_enter_on_an_alternative_branches_the_reply(
         chosen = int(str(options.options[other].id).split()[1])
         options.focus()
         options.highlighted = other
-        await press(driver, "enter")
-        await rest(driver)
+        await driver.press_and_rest("enter")
+        await driver.rest()
         assert inspector(driver) is None, "the chat is seen again"
         branch = session.messages[-1]
         assert (branch.parent_id, branch.siblings) == (first.parent_id, 2)
@@ -432,7 +420,7 @@ async def test_what_cannot_be_branched_is_said(open_app: OpenApp, store: Store) 
     reply = " It is a reply of a few words that go on and on."
     async with open_app(GlassModel([reply]), size=(140, 30)) as driver:
         await driver.say("Hello there")
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         text = text_of(driver, TokensView)
         options = driver.chat.query_one("#tokens-alternatives", OptionList)
         while not any("●" in each for each in alternatives(driver)):
@@ -441,12 +429,12 @@ async def test_what_cannot_be_branched_is_said(open_app: OpenApp, store: Store) 
             place for place, each in enumerate(alternatives(driver)) if "●" in each
         )
         options.focus()
-        await press(driver, "enter")
+        await driver.press_and_rest("enter")
         assert "has this token already" in notes(driver)
         await go_to(driver, text, 1)
         options.focus()
         options.highlighted = 0
-        await press(driver, "enter")
+        await driver.press_and_rest("enter")
         assert "Only a token of a reply" in notes(driver)
         assert len(driver.texts) == 2
 
@@ -466,26 +454,26 @@ async def test_steps_draw_what_generate_draws(open_app: OpenApp, gpt2: LocalMode
         prompt = session.read(session.messages[-1].id).prompt.ids
         events = gpt2.generate(Request(prompt, SETTINGS.sampling))
         expected = [event.id for event in events if isinstance(event, Token)][:4]
-        await press(driver, "f3", "5", "space", "space", "space", "space")
+        await driver.press_and_rest("f3", "5", "space", "space", "space", "space")
         assert taken(driver) == expected
-        await press(driver, "backspace")
+        await driver.press_and_rest("backspace")
         assert taken(driver) == expected[:3]
         options = driver.chat.query_one("#step-candidates", OptionList)
         choice = int(str(options.options[2].id))
         options.highlighted = 2
-        await press(driver, "enter")
+        await driver.press_and_rest("enter")
         assert taken(driver) == [*expected[:3], choice]
 
 
 async def test_parameters_change_the_cut(open_app: OpenApp, gpt2: LocalModel) -> None:
     async with open_app(gpt2, settings=SETTINGS) as driver:
         await driver.say("he has it")
-        await press(driver, "f3", "5")
+        await driver.press_and_rest("f3", "5")
         view = driver.chat.query_one(StepView)
         assert "temperature 0.7" in words(driver, "step-parameters")
-        await press(driver, "plus", "plus", "minus")
+        await driver.press_and_rest("plus", "plus", "minus")
         assert "temperature 0.8" in words(driver, "step-parameters")
-        await press(driver, "right", "plus", "plus")
+        await driver.press_and_rest("right", "plus", "plus")
         assert "top-k 2" in words(driver, "step-parameters")
         cut = view._step.cut
         assert cut is not None
@@ -497,7 +485,7 @@ async def test_parameters_change_the_cut(open_app: OpenApp, gpt2: LocalModel) ->
         for line, each, drawn in zip(lines, cut.before.candidates, cut.drawn, strict=True):
             assert percent(each.probability) in line
             assert math.isclose(drawn, 0) or percent(drawn) in line
-        await press(driver, "left", "left", *["minus"] * 9)
+        await driver.press_and_rest("left", "left", *["minus"] * 9)
         assert "min-p 0 " in words(driver, "step-parameters")
         assert driver.chat.conversation.sampling == SETTINGS.sampling, "the chat's own are left"
 
@@ -510,38 +498,38 @@ async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.M
         session = driver.chat.conversation.session
         assert session is not None
         model.context = len(session.read(session.messages[-1].id).prompt.ids) + 5
-        await press(driver, "f3", "5")
+        await driver.press_and_rest("f3", "5")
         view = driver.chat.query_one(StepView)
         await driver.press("p")
         await driver.until(lambda: len(taken(driver)) >= 2)
-        await press(driver, "p")
+        await driver.press_and_rest("p")
         paused = len(taken(driver))
-        await press(driver, "1", "5")
+        await driver.press_and_rest("1", "5")
         assert len(taken(driver)) == paused
         await driver.press("p")
         await driver.until(lambda: view._step.cut is None)
-        await rest(driver)
+        await driver.rest()
         assert "has ended" in words(driver, "step-parameters")
         ended = len(taken(driver))
-        await press(driver, "space", "p")
+        await driver.press_and_rest("space", "p")
         assert len(taken(driver)) == ended
-        await press(driver, "backspace")
+        await driver.press_and_rest("backspace")
         assert len(taken(driver)) == ended - 1
 
 
 async def test_steps_can_be_kept_as_a_branch(open_app: OpenApp, store: Store) -> None:
     model = GlassModel(["It is a reply.", " and more."])
     async with open_app(model, settings=SETTINGS) as driver:
-        await press(driver, "f3", "5", "k")
+        await driver.press_and_rest("f3", "5", "k")
         assert "no reply here" in notes(driver)
-        await press(driver, "escape")
+        await driver.press_and_rest("escape")
         await driver.say("Hello there")
-        await press(driver, "f3", "5", "k")
+        await driver.press_and_rest("f3", "5", "k")
         assert "No token has been sampled" in notes(driver)
-        await press(driver, "enter")
+        await driver.press_and_rest("enter")
         (id,) = taken(driver)
-        await press(driver, "k")
-        await rest(driver)
+        await driver.press_and_rest("k")
+        await driver.rest()
         assert inspector(driver) is None
         assert driver.texts[-1] == (model.tokenizer.piece(id) + " and more.").strip()
         assert len(driver.texts) == 2
@@ -554,9 +542,9 @@ async def test_foreign_text_is_only_text(open_app: OpenApp, store: Store) -> Non
     text = " ".join(each[:100] for each in FOREIGN.values())
     chat_id = fill(store, [f"user {text}", f"reply {text}"])
     async with open_app(GlassModel(["x"]), chat_id=chat_id, size=(60, 20)) as driver:
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         for key in "12345":
-            await press(driver, key, "down", "end", "home", "right")
+            await driver.press_and_rest(key, "down", "end", "home", "right")
             shown(driver)
 
 
@@ -571,13 +559,13 @@ async def test_any_keys_in_any_order(open_app: OpenApp, size: tuple[int, int]) -
     settings = Settings(sampling=Sampling(seed=1, max_tokens=5))
     async with open_app(GlassModel(["It is a reply."]), size=size, settings=settings) as driver:
         await driver.say("Hello there, you.")
-        await press(driver, "f3")
+        await driver.press_and_rest("f3")
         for _ in range(40):
             await driver.press(rng.choice(keys))
             if inspector(driver) is None:
                 await driver.press("f3")
-        await press(driver, "escape")
-        await rest(driver)
+        await driver.press_and_rest("escape")
+        await driver.rest()
         shown(driver)
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
+from foreign_texts import FOREIGN, shown
 from glass import GlassModel
-from test_foreign_screen import FOREIGN, shown
-from test_inspector import rest
+from library_driver import choose, picker, rows, type_in
 from textual.widgets import OptionList, Static
 from tui_driver import Driver, OpenApp
 
@@ -21,65 +21,16 @@ from chatapp.tui.chat.parts import ChatWidgets
 from chatapp.tui.screens.library import LibraryScreen
 from chatapp.tui.widgets.dialog import Field
 
-ROWS = [("red rose", "warm"), ("blue sea", "cold"), ("red fire", "hot"), ("white ice", "icy")]
-NEAREST = '[select]\nmethod = "knn"\nk = 2\nencoder = "tfidf"\n[generate]\nmax_tokens = 9\n'
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """The folder of the user's own prompts, with one of them and one persona."""
-    folder = tmp_path / "home" / "config" / "prompts"
-    (folder / "personas").mkdir(parents=True)
-    rows = ", ".join(f'{{input = "{first}", output = "{then}"}}' for first, then in ROWS)
-    (folder / "feel.toml").write_text(
-        'description = "How things feel"\ninstruction = "Say how it feels."\n'
-        'input_prefix = "Thing: "\noutput_prefix = "Feels:"\nseparator = "\\n"\nstop = ["\\n"]\n'
-        f"examples = [{rows}]\n{NEAREST}"
-    )
-    (folder / "personas" / "monk.toml").write_text(
-        'description = "A silent monk"\nsystem = "The monk says little."\ntemplate = "alpaca"\n'
-    )
-    return folder
-
-
-async def picker(driver: Driver) -> LibraryScreen:
-    """Open it, and wait until it has found what there is."""
-    await driver.press("f5")
-    await driver.until(lambda: isinstance(driver.app.screen, LibraryScreen) and rows(driver))
-    await rest(driver)
-    screen = driver.app.screen
-    assert isinstance(screen, LibraryScreen)
-    return screen
-
 
 async def leave(driver: Driver) -> None:
     await driver.press("escape")
     await driver.until(lambda: driver.app.screen is driver.chat)
 
 
-def rows(driver: Driver) -> list[str]:
-    """What is listed, without the mark of the chosen line."""
-    options = driver.app.screen.query_one(OptionList)
-    return [str(option.prompt)[2:] for option in options.options]
-
-
 def preview(driver: Driver) -> str:
     parts = ("#preview-about", "#preview-text")
     widgets = [driver.app.screen.query_one(part, Static) for part in parts]
     return "\n".join(str(widget.content) for widget in widgets if widget.display)
-
-
-async def type_in(driver: Driver, text: str) -> None:
-    driver.app.screen.query_one(Field).value = text
-    await rest(driver)
-
-
-async def choose(driver: Driver, name: str) -> None:
-    await picker(driver)
-    await type_in(driver, name)
-    await driver.press("enter")
-    await driver.until(lambda: driver.app.screen is driver.chat)
-    await rest(driver)
 
 
 @pytest.fixture
@@ -101,7 +52,7 @@ async def test_typing_filters_and_the_preview_follows(open_app: OpenApp, own: Pa
         assert any("spam  Spam or ham" in row for row in rows(driver))
         assert not any("unicorns" in row for row in rows(driver))
         await driver.press(*"silent")
-        await rest(driver)
+        await driver.rest()
         assert rows(driver) == ["  monk  A silent monk"]
         assert "in template alpaca" in preview(driver)
         assert "The monk says little.\n\n### Instruction:" in preview(driver)
@@ -127,11 +78,11 @@ async def test_keys_move_through_the_list_and_the_preview(open_app: OpenApp, own
         options = screen.query_one(OptionList)
         assert options.highlighted == 0
         await driver.press("down", "down")
-        await rest(driver)
+        await driver.rest()
         assert options.highlighted == 2
         assert "poet" in preview(driver)
         await driver.press("up")
-        await rest(driver)
+        await driver.rest()
         assert "pirate" in preview(driver)
         await type_in(driver, "feel")
         scroll = screen.query_one("#shelf > VerticalScroll")
@@ -209,12 +160,12 @@ async def test_foreign_text_is_only_text(open_app: OpenApp, own: Path) -> None:
             shown(driver)
         await driver.press("enter")
         await driver.until(lambda: driver.app.screen is driver.chat)
-        await rest(driver)
+        await driver.rest()
         shown(driver)
         await driver.press("f3")
-        await rest(driver)
+        await driver.rest()
         await driver.press("1")
-        await rest(driver)
+        await driver.rest()
         shown(driver)
 
 
@@ -239,13 +190,13 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(
         assert model.prompts[-1] == expected
         assert model.samplings[-1].max_tokens == 9
         await driver.press("f3")
-        await rest(driver)
+        await driver.rest()
         await driver.press("1")
         await driver.until(lambda: "red fire → hot" in driver.screen_text)
         assert "Examples for this message, nearest first" in driver.screen_text
         assert "prompt file feel" in driver.screen_text
     async with open_app(model, chat_id=1) as driver:
-        await rest(driver)
+        await driver.rest()
         assert driver.status.template == "feel"
         assert driver.chat.conversation.sampling.max_tokens == 9
         await driver.say("blue wine")
@@ -360,7 +311,7 @@ async def test_other_chats_are_not_touched(open_app: OpenApp, store: Store, own:
         await driver.say("red wine")
         driver.chat.conversation.set_sampling(Sampling(max_tokens=50))
         await driver.press("ctrl+n")
-        await rest(driver)
+        await driver.rest()
         assert driver.status.template == "plain"
         assert driver.chat.conversation.sampling == Sampling()
         await driver.say("Hello")
@@ -382,9 +333,9 @@ async def test_a_file_by_its_path(open_app: OpenApp, store: Store, own: Path) ->
         assert store.chat(1).prompt == str(elsewhere)
         elsewhere.unlink()
         await driver.press("ctrl+n")
-        await rest(driver)
+        await driver.rest()
         await driver.chat.navigation.open(1)
-        await rest(driver)
+        await driver.rest()
         await driver.until(lambda: "The chat's prompt file cannot be used" in driver.problem)
         assert "mine.toml: cannot be read" in driver.problem
         await driver.say("red again")
