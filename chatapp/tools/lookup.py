@@ -5,11 +5,8 @@ Keep: what is found is told with its file and its place.
 
 import threading
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
-from chatapp.common.paths import cache_dir
-from chatapp.common.userfiles import read_text, reason, write_whole
 from chatapp.passages.index import Passage
 from chatapp.passages.search import Documents
 from chatapp.passages.sources import fitting
@@ -45,22 +42,6 @@ def _told(passages: Iterable[Passage]) -> str:
 
 
 def _manual() -> list[Path]:
-    """The files of the documentation: the tour, and the read-me file beside the package or, of an
-    installed one, what the package's record holds of it."""
+    """The files of the documentation: the guides, and the one of the teaching package beside it."""
     package = Path(__file__).parent.parent
-    readme = package.parent / "README.md"
-    if not (package.parent / "pyproject.toml").is_file():
-        readme = _recorded()
-    return [package / "docs" / "tour.md", readme]
-
-
-def _recorded() -> Path:
-    """The read-me file of the installed package, kept where documents are read from."""
-    path = cache_dir() / "README.md"
-    try:
-        text = str(metadata("chatapp").json.get("description", ""))
-        if not path.is_file() or read_text(path) != text:
-            write_whole(path, text)
-    except (PackageNotFoundError, OSError) as error:
-        raise ToolError(f"the documentation cannot be read: {reason(error)}") from None
-    return path
+    return [*sorted((package / "docs").glob("*.md")), package.parent / "finetune" / "README.md"]

@@ -1,4 +1,4 @@
-"""The use from Python that the README shows."""
+"""The use from Python that the guide shows."""
 
 import json
 import re
@@ -11,15 +11,15 @@ import tiny_finetune as tiny
 import finetune
 from chatapp.common.userfiles import UserError
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(finetune.__file__).with_name("README.md")
 
 
 def snippet() -> str:
-    (found,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    (found,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     return str(found)
 
 
-def test_the_snippet_of_the_readme_runs(
+def test_the_snippet_of_the_guide_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

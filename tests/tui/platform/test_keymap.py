@@ -8,6 +8,7 @@ from textual.binding import Binding
 from textual.screen import Screen
 from tui_driver import OpenApp
 
+import chatapp
 from chatapp.common.paths import settings_path
 from chatapp.common.settings import KeyChoice, Settings, SettingsError, load_settings
 from chatapp.tui.app import ChatApp
@@ -128,8 +129,8 @@ def test_a_key_of_the_prompt_may_be_one_on_a_message() -> None:
     assert not read_keymap([], (Screen,))
 
 
-def test_the_keys_of_the_readme_are_right() -> None:
-    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+def test_the_keys_of_the_guide_are_right() -> None:
+    text = (Path(chatapp.__file__).parent / "docs" / "settings.md").read_text(encoding="utf-8")
     table = text.split("[keys]", 1)[1].split("```", 1)[0]
     chosen = settings(f"[keys]{table}")
     assert {choice.action for choice in chosen.keys} == {"compare", "send", "new_line"}
