@@ -36,7 +36,7 @@ from finetune.training.previews import (
     show_pairs,
     show_prompts,
 )
-from finetune.training.run_setup import Material, gather
+from finetune.training.run_setup import RunSetup, set_up_run
 from finetune.training.trainer_factory import steps_of_run, timed_steps, too_few
 
 BAR = 14
@@ -46,7 +46,7 @@ BAR = 14
 class Examination:
     """What would be trained, and what it costs. steps: of the whole run."""
 
-    material: Material
+    setup: RunSetup
     steps: int
     trainable_parameters: int
     seconds_per_step: float
@@ -55,19 +55,19 @@ class Examination:
     @property
     def kept(self) -> int:
         """Rows that are trained on or measured."""
-        data = self.material.data
+        data = self.setup.data
         if data.report:
             return data.report.kept
         return data.examples + sum(len(rows) for rows in data.held_out.values())
 
     def document(self) -> dict[str, Any]:
         """The answer of `--json`: tokens are labels of L1 and of L2 in one epoch."""
-        data, objective = self.material.data, self.material.objective
+        data, objective = self.setup.data, self.setup.objective
         figures = {}
         if isinstance(data.train, PairRows):
             figures = pair_figures(data.train, isinstance(objective, Kto))
         elif isinstance(data.train, PromptRows) and isinstance(objective, Grpo):
-            figures = prompt_figures(data.train, objective, self.material)
+            figures = prompt_figures(data.train, objective, self.setup)
         return {
             "kept": self.kept,
             "dropped": dict(data.dropped),
@@ -89,28 +89,28 @@ class Examination:
 def examine(config: FinetuneConfig, device: str = "auto") -> Examination:
     """Prepare everything and take a few steps that leave nothing behind.
 
-    device: see `gather`. Raises ConfigError and ModelError.
+    device: see `set_up_run`. Raises ConfigError and ModelError.
     """
-    material = gather(config, device)
-    return Examination(material, steps_of_run(config, material.data), *timed_steps(material))
+    setup = set_up_run(config, device)
+    return Examination(setup, steps_of_run(config, setup.data), *timed_steps(setup))
 
 
 def show(examination: Examination, console: Console) -> None:
     """Print an examination; foreign text stays plain characters."""
-    train = examination.material.data.train
+    train = examination.setup.data.train
     parts: dict[str, list[RenderableType]] = {"Rows": list(_rows(examination))}
     if isinstance(train, Rows):
         parts["Tokens"] = list(_tokens(examination, train))
         marked = console.color_system is None
-        parts["Masks"] = list(_masks(train.examples, examination.material, marked))
+        parts["Masks"] = list(_masks(train.examples, examination.setup, marked))
     elif isinstance(train, PairRows):
-        parts["Pairs"] = list(show_pairs(train, examination.material, console))
+        parts["Pairs"] = list(show_pairs(train, examination.setup, console))
     elif isinstance(train, PromptRows):
-        objective = examination.material.objective
+        objective = examination.setup.objective
         assert isinstance(objective, Grpo)
-        parts["Prompts"] = list(show_prompts(train, objective, examination.material))
+        parts["Prompts"] = list(show_prompts(train, objective, examination.setup))
     elif isinstance(train, HeadRows):
-        parts["Labels"] = list(_labels(train, examination.material))
+        parts["Labels"] = list(_labels(train, examination.setup))
     parts["Cost"] = [Text(_cost(examination))]
     if warning := too_few(examination.steps):
         parts["Cost"].append(Text(warning, "yellow"))
@@ -122,7 +122,7 @@ def show(examination: Examination, console: Console) -> None:
 
 def _rows(examination: Examination) -> Iterator[RenderableType]:
     """What was read, and what became of it."""
-    data = examination.material.data
+    data = examination.setup.data
     lines = data.report.lines() if data.report else dropped_lines(data.dropped)
     yield from (Text(printable(line)) for line in lines)
     measured = ", ".join(f"{printable(name)} {len(rows):,}" for name, rows in data.held_out.items())
@@ -154,7 +154,7 @@ def _tokens(examination: Examination, train: Rows) -> Iterator[RenderableType]:
     )
     yield table
     template = int(lengths[:, Span.TEMPLATE].sum())
-    objective, data = examination.material.objective, examination.material.data
+    objective, data = examination.setup.objective, examination.setup.data
     yield Text(f"an epoch: {int(lengths.sum()):,} tokens, of them {template:,} of the template")
     assert isinstance(objective, L3)
     yield Text(
@@ -181,19 +181,17 @@ def _bar(count: int, most: int) -> Text:
     return Text("█" * -(-BAR * count // max(1, most)) + (f" {count:,}" if count else ""))
 
 
-def _masks(
-    examples: Sequence[Encoded], material: Material, marked: bool
-) -> Iterator[RenderableType]:
+def _masks(examples: Sequence[Encoded], setup: RunSetup, marked: bool) -> Iterator[RenderableType]:
     """A short, a middling and a long example, span by span; see `masked`."""
     yield legend(marked)
     for example in short_middling_long(sorted(examples, key=lambda each: len(each.ids))):
         yield Text(f"── {len(example.ids):,} tokens", "dim")
-        yield masked(example, material.tokenizer, marked)
+        yield masked(example, setup.tokenizer, marked)
 
 
-def _labels(rows: HeadRows, material: Material) -> Iterator[RenderableType]:
+def _labels(rows: HeadRows, setup: RunSetup) -> Iterator[RenderableType]:
     """How often each class occurs, and how long the rows are."""
-    objective = material.objective
+    objective = setup.objective
     spec = objective.spec if isinstance(objective, HeadObjective) else None
     if spec and spec.scale:
         numbers = [example.label for example in rows.examples]
@@ -212,7 +210,7 @@ def _labels(rows: HeadRows, material: Material) -> Iterator[RenderableType]:
 
 
 def _cost(examination: Examination) -> str:
-    seconds, method = examination.seconds_per_step, examination.material.config.train.method
+    seconds, method = examination.seconds_per_step, examination.setup.config.train.method
     return (
         f"{examination.trainable_parameters:,} parameters are trained ({method}); "
         f"{examination.steps:,} steps of {seconds:.2f} s, about "

@@ -38,7 +38,7 @@ from finetune.training.record import (
     without_places,
     write_json,
 )
-from finetune.training.run_setup import Material, gather, keep_reference
+from finetune.training.run_setup import RunSetup, keep_reference, set_up_run
 from finetune.training.sample_replies import sampler
 from finetune.training.trainer import NotFinite, ObjectiveTrainer
 from finetune.training.trainer_factory import build_trainer
@@ -59,7 +59,7 @@ GENTLER_KEYS = ("train.learning_rate", "train.max_grad_norm")
 def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Path:
     """Run a configuration in a new folder; returns the folder.
 
-    device: see `gather`.
+    device: see `set_up_run`.
     Raises ConfigError and ModelError for wrong input, Interrupted, SaveError, NotFinite,
     RewardError.
     """
@@ -72,7 +72,7 @@ def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Pat
             )
         if not output.is_dir() or any(output.iterdir()):
             raise ConfigError(f"{output}: holds other files; name a new or an empty folder")
-    return _run(gather(config, device), console)
+    return _run(set_up_run(config, device), console)
 
 
 def resume(folder: Path, overrides: Sequence[str], console: Console, device: str = "auto") -> Path:
@@ -80,7 +80,7 @@ def resume(folder: Path, overrides: Sequence[str], console: Console, device: str
 
     overrides: key=value, of `FREE_KEYS`, of `GENTLER_KEYS` after a loss that was no number, or
         where the model or a file lies now.
-    device: see `gather`; products stay in the precision that the run began with. Raises as
+    device: see `set_up_run`; products stay in the precision that the run began with. Raises as
     `train` does, and ConfigError when the data, the template, the objective or the model is not
     what the run began with.
     """
@@ -100,9 +100,9 @@ def resume(folder: Path, overrides: Sequence[str], console: Console, device: str
     settings = wanted.train.model_copy(update={"precision": record["precision"]})
     # The folder may have been moved.
     wanted = wanted.model_copy(update={"output": str(folder), "train": settings})
-    material = _gather_again(folder, wanted, device, begun_on(record))
-    check_unchanged(folder, record, material.record)
-    return _run(material, console)
+    setup = _set_up_again(folder, wanted, device, begun_on(record))
+    check_unchanged(folder, record, setup.record)
+    return _run(setup, console)
 
 
 def _is_longer(folder: Path, wanted: Train, before: Train) -> bool:
@@ -115,61 +115,61 @@ def _is_longer(folder: Path, wanted: Train, before: Train) -> bool:
     return before.max_steps > 0 or wanted.epochs > before.epochs
 
 
-def _gather_again(
+def _set_up_again(
     folder: Path, config: FinetuneConfig, device: str, begun: date | None
-) -> Material:
+) -> RunSetup:
     """The same, with a hint for files that are gone. Raises ConfigError."""
     try:
-        return gather(config, device, begun)
+        return set_up_run(config, device, begun)
     except ModelError as error:
         raise ConfigError(
             f"{error}; a model that was moved is named by `finetune resume {folder} model=FOLDER`"
         ) from None
 
 
-def _run(material: Material, console: Console) -> Path:
+def _run(setup: RunSetup, console: Console) -> Path:
     """Train from the start or the last checkpoint to the end, and publish the best weights."""
-    output = Path(material.config.output)
-    if material.objective.needs_reference:
-        keep_reference(material, output, console)
-    trainer = build_trainer(material, output)
+    output = Path(setup.config.output)
+    if setup.objective.needs_reference:
+        keep_reference(setup, output, console)
+    trainer = build_trainer(setup, output)
     # A sharded model cannot be asked by one process alone.
-    sample = None if trainer.is_fsdp_enabled else sampler(material)
+    sample = None if trainer.is_fsdp_enabled else sampler(setup)
     if is_first_process():
         (output / RESULT_FILE).unlink(missing_ok=True)
-        write_json(output / RUN_RECORD, material.record)
+        write_json(output / RUN_RECORD, setup.record)
         note_model(output)  # from now on it is among those that the chat lists
     checkpoint = last_checkpoint(output)
     if checkpoint:
         check_whole(checkpoint)
-    for text in [*header(material), *([f"resuming from {checkpoint.name}"] if checkpoint else [])]:
+    for text in [*header(setup), *([f"resuming from {checkpoint.name}"] if checkpoint else [])]:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    objective = material.objective
+    objective = setup.objective
     display = RunCallback(
         console,
         RunLog(output / LOG_FILE, (*objective.names, *objective.settings(0.0))),
-        f"{material.config.model} → {output}",
+        f"{setup.config.model} → {output}",
         trainer,
         objective.figures,
         objective.curves,
         sample,
-        material.config.samples.every,
+        setup.config.samples.every,
     )
     trainer.add_callback(display)
-    _take_steps(trainer, material, checkpoint, display, console)
-    _finish(trainer, material, display.log, console)
+    _take_steps(trainer, setup, checkpoint, display, console)
+    _finish(trainer, setup, display.log, console)
     return output
 
 
 def _take_steps(
     trainer: ObjectiveTrainer,
-    material: Material,
+    setup: RunSetup,
     checkpoint: Path | None,
     display: RunCallback,
     console: Console,
 ) -> None:
     """Train to the end. Raises Interrupted and NotFinite, which say how to go on."""
-    output = Path(material.config.output)
+    output = Path(setup.config.output)
     try:
         with _stops_on_signal(trainer, console):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -178,7 +178,7 @@ def _take_steps(
             trainer.save_checkpoint()
         raise RewardError(f"{error}; {_how_to_go_on(output)}") from None
     except NotFinite as error:
-        _write_bad_batch(output / BAD_BATCH_FILE, material, error)
+        _write_bad_batch(output / BAD_BATCH_FILE, setup, error)
         raise NotFinite(
             f"{error}; the rows of that batch are in {output / BAD_BATCH_FILE}; "
             f"{_how_to_go_on(output, ' train.learning_rate=RATE', ' at a lower rate')}",
@@ -192,15 +192,15 @@ def _take_steps(
         raise Interrupted(f"stopped at step {trainer.state.global_step}; {_how_to_go_on(output)}")
 
 
-def _finish(trainer: ObjectiveTrainer, material: Material, log: RunLog, console: Console) -> None:
+def _finish(trainer: ObjectiveTrainer, setup: RunSetup, log: RunLog, console: Console) -> None:
     """Publish the best weights with what was measured of them."""
-    output = Path(material.config.output)
+    output = Path(setup.config.output)
     best = trainer.state.best_global_step
     if best and best != trainer.state.global_step:
         sharded = trainer.model_wrapped if trainer.is_fsdp_enabled else None
         trainer._load_from_checkpoint(str(output / f"checkpoint-{best}"), sharded)
-    measured = trainer.measure_all(material.data.held_out) if material.data.held_out else {}
-    publish(material, trainer, output)
+    measured = trainer.measure_all(setup.data.held_out) if setup.data.held_out else {}
+    publish(setup, trainer, output)
     if not is_first_process():
         return
     result = {
@@ -210,14 +210,14 @@ def _finish(trainer: ObjectiveTrainer, material: Material, log: RunLog, console:
         "seconds": log.seconds,
         "peak_memory_bytes": peak_memory(),
     }
-    write_report(output, header(material), material.objective, material.record, result)
+    write_report(output, header(setup), setup.objective, setup.record, result)
     write_json(output / RESULT_FILE, result)
     drop_optimizer_states(output)
     (output / BAD_BATCH_FILE).unlink(missing_ok=True)
     console.print(
         f"done: step {result['best_step']} is kept of {result['steps']}, "
         f"{duration(result['seconds'])}, {memory(result['peak_memory_bytes'])}; "
-        f"{'chatapp --model' if material.objective.replies else 'finetune eval'} {output}",
+        f"{'chatapp --model' if setup.objective.replies else 'finetune eval'} {output}",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -242,11 +242,11 @@ def _stops_on_signal(trainer: ObjectiveTrainer, console: Console) -> Iterator[No
             signal.signal(each, handler)
 
 
-def _write_bad_batch(path: Path, material: Material, error: NotFinite) -> None:
+def _write_bad_batch(path: Path, setup: RunSetup, error: NotFinite) -> None:
     lines = []
     for batch in error.batches:
         for ids, real in zip(batch["input_ids"], batch["example_ids"] > 0, strict=True):
-            text = material.tokenizer.decode(ids[real].tolist())
+            text = setup.tokenizer.decode(ids[real].tolist())
             lines.append(json.dumps({"text": text, "ids": ids[real].tolist()}) + "\n")
     write_whole(path, "".join(lines))
 

@@ -14,7 +14,7 @@ from finetune.objectives.objective import Objective
 from finetune.training.adapters import trained_parameters
 from finetune.training.display import duration, memory
 from finetune.training.record import LOG_FILE, read_log
-from finetune.training.run_setup import Material, processes
+from finetune.training.run_setup import RunSetup, processes
 from finetune.training.trainer_factory import steps_of_run, steps_per_epoch, too_few
 
 REPORT_FILE = "report.md"
@@ -22,14 +22,14 @@ PLOT_FILE = "loss.png"
 _HELD_OUT_LOSS = {"eval_loss": "held-out loss"}
 
 
-def header(material: Material) -> list[str]:
+def header(setup: RunSetup) -> list[str]:
     """What is about to be trained on what, in a few lines."""
-    config, data = material.config, material.data
+    config, data = setup.config, setup.data
     settings = config.train
-    trained = trained_parameters(material.model)
-    total = sum(each.numel() for each in material.model.parameters())
-    head = "" if material.objective.replies else "a linear head"
-    template = f"template {material.template.name}" if material.template else ""
+    trained = trained_parameters(setup.model)
+    total = sum(each.numel() for each in setup.model.parameters())
+    head = "" if setup.objective.replies else "a linear head"
+    template = f"template {setup.template.name}" if setup.template else ""
     template = ", ".join(filter(None, (template, head)))
     packed = f" in {len(data.train):,} rows" if len(data.train) < data.examples else ""
     held_out = ", ".join(
@@ -47,11 +47,11 @@ def header(material: Material) -> list[str]:
         lines += data.report.lines()
     else:
         lines += dropped_lines(data.dropped)
-    lines.append(material.objective.summary(data))
+    lines.append(setup.objective.summary(data))
     lines.append(
         f"about {per_step:.0f} examples a step: train.batch_size {settings.batch_size} rows, "
         f"train.accumulate {settings.accumulate}, processes {processes()}; products in "
-        f"{material.precision} on {material.device}"
+        f"{setup.precision} on {setup.device}"
     )
     if warning := too_few(steps_of_run(config, data)):
         lines.append(warning)

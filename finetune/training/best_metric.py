@@ -16,7 +16,7 @@ from finetune.objectives.grpo import Grpo
 from finetune.objectives.head_rows import HeadRows
 from finetune.objectives.heads import Classifier, HeadObjective, head_figures
 from finetune.objectives.l3 import L3
-from finetune.training.run_setup import Material
+from finetune.training.run_setup import RunSetup
 from finetune.training.sample_replies import greedy_replies, questions
 
 Figures = Callable[[], dict[str, float]]
@@ -25,9 +25,9 @@ REPLIES = 100
 """Held-out rows that are replied to, at most."""
 
 
-def metrics_of(material: Material) -> tuple[Metric, ...]:
+def metrics_of(setup: RunSetup) -> tuple[Metric, ...]:
     """Those that a run can be measured by."""
-    objective = material.objective
+    objective = setup.objective
     if isinstance(objective, Grpo):
         return ("loss",)  # minus the mean reward
     if not isinstance(objective, HeadObjective):
@@ -39,39 +39,39 @@ def metrics_of(material: Material) -> tuple[Metric, ...]:
     return ("loss", "accuracy", "macro_f1") if spec.labels else ("loss", "accuracy")
 
 
-def best_figure(material: Material) -> Figures | None:
+def best_figure(setup: RunSetup) -> Figures | None:
     """What computes train.metric_for_best_model; None where the objective's own metrics have it.
 
     Raises ConfigError for a metric that there is not.
     """
-    metric, known = material.config.train.metric_for_best_model, metrics_of(material)
+    metric, known = setup.config.train.metric_for_best_model, metrics_of(setup)
     if metric not in known:
         raise ConfigError(
             f"train.metric_for_best_model is {metric}, which this run does not have; expected "
             f"{', '.join(known)}"
         )
-    held_out = material.data.held_out
+    held_out = setup.data.held_out
     if metric in ("loss", "accuracy") or not held_out:
         return None
     rows = held_out.get(HELD_OUT) or next(iter(held_out.values()))
     if metric == "exact_match":
-        return _exact_match(material, cast(Rows, rows))
-    return _of_head(material, cast(HeadRows, rows), metric)
+        return _exact_match(setup, cast(Rows, rows))
+    return _of_head(setup, cast(HeadRows, rows), metric)
 
 
-def _exact_match(material: Material, rows: Rows) -> Figures:
-    assert material.template is not None
-    template, longest = material.template, material.config.samples.max_tokens
+def _exact_match(setup: RunSetup, rows: Rows) -> Figures:
+    assert setup.template is not None
+    template, longest = setup.template, setup.config.samples.max_tokens
     model = TransformersModel(
-        material.model, material.tokenizer, name=material.config.model, start=material.start
+        setup.model, setup.tokenizer, name=setup.config.model, start=setup.start
     )
-    found = questions(rows.examples, material.tokenizer, model.context, len(material.start))
+    found = questions(rows.examples, setup.tokenizer, model.context, len(setup.start))
     asked = list(islice(found, REPLIES))
     if not asked:
         raise ConfigError("train.metric_for_best_model is exact_match, but no held-out row asks")
 
     def figures() -> dict[str, float]:
-        material.model.eval()
+        setup.model.eval()
         model.forget()
         prompts = [each.ids for each in asked]
         replies = [each.text for each in greedy_replies(model, template.stop, prompts, longest)]
@@ -81,12 +81,10 @@ def _exact_match(material: Material, rows: Rows) -> Figures:
     return figures
 
 
-def _of_head(material: Material, rows: HeadRows, metric: str) -> Figures:
-    assert isinstance(material.objective, HeadObjective)
-    spec = material.objective.spec
-    classifier = Classifier(
-        material.model, spec, material.tokenizer, material.start, max(rows.lengths)
-    )
+def _of_head(setup: RunSetup, rows: HeadRows, metric: str) -> Figures:
+    assert isinstance(setup.objective, HeadObjective)
+    spec = setup.objective.spec
+    classifier = Classifier(setup.model, spec, setup.tokenizer, setup.start, max(rows.lengths))
 
     def figures() -> dict[str, float]:
         outputs = classifier.outputs(rows.examples)

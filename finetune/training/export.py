@@ -20,23 +20,23 @@ from chatapp.prompting.template import DialogueTemplate, as_jinja, save_template
 from finetune.training.adapters import copy_companions
 from finetune.training.checkpoints import UNFINISHED, flush
 from finetune.training.record import write_json
-from finetune.training.run_setup import Material
+from finetune.training.run_setup import RunSetup
 from finetune.training.trainer import ObjectiveTrainer
 
 
-def publish(material: Material, trainer: ObjectiveTrainer, output: Path) -> None:
+def publish(setup: RunSetup, trainer: ObjectiveTrainer, output: Path) -> None:
     """Write the model; called by all processes, files come from the first."""
     is_first = trainer.is_world_process_zero()
     with whole_model(output) if is_first else nullcontext(output / UNFINISHED) as aside:
         trainer.accelerator.wait_for_everyone()
         # Training works without the cache; whoever loads the model wants it.
-        material.model.config.use_cache = True
+        setup.model.config.use_cache = True
         trainer.save_model(str(aside))
         if is_first:
             # Neither is of use to a reader: a pickle, and peft's blank model card.
             for name in ("training_args.bin", "README.md"):
                 (aside / name).unlink(missing_ok=True)
-            complete(material, aside)
+            complete(setup, aside)
     trainer.accelerator.wait_for_everyone()
 
 
@@ -57,14 +57,14 @@ def whole_model(output: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def complete(material: Material, folder: Path) -> None:
+def complete(setup: RunSetup, folder: Path) -> None:
     """Put tokenizer and template beside the weights that were written into a folder."""
-    copy_companions(material.files, folder)
-    if material.template:
-        start = "".join(map(material.tokenizer.piece, material.start))
-        save_chat(material.template, folder, start)
+    copy_companions(setup.files, folder)
+    if setup.template:
+        start = "".join(map(setup.tokenizer.piece, setup.start))
+        save_chat(setup.template, folder, start)
     if (folder / ADAPTER_CONFIG).exists():
-        _name_base(folder / ADAPTER_CONFIG, material)
+        _name_base(folder / ADAPTER_CONFIG, setup)
 
 
 def save_chat(template: Template, folder: Path, start: str = "") -> None:
@@ -75,11 +75,11 @@ def save_chat(template: Template, folder: Path, start: str = "") -> None:
         write_whole(folder / CHAT_TEMPLATE, as_jinja(template, start))
 
 
-def _name_base(path: Path, material: Material) -> None:
+def _name_base(path: Path, setup: RunSetup) -> None:
     """Let the adapter name its base model as the user did, files by their absolute path."""
-    name = material.config.model
+    name = setup.config.model
     if name != BUNDLED and Path(name).expanduser().exists():
-        name = str(material.files.path.absolute())
+        name = str(setup.files.path.absolute())
     config = read_json_object(path, ModelError)
     config["base_model_name_or_path"] = name
     write_json(path, config)

@@ -31,7 +31,7 @@ from finetune.objectives.kto import Kto
 from finetune.objectives.rewards import DrawnReply
 from finetune.objectives.rows import PairRows
 from finetune.training.display import short_middling_long
-from finetune.training.run_setup import Material
+from finetune.training.run_setup import RunSetup
 
 STYLES = {Span.TEMPLATE: "dim", Span.PROMPT: "cyan", Span.RESPONSE: "bold green"}
 SHOWN = 400
@@ -79,22 +79,22 @@ _MOST = 50
 """Rows whose own replies get rewards."""
 
 
-def prompt_figures(rows: PromptRows, objective: Grpo, material: Material) -> dict[str, Any]:
+def prompt_figures(rows: PromptRows, objective: Grpo, setup: RunSetup) -> dict[str, Any]:
     """For --json: tokens of the prompts, and the mean reward of the rows' own replies."""
     lengths = [len(each.ids) for each in rows.asked]
-    rewards = [objective.rewards.of(*each) for each in _references(rows, material)]
+    rewards = [objective.rewards.of(*each) for each in _references(rows, setup)]
     return {
         "prompt_lengths": {"mean": float(np.mean(lengths)), "most": max(lengths)},
         "reference_reward": fmean(rewards) if rewards else None,
     }
 
 
-def show_prompts(rows: PromptRows, objective: Grpo, material: Material) -> Iterator[RenderableType]:
+def show_prompts(rows: PromptRows, objective: Grpo, setup: RunSetup) -> Iterator[RenderableType]:
     """The same in words, and three prompts with what each check gives the row's own reply."""
-    yield Text(printable(objective.summary(material.data)))
+    yield Text(printable(objective.summary(setup.data)))
     lengths = [len(each.ids) for each in rows.asked]
     yield Text(f"prompts: {np.mean(lengths):,.0f} tokens on average, at most {max(lengths):,}")
-    references = _references(rows, material)
+    references = _references(rows, setup)
     if references:
         rewards = [objective.rewards.of(*each) for each in references]
         yield Text(
@@ -110,20 +110,20 @@ def show_prompts(rows: PromptRows, objective: Grpo, material: Material) -> Itera
         asked = rows.asked[number]
         given = [""] * len(objective.rewards.names)
         if asked.reference:
-            reply = _as_reply(asked, material)
+            reply = _as_reply(asked, setup)
             given = [f"{each:.3g}" for each in objective.rewards.each(asked, reply)]
         table.add_row(Text(printable(asked.text)), Text(printable(asked.reference)), *given)
     yield table
 
 
-def _references(rows: PromptRows, material: Material) -> list[tuple[Asked, DrawnReply]]:
+def _references(rows: PromptRows, setup: RunSetup) -> list[tuple[Asked, DrawnReply]]:
     with_reply = [each for each in rows.asked if each.reference][:_MOST]
-    return [(each, _as_reply(each, material)) for each in with_reply]
+    return [(each, _as_reply(each, setup)) for each in with_reply]
 
 
-def _as_reply(asked: Asked, material: Material) -> DrawnReply:
+def _as_reply(asked: Asked, setup: RunSetup) -> DrawnReply:
     """The row's own reply as if it were drawn, its end token included."""
-    ids = [*material.tokenizer.encode(asked.reference, begins=False), material.tokenizer.end_id]
+    ids = [*setup.tokenizer.encode(asked.reference, begins=False), setup.tokenizer.end_id]
     return DrawnReply(ids, asked.reference)
 
 
@@ -147,13 +147,13 @@ def pair_figures(rows: PairRows, is_kto: bool) -> dict[str, Any]:
     }
 
 
-def show_pairs(rows: PairRows, material: Material, console: Console) -> Iterator[RenderableType]:
+def show_pairs(rows: PairRows, setup: RunSetup, console: Console) -> Iterator[RenderableType]:
     """The figures in words, and a short, a middling and a long pair."""
     marked = console.color_system is None
     examples = rows.first.examples
-    truncated = sum(material.data.report.truncated.values()) if material.data.report else 0
-    yield Text(material.objective.summary(material.data))
-    if isinstance(material.objective, Kto):
+    truncated = sum(setup.data.report.truncated.values()) if setup.data.report else 0
+    yield Text(setup.objective.summary(setup.data))
+    if isinstance(setup.objective, Kto):
         good = np.array([value > 0.5 for value in rows.values])
         lengths = _reply_lengths(examples)
         yield Text(f"good: {int(good.sum()):,} of {len(good):,} replies ({good.mean():.1%})")
@@ -169,15 +169,15 @@ def show_pairs(rows: PairRows, material: Material, console: Console) -> Iterator
     yield legend(marked)
     order = np.argsort(rows.lengths if len(rows) == len(examples) else _all_lengths(rows))
     for number in short_middling_long(order.tolist()):
-        yield _side_by_side(rows, number, material, marked)
+        yield _side_by_side(rows, number, setup, marked)
 
 
-def _side_by_side(rows: PairRows, number: int, material: Material, marked: bool) -> Table:
+def _side_by_side(rows: PairRows, number: int, setup: RunSetup, marked: bool) -> Table:
     """A pair: the prompt over both columns' replies."""
     first, second = rows.first.examples[number], rows.second.examples[number]
-    tokenizer = material.tokenizer
+    tokenizer = setup.tokenizer
     table = Table(show_edge=False, padding=(0, 1), header_style="dim")
-    if isinstance(material.objective, Kto):
+    if isinstance(setup.objective, Kto):
         names = ("good" if rows.values[number] > 0.5 else "bad", "mismatched, for the KL")
     else:
         margin = f", margin {rows.values[number]:g}" if rows.values[number] else ""

@@ -38,27 +38,27 @@ from finetune.objectives.grpo import SAID, Grpo, PromptRows, ReplyRows, advantag
 from finetune.objectives.objective import in_place_of, model_inputs
 from finetune.objectives.rewards import DrawnReply
 from finetune.objectives.rows import PACKED_LENGTH, with_start
-from finetune.training.run_setup import Material
+from finetune.training.run_setup import RunSetup
 
 AT_ONCE = 64
 """Sequences that are drawn together."""
 
 
 class Policy:
-    """A material's model as it is when this is made; not longer."""
+    """The model of a run as it is when this is made; not longer."""
 
-    def __init__(self, material: Material) -> None:
-        self._material = material
+    def __init__(self, setup: RunSetup) -> None:
+        self._setup = setup
         self._model: LocalModel | TransformersModel
         try:
-            self._model = _local(material)
+            self._model = _local(setup)
         except NoDecoder:  # of a kind that transformers computes, one reply at a time
             self._model = TransformersModel(
-                material.model,
-                material.tokenizer,
-                name=material.config.model,
-                folder=material.files.path,
-                start=material.start,
+                setup.model,
+                setup.tokenizer,
+                name=setup.config.model,
+                folder=setup.files.path,
+                start=setup.start,
             )
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
@@ -69,23 +69,23 @@ class Policy:
             yield from self._model.generate_many(requests)
 
 
-def _local(material: Material) -> LocalModel:
+def _local(setup: RunSetup) -> LocalModel:
     """Raises NoDecoder."""
-    files = material.files
+    files = setup.files
     if files.family not in DECODERS:
         raise NoDecoder(f"{files.path}: the decoder does not compute a {files.family}")
     decoder = Decoder.load(
         files.whole,
-        vocabulary=material.tokenizer.size,
-        device=material.device,
-        tensors=current_tensors(material.model),
+        vocabulary=setup.tokenizer.size,
+        device=setup.device,
+        tensors=current_tensors(setup.model),
     )
     return LocalModel(
         decoder,
-        material.tokenizer,
-        name=material.config.model,
+        setup.tokenizer,
+        name=setup.config.model,
         folder=files.path,
-        start=material.start,
+        start=setup.start,
     )
 
 
@@ -134,12 +134,12 @@ class _Group:
 class Rollouts:
     """Draws the replies of a run of GRPO and makes batches of them."""
 
-    def __init__(self, material: Material) -> None:
-        assert isinstance(material.objective, Grpo)
-        assert material.template is not None
-        self.material, self.objective = material, material.objective
-        self.config = material.objective.config
-        self.stop = (*material.template.stop, *material.objective.config.stop)
+    def __init__(self, setup: RunSetup) -> None:
+        assert isinstance(setup.objective, Grpo)
+        assert setup.template is not None
+        self.setup, self.objective = setup, setup.objective
+        self.config = setup.objective.config
+        self.stop = (*setup.template.stop, *setup.objective.config.stop)
         self._kept: list[Tensors] = []
         self._frozen: Any = None
 
@@ -162,13 +162,13 @@ class Rollouts:
             for each, batch in zip(numbers, batches, strict=True)
         ]
         if self.config.iterations > 1 and step is not None:
-            made = [{**batch, "old": self._log_probs(self.material.model, batch)} for batch in made]
+            made = [{**batch, "old": self._log_probs(self.setup.model, batch)} for batch in made]
             self._kept = made
         return made
 
     def _sampling(self, step: int | None, number: int) -> list[Sampling]:
         """How each reply to a prompt is drawn."""
-        config, seed = self.config, self.material.config.seed
+        config, seed = self.config, self.setup.config.seed
         # What ends a text that repeats itself would be no choice of the model's.
         whole = Sampling(temperature=0.0, top_p=1.0, max_tokens=config.max_tokens, max_repeats=0)
         if step is None:
@@ -190,13 +190,13 @@ class Rollouts:
         self, asked: Sequence[Asked], draws: Sequence[Sequence[Sampling]]
     ) -> Iterator[_Group]:
         """The replies to prompts, each drawn as often as it says, with their rewards."""
-        self.material.model.eval()
+        self.setup.model.eval()
         requests = (
             Request(prompt.ids, sampling, self.stop)
             for prompt, samplings in zip(asked, draws, strict=True)
             for sampling in samplings
         )
-        replies = iter(drawn_replies(Policy(self.material), requests))
+        replies = iter(drawn_replies(Policy(self.setup), requests))
         for prompt, samplings in zip(asked, draws, strict=True):
             group = [next(replies) for _ in samplings]
             rewards = [self.objective.rewards.of(prompt, reply) for reply in group]
@@ -212,14 +212,14 @@ class Rollouts:
             unlabelled = {key: value for key, value in prompts.items() if key != "row"}
             return unlabelled | dict.fromkeys((*SAID, "reference"), zeros)
         examples = [_example(group.asked, reply) for group in groups for reply in group.replies]
-        examples = with_start(examples, self.material.start)
+        examples = with_start(examples, self.setup.start)
         bins = None
-        if self.material.config.data.packing:
+        if self.setup.config.data.packing:
             lengths = [len(each.ids) for each in examples]
-            bins = pack(lengths, max([PACKED_LENGTH, *lengths]), self.material.config.seed)
+            bins = pack(lengths, max([PACKED_LENGTH, *lengths]), self.setup.config.seed)
         said = torch.stack([self._said(group) for group in groups], 1).flatten(1)
         rows = ReplyRows(examples, said, bins)
-        batch = self.material.data.collate([rows[index] for index in range(len(rows))])
+        batch = self.setup.data.collate([rows[index] for index in range(len(rows))])
         if self.config.beta:
             batch["reference"] = self._reference(batch)
         return batch
@@ -236,12 +236,12 @@ class Rollouts:
 
     def _reference(self, batch: Tensors) -> Tensor:
         """log-probabilities of the tokens by the model that the run began with."""
-        model = self.material.model
+        model = self.setup.model
         if hasattr(model, "disable_adapter"):
             with model.disable_adapter():
                 return self._log_probs(model, batch)
         if self._frozen is None:
-            self._frozen = load_causal(self.material.files).to(self.material.device)
+            self._frozen = load_causal(self.setup.files).to(self.setup.device)
         return self._log_probs(self._frozen, batch)
 
     @torch.no_grad()
@@ -250,7 +250,7 @@ class Rollouts:
         model.eval()
         device = next(model.parameters()).device
         here = {key: value.to(device) for key, value in batch.items()}
-        is_half = self.material.precision == "bfloat16"
+        is_half = self.setup.precision == "bfloat16"
         compute = partial(self.objective.log_probs, model=model, batch=here)
         cast_to = torch.autocast(device.type, torch.bfloat16, enabled=is_half)
         with cast_to, in_place_of(model.get_output_embeddings(), compute):

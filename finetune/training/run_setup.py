@@ -50,7 +50,7 @@ from finetune.training.adapters import (
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class RunSetup:
     """Everything that a run needs before its first step.
 
     files: of the model as named, an adapter's included. start: special tokens before each
@@ -75,7 +75,7 @@ class Material:
         return str(self.record["precision"])
 
 
-def gather(config: FinetuneConfig, device: str = "auto", begun: date | None = None) -> Material:
+def set_up_run(config: FinetuneConfig, device: str = "auto", begun: date | None = None) -> RunSetup:
     """Load the model and read the rows. Raises ConfigError and ModelError.
 
     device: as in `load_model`, but that "auto" takes a GPU for any model.
@@ -122,7 +122,7 @@ def gather(config: FinetuneConfig, device: str = "auto", begun: date | None = No
         "processes": processes(),
         "versions": _versions(),
     }
-    return Material(
+    return RunSetup(
         config, files, model, tokenizer, start, template, objective, data, record, device
     )
 
@@ -248,24 +248,22 @@ def _versions() -> dict[str, str]:
     return own | {name: version(name) for name in names}
 
 
-def keep_reference(material: Material, folder: Path, console: Console) -> None:
+def keep_reference(setup: RunSetup, folder: Path, console: Console) -> None:
     """Give the rows of a run what the reference says of them, kept in the run's folder.
 
     Each of several processes computes it for itself, and the first one keeps it.
     """
-    data, record = material.data, material.record
+    data, record = setup.data, setup.record
     sets = {"train": data.train, **{f"held out, {k}": v for k, v in data.held_out.items()}}
     pairs = {name: rows for name, rows in sets.items() if isinstance(rows, PairRows)}
     digest = json.dumps([record["data"], record["weights"], record["template"]])
     folder.mkdir(parents=True, exist_ok=True)
     is_first = os.environ.get("RANK", "0") == "0"
     path = folder / REFERENCE_FILE if is_first or processes() == 1 else None
-    material.model.to(material.device)
+    setup.model.to(setup.device)
     with console.status("the reference") as status:
 
         def progress(done: int, total: int) -> None:
             status.update(f"log-probabilities of the reference, {done:,} of {total:,} rows")
 
-        give_reference(
-            material.model, pairs, data.collate, material.precision, progress, path, digest
-        )
+        give_reference(setup.model, pairs, data.collate, setup.precision, progress, path, digest)

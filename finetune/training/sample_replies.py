@@ -29,7 +29,7 @@ from finetune.objectives.grpo import Grpo, PromptRows
 from finetune.objectives.rewards import DrawnReply
 from finetune.objectives.rows import PairRows
 from finetune.training.display import one_line
-from finetune.training.run_setup import Material
+from finetune.training.run_setup import RunSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,29 +117,29 @@ class _Prompt:
     asked: Asked | None = None
 
 
-def sampler(material: Material) -> Callable[[], Samples] | None:
+def sampler(setup: RunSetup) -> Callable[[], Samples] | None:
     """What makes the sample replies of a run; None without prompts.
 
     Raises ConfigError for a prompt that does not fit.
     """
-    template, settings = material.template, material.config.samples
-    if template is None or not material.objective.replies:
+    template, settings = setup.template, setup.config.samples
+    if template is None or not setup.objective.replies:
         return None
     model = TransformersModel(
-        material.model, material.tokenizer, name=material.config.model, start=material.start
+        setup.model, setup.tokenizer, name=setup.config.model, start=setup.start
     )
     prompts = _own_prompts(settings, template, model)
-    prompts = prompts or _prompts_of_rows(material, model)
+    prompts = prompts or _prompts_of_rows(setup, model)
 
-    stop = stops(template, material.config.objective)
+    stop = stops(template, setup.config.objective)
 
     def take() -> Samples:
-        material.model.eval()
+        setup.model.eval()
         model.forget()
         asked = (prompt.ids for prompt in prompts)
         replies = greedy_replies(model, stop, asked, settings.max_tokens)
         samples = [
-            (prompt.text, _rewarded(reply, prompt, material))
+            (prompt.text, _rewarded(reply, prompt, setup))
             for prompt, reply in zip(prompts, replies, strict=True)
         ]
         model.forget()
@@ -164,24 +164,24 @@ def _own_prompts(
     return prompts
 
 
-def _prompts_of_rows(material: Material, model: TransformersModel) -> list[_Prompt]:
+def _prompts_of_rows(setup: RunSetup, model: TransformersModel) -> list[_Prompt]:
     """Those of the first held-out rows."""
-    wanted = material.config.samples.held_out
-    rows = next(iter(material.data.held_out.values()), None)
+    wanted = setup.config.samples.held_out
+    rows = next(iter(setup.data.held_out.values()), None)
     if isinstance(rows, PromptRows):
         return [_Prompt(each.text, each.ids, each) for each in rows.asked[:wanted]]
     if isinstance(rows, PairRows):
         rows = rows.first
     if not isinstance(rows, Rows):
         return []
-    asked = questions(rows.examples, material.tokenizer, model.context, len(material.start))
+    asked = questions(rows.examples, setup.tokenizer, model.context, len(setup.start))
     return [_Prompt(each.text, each.ids) for each in islice(asked, wanted)]
 
 
-def _rewarded(reply: Reply, prompt: _Prompt, material: Material) -> Reply:
+def _rewarded(reply: Reply, prompt: _Prompt, setup: RunSetup) -> Reply:
     """The reply with its reward, where there is one to give."""
-    if not isinstance(material.objective, Grpo) or prompt.asked is None or reply.error:
+    if not isinstance(setup.objective, Grpo) or prompt.asked is None or reply.error:
         return reply
-    ids = material.tokenizer.encode(reply.text, begins=False)
+    ids = setup.tokenizer.encode(reply.text, begins=False)
     drawn = DrawnReply(ids, reply.text)
-    return replace(reply, reward=material.objective.rewards.of(prompt.asked, drawn))
+    return replace(reply, reward=setup.objective.rewards.of(prompt.asked, drawn))

@@ -25,7 +25,7 @@ from finetune.training.best_metric import best_figure
 from finetune.training.display import peak_memory
 from finetune.training.export import complete
 from finetune.training.rollouts import Rollouts
-from finetune.training.run_setup import Material, processes
+from finetune.training.run_setup import RunSetup, processes
 from finetune.training.trainer import ObjectiveTrainer
 
 FEW_STEPS = 20
@@ -55,7 +55,7 @@ def too_few(steps: int) -> str:
     )
 
 
-def timed_steps(material: Material) -> tuple[int, float, int]:
+def timed_steps(setup: RunSetup) -> tuple[int, float, int]:
     """Parameters trained, seconds a step, and peak memory in bytes, from four real steps.
 
     The first step takes the longest rows, which decide the memory, and is not timed; the others
@@ -64,16 +64,16 @@ def timed_steps(material: Material) -> tuple[int, float, int]:
     """
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(material, Path(folder), probe=True)
+        trainer = build_trainer(setup, Path(folder), probe=True)
         trainer.add_callback(clock)
         trainer.train()
     assert isinstance(trainer.order, ProbeOrder)
     # A set of few steps comes round again.
     steps = list(zip(clock.seconds, cycle(trainer.order.tokens()), strict=False))
     seconds, tokens = map(sum, zip(*(steps[1:] or steps), strict=True))
-    lengths = material.data.train.lengths
+    lengths = setup.data.train.lengths
     mean_step = sum(lengths) / len(trainer.order.tokens())
-    return trained_parameters(material.model), seconds / tokens * mean_step, peak_memory()
+    return trained_parameters(setup.model), seconds / tokens * mean_step, peak_memory()
 
 
 class _Clock(TrainerCallback):  # type: ignore[misc]
@@ -92,9 +92,9 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         control.should_training_stop = state.global_step == ProbeOrder.steps
 
 
-def build_trainer(material: Material, output: Path, *, probe: bool = False) -> ObjectiveTrainer:
+def build_trainer(setup: RunSetup, output: Path, *, probe: bool = False) -> ObjectiveTrainer:
     """The trainer of a run. `probe`: for a few steps that leave nothing, see `ProbeOrder`."""
-    config, data = material.config, material.data
+    config, data = setup.config, setup.data
     settings = config.train
     step_rows = settings.batch_size * settings.accumulate * processes()
     order: RowOrder = BucketSampler(data.train.lengths, step_rows, config.seed)
@@ -105,28 +105,28 @@ def build_trainer(material: Material, output: Path, *, probe: bool = False) -> O
     quiet_transformers()
     trainer = ObjectiveTrainer(
         optimizer_name=settings.optimizer,
-        objective=material.objective,
+        objective=setup.objective,
         rows=data.train,
         order=order,
         held_out=data.held_out if measures else {},
         collate=data.collate,
-        model=material.model,
-        args=_arguments(material, output, probe, measures),
+        model=setup.model,
+        args=_arguments(setup, output, probe, measures),
         callbacks=(
             [EarlyStoppingCallback(settings.early_stop)]
             if settings.early_stop and measures
             else None
         ),
     )
-    trainer.complete = partial(complete, material)
-    if isinstance(material.objective, Grpo):
+    trainer.complete = partial(complete, setup)
+    if isinstance(setup.objective, Grpo):
         if trainer.is_fsdp_enabled:
             raise ConfigError(
                 "objective.kind grpo draws replies from the whole model, and FSDP cuts it; use "
                 "data-parallel processes"
             )
-        trainer.draws = Rollouts(material)
-    if metric := best_figure(material):
+        trainer.draws = Rollouts(setup)
+    if metric := best_figure(setup):
         if trainer.is_fsdp_enabled:
             raise ConfigError(
                 f"train.metric_for_best_model: {settings.metric_for_best_model} needs the whole "
@@ -150,9 +150,9 @@ def quiet_transformers() -> None:
     transformers_logging.set_verbosity_error()
 
 
-def _arguments(material: Material, output: Path, probe: bool, measures: bool) -> TrainingArguments:
-    config, data = material.config, material.data
-    settings, on_gpu = config.train, material.device != "cpu"
+def _arguments(setup: RunSetup, output: Path, probe: bool, measures: bool) -> TrainingArguments:
+    config, data = setup.config, setup.data
+    settings, on_gpu = config.train, setup.device != "cpu"
     twice_an_epoch = max(1, steps_per_epoch(config, data) // 2)
     eval_every = settings.eval_every or settings.save_every or twice_an_epoch
     save_every = settings.save_every or eval_every
@@ -168,7 +168,7 @@ def _arguments(material: Material, output: Path, probe: bool, measures: bool) ->
         warmup_steps=settings.warmup_steps or settings.warmup,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        bf16=material.precision == "bfloat16",
+        bf16=setup.precision == "bfloat16",
         activation_checkpointing=settings.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False},
         use_cpu=not on_gpu,
@@ -187,7 +187,7 @@ def _arguments(material: Material, output: Path, probe: bool, measures: bool) ->
         disable_tqdm=True,
         report_to="none" if probe else settings.report_to,
         seed=config.seed,
-        dataloader_pin_memory=material.device == "cuda",
+        dataloader_pin_memory=setup.device == "cuda",
     )
     # Several GPUs in one process would be DataParallel, which cuts a batch behind our back.
     arguments._n_gpu = min(1, arguments.n_gpu)

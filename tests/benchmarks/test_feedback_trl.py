@@ -26,10 +26,10 @@ DRAWS, PROMPTS, REPLIES, TOKENS = 4, 4, 8, 32
 LETTER = "z"
 
 
-def material(folder: Path, rows: int, **objective: Any) -> Any:
+def setup(folder: Path, rows: int, **objective: Any) -> Any:
     """The first rows of the preferences, for one objective."""
     from finetune.config.sections import FinetuneConfig
-    from finetune.training.run_setup import gather
+    from finetune.training.run_setup import set_up_run
 
     path = folder / "rows.json"
     pairs = json.loads((DATA / "preference" / "raschka_1100_preference.json").read_text())
@@ -38,7 +38,7 @@ def material(folder: Path, rows: int, **objective: Any) -> Any:
         keys = ("instruction", "input", "output")
         pairs = [{key: each[key] for key in keys} for each in pairs]
     path.write_text(json.dumps(pairs))
-    return gather(
+    return set_up_run(
         FinetuneConfig.model_validate(
             {
                 "model": str(folder),
@@ -57,7 +57,7 @@ def material(folder: Path, rows: int, **objective: Any) -> Any:
 def grpo_material(folder: Path) -> Any:
     checks = [{"kind": "regex", "pattern": LETTER}]
     drawn = {"replies": REPLIES, "max_tokens": TOKENS, "rewards": checks}
-    return material(folder, DRAWS * PROMPTS, kind="grpo", **drawn)
+    return setup(folder, DRAWS * PROMPTS, kind="grpo", **drawn)
 
 
 def arguments(output: Path, rows: int) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def ours_dpo(folder: Path) -> dict[str, float]:
     from finetune.training.run_setup import keep_reference
     from finetune.training.trainer_factory import build_trainer
 
-    made = material(folder, STEPS * PAIRS, kind="dpo")
+    made = setup(folder, STEPS * PAIRS, kind="dpo")
     begun = time.process_time()
     keep_reference(made, folder / "run", Console(quiet=True))
     trainer = build_trainer(made, folder / "run")
@@ -94,7 +94,7 @@ def trl_dpo(folder: Path) -> dict[str, float]:
     from finetune.data.batches import BucketSampler
     from finetune.data.packing import response_labels
 
-    rows = material(folder, STEPS * PAIRS, kind="dpo").data.train
+    rows = setup(folder, STEPS * PAIRS, kind="dpo").data.train
     pairs = []
     for index in BucketSampler(rows.lengths, PAIRS, 0):
         chosen, rejected = rows.first.examples[index], rows.second.examples[index]

@@ -120,10 +120,10 @@ def clock(tokens: Any, steps: int) -> Any:
 
 
 def run_ours(folder: Path, packing: bool, aux_weight: float, steps: int) -> Any:
-    from finetune.training.run_setup import gather
+    from finetune.training.run_setup import set_up_run
     from finetune.training.trainer_factory import build_trainer
 
-    trainer = build_trainer(gather(configuration(folder, packing, aux_weight)), folder / "run")
+    trainer = build_trainer(set_up_run(configuration(folder, packing, aux_weight)), folder / "run")
     trainer.args.save_strategy = "no"
     told = clock(lambda: trainer.tokens_seen, steps)
     trainer.add_callback(told)
@@ -140,11 +140,11 @@ def run_trl(folder: Path, packing: bool, steps: int) -> Any:
 
     from finetune.data.batches import BucketSampler
     from finetune.data.packing import response_labels
-    from finetune.training.run_setup import gather
+    from finetune.training.run_setup import set_up_run
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.eos_token
-    rows = gather(configuration(folder, False, 0.0)).data.train
+    rows = set_up_run(configuration(folder, False, 0.0)).data.train
     examples = [rows.examples[index] for index in BucketSampler(rows.lengths, ROWS, 0)]
     dataset = datasets.Dataset.from_list(
         [
@@ -193,7 +193,7 @@ def counted(trainer: Any, steps: int) -> Any:
 def chat_material(folder: Path) -> Any:
     """The first rows as chats in the model's own template, to be learnt by LoRA."""
     from finetune.config.sections import FinetuneConfig
-    from finetune.training.run_setup import gather
+    from finetune.training.run_setup import set_up_run
 
     rows = json.loads((DATA / "instruct" / "raschka_1100.json").read_text())[:CHATS]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -213,7 +213,7 @@ def chat_material(folder: Path) -> Any:
                 },
             }
         )  # fmt: skip
-        return gather(config)
+        return set_up_run(config)
 
 
 def run_ours_chat(folder: Path, steps: int) -> Any:

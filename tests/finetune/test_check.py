@@ -62,7 +62,7 @@ def test_numbers_and_text_agree_with_the_rows(model: Path, tmp_path: Path) -> No
     data = {"train": rows(tmp_path, *BAD), "bad_rows": "skip", "too_long": "truncate-prompt"}
     found = examine(config(model, tmp_path, data, objective={"aux_weight": 0.5}))
     document = found.document()
-    train = found.material.data.train
+    train = found.setup.data.train
     lengths = [len(each.ids) for each in train.examples]
     responses = sum(int((each.spans == Span.RESPONSE).sum()) for each in train.examples)
     held_out = document["held_out"]["held_out"]
@@ -79,7 +79,7 @@ def test_numbers_and_text_agree_with_the_rows(model: Path, tmp_path: Path) -> No
         0.5 * responses / document["prompt_tokens"]
     )
     assert document["trainable_parameters"] == sum(
-        each.numel() for each in found.material.model.parameters()
+        each.numel() for each in found.setup.model.parameters()
     )
     assert document["seconds_per_step"] > 0
     assert document["peak_memory_bytes"] > 2**20
@@ -114,7 +114,7 @@ def test_no_weight_is_told_of_a_loss_without_labels(model: Path, tmp_path: Path)
     found = examine(config(model, tmp_path, {"train": str(story)}))
     assert found.document()["effective_prompt_weight"] == 0
     assert "a token of L1" not in printed(found)
-    assert "L1 has none" in "\n".join(header(found.material))
+    assert "L1 has none" in "\n".join(header(found.setup))
 
 
 def test_a_head_is_checked_too(model: Path, tmp_path: Path) -> None:

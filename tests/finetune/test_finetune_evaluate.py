@@ -24,7 +24,7 @@ from finetune.data.encoding import Span
 from finetune.evaluation import compare, evaluate
 from finetune.measuring.results import show
 from finetune.run import train
-from finetune.training.run_setup import gather
+from finetune.training.run_setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -62,7 +62,7 @@ def test_the_figures_of_a_run(runs: Path) -> None:
     # The same loss from the engine's own scores.
     model = load_model(first)
     config = tiny.config(runs, output=str(runs / "other"))
-    examples = gather(config).data.held_out["held_out"].examples
+    examples = set_up_run(config).data.held_out["held_out"].examples
     assert measured.examples == len(examples)
     pairs = []
     for example in examples:
@@ -205,7 +205,7 @@ def test_a_run_is_measured_on_the_rows_that_training_measured(
     ]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     config = tiny.config(tmp_path, data={"held_out": 0.4, **data}, train={"epochs": 0.5})
-    trained = gather(config).data.held_out["held_out"]
+    trained = set_up_run(config).data.held_out["held_out"]
     run = str(train(config, QUIET))
     (found,) = compare([run], "", 0, 8, silent)
     result = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -33,7 +33,7 @@ from finetune.merge import merge
 from finetune.run import resume, train
 from finetune.training.checkpoints import SaveError, last_checkpoint
 from finetune.training.record import check_unchanged
-from finetune.training.run_setup import gather
+from finetune.training.run_setup import set_up_run
 from finetune.training.trainer import NotFinite, ObjectiveTrainer
 
 QUIET = Console(stderr=True, quiet=True)
@@ -485,7 +485,7 @@ def test_the_commands_and_their_exit_status(
     assert "bad_batch.jsonl" in done.stderr
     assert "Traceback" not in done.stderr
     with monkeypatch.context() as patch:
-        patch.setattr("finetune.run.gather", lambda *_: raise_(KeyboardInterrupt())())
+        patch.setattr("finetune.run.set_up_run", lambda *_: raise_(KeyboardInterrupt())())
         done = runner.invoke(app, ["train", str(path), f"output={tmp_path / 'b'}"])
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
@@ -536,8 +536,8 @@ def test_auto_takes_bfloat16_on_a_cpu_where_it_is_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], expected: str
 ) -> None:
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
-    material = gather(tiny.config(tmp_path, train={"precision": "auto"}), "cpu")
-    assert (material.precision, material.device) == (expected, "cpu")
+    setup = set_up_run(tiny.config(tmp_path, train={"precision": "auto"}), "cpu")
+    assert (setup.precision, setup.device) == (expected, "cpu")
 
 
 def test_the_device_of_the_settings_is_trained_on(
@@ -552,6 +552,6 @@ def test_the_device_of_the_settings_is_trained_on(
         assert "device is 'mps', which torch cannot use here" in refused.stderr
     monkeypatch.setenv("CHATAPP_DEVICE", "cpu")
     monkeypatch.setattr("finetune.training.run_setup._precision", lambda _, device: device)
-    monkeypatch.setattr("finetune.run._run", lambda material, _: Path(material.precision))
+    monkeypatch.setattr("finetune.run._run", lambda setup, _: Path(setup.precision))
     monkeypatch.setattr("finetune.training.run_setup.torch.cuda.is_available", lambda: True)
     assert CliRunner().invoke(app, ["train", str(path)]).stdout == "cpu\n"

@@ -35,8 +35,8 @@ def report(folder: Path) -> None:
 
 def bad_batch(folder: Path) -> None:
     batch = {"input_ids": torch.ones(2, 9).long(), "example_ids": torch.ones(2, 9).long()}
-    material = SimpleNamespace(tokenizer=SimpleNamespace(decode=str))
-    _write_bad_batch(folder / BAD_BATCH_FILE, material, NotFinite("", [batch]))  # type: ignore[arg-type]
+    setup = SimpleNamespace(tokenizer=SimpleNamespace(decode=str))
+    _write_bad_batch(folder / BAD_BATCH_FILE, setup, NotFinite("", [batch]))  # type: ignore[arg-type]
 
 
 def reference_values(folder: Path) -> None:

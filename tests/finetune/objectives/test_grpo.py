@@ -26,7 +26,7 @@ from finetune.objectives.grpo import Grpo, PromptRows, ReplyRows, advantages
 from finetune.objectives.rewards import DrawnReply, RewardError, Rewards
 from finetune.run import resume, train
 from finetune.training.rollouts import Rollouts, current_tensors
-from finetune.training.run_setup import gather
+from finetune.training.run_setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 LENGTHS = [9, 14, 8, 20, 6, 10, 13, 7]
@@ -143,7 +143,7 @@ def test_only_what_has_a_signal_is_computed_unless_a_kl_holds_it() -> None:
 
 def test_equal_rewards_give_no_advantage_at_all(tmp_path: Path) -> None:
     made = rollouts(tmp_path, rewards=[{"kind": "length", "weight": 0.8}], replies=7)
-    rows = made.material.data.train
+    rows = made.setup.data.train
     (batch,) = made([collate([rows[0], rows[1]], 0)], rows, 0)
     assert batch["no_signal"].any()
     assert not batch["advantage"].any()
@@ -256,12 +256,12 @@ def test_a_function_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
 
 def rollouts(folder: Path, **changes: Any) -> Rollouts:
-    return Rollouts(gather(config(folder, **changes), "cpu"))
+    return Rollouts(set_up_run(config(folder, **changes), "cpu"))
 
 
 def drawn(made: Rollouts, sizes: list[int], step: int | None = 3) -> list[list[int]]:
     """The real tokens of all rows that are drawn in micro-batches of these sizes."""
-    rows, collate = made.material.data.train, made.material.data.collate
+    rows, collate = made.setup.data.train, made.setup.data.collate
     starts = np.cumsum([0, *sizes])
     batches = [
         collate([rows[i] for i in range(start, start + size)])
@@ -286,8 +286,8 @@ def test_what_is_drawn_does_not_hang_on_how_a_step_is_cut(tmp_path: Path) -> Non
 
 def test_the_end_of_a_reply_is_learnt(tmp_path: Path) -> None:
     made = rollouts(tmp_path, max_tokens=150)
-    end = made.material.tokenizer.end_id
-    asked = made.material.data.train.asked
+    end = made.setup.tokenizer.end_id
+    asked = made.setup.data.train.asked
     replies = [ids[len(asked[n // 4].ids) :] for n, ids in enumerate(drawn(made, [4]))]
     assert all(len(ids) == 150 or ids[-1] == end for ids in replies)
     assert {ids[-1] == end for ids in replies} == {True, False}
@@ -404,12 +404,14 @@ def write_rows(folder: Path, rows: list[Any]) -> dict[str, str]:
 
 def test_rows_may_be_prompts_alone(tmp_path: Path) -> None:
     rows = [{"prompt": "What comes?"}, {"prompt": [{"role": "user", "content": "After 3?"}]}]
-    made = gather(config(tmp_path, data={**write_rows(tmp_path, rows), "held_out": 0.0}), "cpu")
+    made = set_up_run(config(tmp_path, data={**write_rows(tmp_path, rows), "held_out": 0.0}), "cpu")
     assert isinstance(made.data.train, PromptRows)
     assert [each.text for each in made.data.train.asked] == ["What comes?", "After 3?"]
     assert [each.reference for each in made.data.train.asked] == ["", ""]
     whole = [{"prompt": "What comes?", "completion": "It."}]
-    other = gather(config(tmp_path, data={**write_rows(tmp_path, whole), "held_out": 0.0}), "cpu")
+    other = set_up_run(
+        config(tmp_path, data={**write_rows(tmp_path, whole), "held_out": 0.0}), "cpu"
+    )
     assert other.data.train.asked[0].ids == made.data.train.asked[0].ids
     assert other.data.train.asked[0].reference == "It."
 
@@ -429,12 +431,12 @@ def test_rows_that_cannot_be_asked_are_one_sentence(
 ) -> None:
     data = {**write_rows(tmp_path, [row]), "held_out": 0.0}
     with pytest.raises(ConfigError, match=words):
-        gather(config(tmp_path, rewards, data), "cpu")
+        set_up_run(config(tmp_path, rewards, data), "cpu")
 
 
 def test_a_reply_must_fit_the_window(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"objective\.max_tokens is 192; the model's window"):
-        gather(config(tmp_path, max_tokens=192), "cpu")
+        set_up_run(config(tmp_path, max_tokens=192), "cpu")
 
 
 def test_check_shows_prompts_and_what_their_own_replies_earn(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_what_is_in_four_bits_is_frozen_and_norms_are_exact(
     tmp_path: Path, asked: list[dict[str, Any]]
 ) -> None:
     settings = {"method": "lora", "max_steps": 1}
-    made = run_setup.gather(
+    made = run_setup.set_up_run(
         tiny.config(tmp_path, train=settings, adapter={"load_in_4bit": True}), "cuda"
     )
     learnt = {name for name, weight in made.model.named_parameters() if weight.requires_grad}

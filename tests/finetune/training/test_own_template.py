@@ -19,7 +19,7 @@ from finetune.data.encoding import Span
 from finetune.evaluation import evaluate
 from finetune.merge import merge
 from finetune.run import resume, train
-from finetune.training.run_setup import gather
+from finetune.training.run_setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -114,12 +114,12 @@ def test_the_preview_shows_its_special_tokens(tmp_path: Path) -> None:
 
 
 def test_before_a_reply_stand_the_ids_that_a_chat_prompts_with(tmp_path: Path) -> None:
-    material = gather(config(tmp_path, data={"held_out": 0.0}))
+    setup = set_up_run(config(tmp_path, data={"held_out": 0.0}))
     model = load_model(str(tmp_path / "base"))
     writer = writer_for(model, choose_template(model, ""))
     rows = json.loads((tmp_path / "rows.json").read_text())
     end = model.tokenizer.special["<|im_end|>"]
-    for row, example in zip(rows, material.data.train.examples, strict=True):
+    for row, example in zip(rows, setup.data.train.examples, strict=True):
         response = example.spans == Span.RESPONSE
         prompt = writer.write(None, [Exchange(row["instruction"])], max_tokens=1).ids
         assert tuple(example.ids[~response]) == prompt

@@ -13,13 +13,13 @@ from finetune.config.sections import FinetuneConfig
 from finetune.measuring.report import header
 from finetune.run import train
 from finetune.training.optimizer import schedule
-from finetune.training.run_setup import gather
+from finetune.training.run_setup import set_up_run
 from finetune.training.trainer_factory import FEW_STEPS, steps_of_run, timed_steps, too_few
 
 
 def test_timed_steps(tmp_path: Path) -> None:
     config = tiny.config(tmp_path, train={"method": "last-blocks", "last_blocks": 1})
-    parameters, seconds, memory = timed_steps(gather(config))
+    parameters, seconds, memory = timed_steps(set_up_run(config))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     expected = [*model.transformer.h[1].parameters(), *model.transformer.ln_f.parameters()]
     assert parameters == sum(each.numel() for each in expected)
@@ -37,16 +37,16 @@ def test_the_defaults_train_a_small_set_in_many_steps(tmp_path: Path) -> None:
             "data": {"train": str(tiny.pairs(tmp_path / "rows.json", 200))},
         }
     )
-    material = gather(config)
-    examples = material.data.examples
-    assert steps_of_run(config, material.data) == 2 * -(-examples // 8) >= FEW_STEPS
-    assert too_few(steps_of_run(config, material.data)) == ""
-    assert "about 8 examples a step" in "\n".join(header(material))
+    setup = set_up_run(config)
+    examples = setup.data.examples
+    assert steps_of_run(config, setup.data) == 2 * -(-examples // 8) >= FEW_STEPS
+    assert too_few(steps_of_run(config, setup.data)) == ""
+    assert "about 8 examples a step" in "\n".join(header(setup))
 
 
 def test_a_run_of_few_steps_is_warned_of(tmp_path: Path) -> None:
     config = tiny.config(tmp_path, train={"batch_size": 32})
-    told = "\n".join(header(gather(config)))
+    told = "\n".join(header(set_up_run(config)))
     assert "2 steps are few to learn from; raise train.epochs, or lower train.batch_size" in told
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     show(examine(config), console)

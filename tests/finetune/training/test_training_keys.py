@@ -19,7 +19,7 @@ from finetune.evaluation import evaluate
 from finetune.merge import merge
 from finetune.run import resume, train
 from finetune.training import record
-from finetune.training.run_setup import gather
+from finetune.training.run_setup import set_up_run
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -164,7 +164,7 @@ def test_a_template_that_writes_the_date_is_gone_on_with_on_another_day(
     run = train(config, QUIET)
     saved = json.loads((run / "run.json").read_text())
     assert record.begun_on(saved) == date.today()
-    yesterday = gather(config, begun=date(2024, 2, 29))
+    yesterday = set_up_run(config, begun=date(2024, 2, 29))
     text = yesterday.tokenizer.decode(yesterday.data.train.examples[0].ids.tolist())
     assert "29 Feb 2024" in text
     assert yesterday.record["data"] != saved["data"]
