@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from chatapp.engine.backends.head import HeadSpec
+from chatapp.engine.backends.head import HeadModel, HeadSpec
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.model import PieceTokenizer
 from chatapp.evaluation.metrics import estimate
@@ -26,7 +26,7 @@ from finetune.measuring.evaluated_models import Subject, on_shared_rows, open_su
 from finetune.measuring.preference_metrics import Judge, preferred
 from finetune.measuring.results import Answer, Evaluation, Measured
 from finetune.objectives.head_rows import HeadExample
-from finetune.objectives.heads import Classifier, Output, answer_document, head_figures, load_head
+from finetune.objectives.heads import Output, answer_document, head_figures, load_head
 from finetune.objectives.l3 import L3
 from finetune.objectives.rows import with_start
 from finetune.training.sample_replies import greedy_replies, questions, stops
@@ -86,12 +86,12 @@ def _named(progress: Progress, name: str, what: str, done: int, total: int) -> N
 def _evaluate(
     subject: Subject, replies: int, max_tokens: int, progress: Progress, device: str
 ) -> Evaluation:
+    if subject.head is not None and subject.head.task != "reward":
+        return _evaluate_head(subject, progress, device)
     network = load_causal(subject.files)
-    if subject.head is not None and subject.head.task == "reward":
+    if subject.head is not None:
         load_head(network, subject.files.path)
         replies = 0
-    elif subject.head is not None:
-        return _evaluate_head(subject, network, progress)
     assert subject.template is not None
     speaker = load_model(subject.name, device=device) if replies else None
     on_gpu = device != "cpu" and torch.cuda.is_available()
@@ -179,25 +179,23 @@ def _vocabulary(tokenizer: PieceTokenizer) -> int:
     return hash(tuple(tokenizer.piece(id) for id in range(tokenizer.size)))
 
 
-def _evaluate_head(subject: Subject, network: Any, progress: Progress) -> Evaluation:
+def _evaluate_head(subject: Subject, progress: Progress, device: str) -> Evaluation:
     """Accuracy, macro-F1 and loss of a head, beside the share of the most frequent label."""
-    spec = load_head(network, subject.files.path)
-    length = subject.window + len(subject.start)
-    classifier = Classifier(network, spec, subject.tokenizer, subject.start, length)
+    head = HeadModel.load(subject.name, subject.files, device)
     measured = {}
     for name, rows in subject.sets.items():
         examples = cast(Sequence[HeadExample], rows)
-        outputs = _outputs(classifier, examples, name, progress)
+        outputs = _outputs(head, examples, name, progress)
         measured[name] = Measured(
             len(rows),
-            head_figures(spec, outputs, examples),
+            head_figures(head.spec, outputs, examples),
             left_out=subject.left_out.get(name, 0),
             predictions=[
-                {**_gold(spec, example), **answer_document(spec, output)}
+                {**_gold(head.spec, example), **answer_document(head.spec, output)}
                 for example, output in zip(examples, outputs, strict=True)
             ],
         )
-    return Evaluation(subject.name, f"head: {spec.task}", measured)
+    return Evaluation(subject.name, f"head: {head.spec.task}", measured)
 
 
 def _gold(spec: HeadSpec, example: HeadExample) -> dict[str, str | float]:
@@ -205,10 +203,10 @@ def _gold(spec: HeadSpec, example: HeadExample) -> dict[str, str | float]:
 
 
 def _outputs(
-    classifier: Classifier, examples: Sequence[HeadExample], name: str, progress: Progress
+    head: HeadModel, examples: Sequence[HeadExample], name: str, progress: Progress
 ) -> list[Output]:
     outputs: list[Output] = []
     for start in range(0, len(examples), STRETCH):
         progress(f"labels, {name}", start, len(examples))
-        outputs += classifier.outputs(examples[start : start + STRETCH])
+        outputs += head.outputs([each.sequences for each in examples[start : start + STRETCH]])
     return outputs

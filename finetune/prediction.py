@@ -1,7 +1,7 @@
 """`finetune predict`: what a run with a head answers to texts of the user, one or a file of them.
 
 Keep: row n of the output belongs to row n of the inputs, bad ones included, and a second start
-goes on where the output ends; texts are read and cut as the rows of training were.
+goes on where the output ends; the engine's `HeadModel` reads the texts, as in `chatapp run`.
 """
 
 import hashlib
@@ -17,20 +17,16 @@ from rich.console import Console
 
 from chatapp.common.foreign import printable
 from chatapp.common.userfiles import UserError
-from chatapp.engine.backends.head import HEAD_FILE, HeadSpec
-from chatapp.engine.backends.transformers_loading import context_of, load_causal
-from chatapp.engine.kernels.device import device_for
-from chatapp.engine.tokenizers import chat_tokenizer
+from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec
 from chatapp.evaluation.batch import unanswered
 from chatapp.evaluation.inputs import read_inputs
 from chatapp.evaluation.journal import Journal, JournalRow
 from chatapp.models.resolving import find_model
 from finetune.config.sections import ConfigError, TrainSource
 from finetune.data.formats import Labelled, read_fields, read_labelled
-from finetune.data.preparation import LONGEST
 from finetune.data.tables import Row
 from finetune.objectives.head_rows import ROLES
-from finetune.objectives.heads import Classifier, answer_document, load_head
+from finetune.objectives.heads import answer_document
 from finetune.training.record import configuration_of, read_record
 
 STRETCH = 256
@@ -45,13 +41,13 @@ class Predictor:
     """A run with a head. columns: where its rows have their fields. identity: tells it from
     every other."""
 
-    classifier: Classifier
+    head: HeadModel
     columns: dict[str, str]
     identity: str
 
     @property
     def spec(self) -> HeadSpec:
-        return self.classifier.spec
+        return self.head.spec
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -79,10 +75,12 @@ class Predictor:
         yield from read_labelled(source, self.roles, "skip")
 
     def answers(self, rows: list[Labelled]) -> list[dict[str, Any]]:
-        """What the head answers to each, as `answer_document` has it."""
+        """What the head answers to each row, as `answer_document` has it."""
+        inputs = [[row.fields[role] for role in self.roles] for row in rows]
+        outputs = self.head.outputs([self.head.encoder.sequences(texts) for texts in inputs])
         return [
             answer_document(self.spec, output, _choices(row))
-            for row, output in zip(rows, self.classifier.predict(rows), strict=True)
+            for row, output in zip(rows, outputs, strict=True)
         ]
 
 
@@ -94,19 +92,14 @@ def open_predictor(run: str, device: str = "auto") -> Predictor:
             f"{run}: expected a run with a head; this model replies: chatapp ask --model {run}"
         )
     config = configuration_of(files.path, read_record(files.path))
-    tokenizer, start = chat_tokenizer(files)
-    model = load_causal(files)
-    spec = load_head(model, files.path)
-    model.to(device_for(device, "float32", model.num_parameters()))
-    longest = config.data.max_length or min(context_of(model.config), LONGEST)
+    head = HeadModel.load(run, files, device)
     columns = {
         role: column
         for role, column in config.data.train[0].columns.items()
-        if role in ROLES[spec.task][:-1]
+        if role in ROLES[head.spec.task][:-1]
     }
-    head = hashlib.sha256((files.path / HEAD_FILE).read_bytes()).hexdigest()[:12]
-    classifier = Classifier(model, spec, tokenizer, start, longest)
-    return Predictor(classifier, columns, f"{files.digest()}-{head}")
+    described = hashlib.sha256((files.path / HEAD_FILE).read_bytes()).hexdigest()[:12]
+    return Predictor(head, columns, f"{files.digest()}-{described}")
 
 
 def answer_file(

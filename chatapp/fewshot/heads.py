@@ -1,17 +1,16 @@
-"""Labels from the head that a run of finetune put on a model, in the place of likelihoods.
+"""Labels from the head that a run of finetune put on a model, in place of likelihoods.
 
-Keep: a head reads the input alone, as it was taught to and as `finetune predict` gives it one: no
-instruction, no demonstrations.
+Keep: a head reads the input alone, as it was trained to: no instruction, no demonstrations.
 """
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec, framed
+from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import LanguageModel
 from chatapp.fewshot.answering import Answer, Question
-from chatapp.fewshot.label_scores import best, softmax
+from chatapp.fewshot.label_scores import best
 from chatapp.models.resolving import model_folder
 from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.messages import Segment
@@ -58,16 +57,10 @@ class HeadAnswerer:
 
     def _answer(self, question: Question) -> Answer:
         started = time.perf_counter()
-        ids = self._ids(question.input.strip())
-        outputs = self._head.outputs(ids)
-        by_label = softmax(dict(zip(self._head.spec.labels, outputs, strict=True)))
-        shares = {label: by_label[label] for label in self._prompt.labels}
+        sequences = self._head.encoder.sequences([question.input])
+        (shares,) = self._head.outputs([sequences])
+        by_label = dict(zip(self._head.spec.labels, shares, strict=True))
+        probabilities = {label: by_label[label] for label in self._prompt.labels}
         seconds = time.perf_counter() - started
-        return Answer(question, best(shares), shares, None, None, len(ids), seconds)
-
-    def _ids(self, text: str) -> tuple[int, ...]:
-        """What the head reads of a text; one that is too long is cut at its end."""
-        head, end = self._head, self._head.tokenizer.end_id
-        frame = len(framed([[]], [], head.start, end))
-        ids = head.tokenizer.encode(text)[: head.context + len(head.start) - frame]
-        return framed([ids], [], head.start, end)
+        read = len(sequences[0])
+        return Answer(question, best(probabilities), probabilities, None, None, read, seconds)

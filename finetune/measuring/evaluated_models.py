@@ -192,9 +192,6 @@ def _labelled(
     start: Sequence[int],
     all_rows: bool,
 ) -> dict[str, Sequence[HeadExample]]:
-    assert config.head is not None
-    named = config.head.model_copy(update={"labels": list(head.labels)})
-    config = config.model_copy(update={"head": named})
-    _, prepared = read_labelled_rows(config, tokenizer, window, start)
+    _, prepared = read_labelled_rows(config, tokenizer, window, start, head)
     sets = {"": prepared.train} if all_rows else prepared.held_out
     return {name: rows.examples for name, rows in sets.items() if isinstance(rows, HeadRows)}

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.model import PieceTokenizer
 from chatapp.prompting.chat_template import Template
 from finetune.config.objectives import GrpoSettings
@@ -41,7 +42,7 @@ from finetune.data.packing import Rows
 from finetune.data.preparation import RowKind, encode_rows, length_of
 from finetune.data.prompts import PROMPT_FIELDS, Asked, PromptEncoder, detect_prompt
 from finetune.objectives.log_probs import reply_sums, token_log_probs
-from finetune.objectives.objective import RowSets, in_place_of, model_inputs
+from finetune.objectives.objective import RowSets, model_inputs
 from finetune.objectives.rewards import Rewards
 
 _SMALLEST_DEVIATION = 1e-4

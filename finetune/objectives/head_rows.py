@@ -1,11 +1,8 @@
-"""Labelled rows as the token sequences that a head reads (Radford et al., 2018, figure 1).
+"""Labelled rows as the token sequences that a head reads, with their labels.
 
-A task's input becomes one or more sequences: start, text (for two texts with a delimiter
-between them), extract.
-
-Keep: nothing is added to the vocabulary. Start and extract are the end-of-text token, which
-GPT-2 has seen between all its documents, and the delimiter is plain text, so any causal model
-takes a head and keeps its tokenizer.
+Keep: the sequences are those of the engine's `HeadEncoder`, by which the trained head reads the
+texts of a user. Nothing is added to the vocabulary, so any causal model takes a head and keeps its
+tokenizer.
 """
 
 from collections import Counter
@@ -19,12 +16,12 @@ from statistics import fmean, pstdev
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from chatapp.engine.backends.head import HeadSpec, HeadTask, framed
+from chatapp.engine.backends.head import HeadEncoder, HeadSpec, HeadTask, Sequences
 from chatapp.engine.model import Tokenizer
 from finetune.config.sections import ConfigError, Data, FinetuneConfig, Head, TooLong, TrainSource
 from finetune.data.batches import Tensors, collate
 from finetune.data.formats import Labelled, read_labelled
-from finetune.data.preparation import HELD_OUT, LONGEST
+from finetune.data.preparation import HELD_OUT, length_of
 from finetune.data.tables import BadRow, draw, is_held_out
 from finetune.objectives.objective import RowSets
 
@@ -44,7 +41,7 @@ class HeadExample:
     label: which class or choice; of regression the number itself.
     """
 
-    sequences: tuple[tuple[int, ...], ...]
+    sequences: Sequences
     label: float
     key: str
 
@@ -82,70 +79,41 @@ class HeadRows:
         }
 
 
-@dataclass(frozen=True, slots=True)
 class RowEncoder:
-    """Labelled rows to sequences, none longer than `length` tokens.
+    """Labelled rows to what a head reads of them, under a policy for those that are too long.
 
-    start: what the model expects before any text; the end-of-text token when it is empty.
-    Under a truncating policy the end of the longest text is cut, never the delimiter or the
-    extract token.
+    start, window: see `HeadEncoder`.
     """
 
-    spec: HeadSpec
-    tokenizer: Tokenizer
-    start: Sequence[int]
-    length: int
-    too_long: TooLong
+    def __init__(
+        self,
+        spec: HeadSpec,
+        tokenizer: Tokenizer,
+        start: Sequence[int],
+        window: int,
+        too_long: TooLong,
+    ) -> None:
+        self.spec, self.too_long = spec, too_long
+        self._encoder = HeadEncoder(spec, tokenizer, start, window)
 
     def encode(self, row: Labelled) -> HeadExample | None:
         """A row's sequences and label; None when it is dropped for its length.
 
         Raises BadRow and ConfigError.
         """
-        sequences = self.sequences(row)
-        if sequences is None:
-            return None
-        return HeadExample(sequences, _label(row, self.spec), row.key)
-
-    def sequences(self, row: Labelled) -> tuple[tuple[int, ...], ...] | None:
-        """A row's sequences, whatever its label; None when it is dropped for its length."""
-        sequences = []
-        for texts in self._texts(row):
-            sequence = self._sequence(row, texts)
-            if sequence is None:
-                return None
-            sequences.append(sequence)
-        return tuple(sequences)
-
-    def _texts(self, row: Labelled) -> list[list[str]]:
-        """The texts of each sequence: one text, or two with the delimiter between them."""
         texts = [row.fields[role] for role in ROLES[self.spec.task][:-1]]
-        match self.spec.task:
-            case "similarity":
-                pairs = [texts, texts[::-1]]
-            case "multiple-choice":
-                pairs = [[texts[0], choice] for choice in texts[1]]
-            case _:
-                pairs = [texts]
-        return [[str(text).strip() for text in pair] for pair in pairs]
-
-    def _sequence(self, row: Labelled, texts: Sequence[str]) -> tuple[int, ...] | None:
-        delimiter = self.tokenizer.encode(self.spec.delimiter)
-        parts = [self.tokenizer.encode(text) for text in texts]
-        surplus = len(self._framed(parts, delimiter)) - self.length
-        if surplus > 0 and self.too_long == "drop":
+        sequences = self._encoder.sequences(texts, cut=False)
+        tokens, most = max(map(len, sequences)), self._encoder.length
+        if tokens > most and self.too_long == "drop":
             return None
-        if surplus > 0 and self.too_long == "raise":
+        if tokens > most and self.too_long == "raise":
             raise ConfigError(
-                f"{row.location}: the row has {surplus + self.length} tokens, the model takes "
-                f"{self.length}; set data.too_long to drop or truncate-prompt"
+                f"{row.location}: the row has {tokens} tokens, the model takes {most}; set "
+                "data.too_long to drop or truncate-prompt"
             )
-        for _ in range(surplus):
-            max(parts, key=len).pop()
-        return self._framed(parts, delimiter)
-
-    def _framed(self, parts: Sequence[Sequence[int]], delimiter: Sequence[int]) -> tuple[int, ...]:
-        return framed(parts, delimiter, self.start, self.tokenizer.end_id)
+        if tokens > most:
+            sequences = self._encoder.sequences(texts)
+        return HeadExample(sequences, _label(row, self.spec), row.key)
 
 
 def _label(row: Labelled, spec: HeadSpec) -> float:
@@ -187,26 +155,31 @@ def classes(rows: Iterable[Labelled]) -> tuple[str, ...]:
 
 
 def read_labelled_rows(
-    config: FinetuneConfig, tokenizer: Tokenizer, window: int, start: Sequence[int]
+    config: FinetuneConfig,
+    tokenizer: Tokenizer,
+    window: int,
+    start: Sequence[int],
+    spec: HeadSpec | None = None,
 ) -> tuple[HeadSpec, RowSets]:
     """Read and encode the labelled rows of a configuration with a [head]. Raises ConfigError.
 
-    window: tokens that the model takes behind `start`.
+    window: tokens that the model takes behind `start`. spec: of the head that is to read them; a
+    new one when there is none.
     """
     data, head = config.data, config.head
     assert head is not None
     for key in ("template", "held_out_clusters"):
         if getattr(data, key):
             raise ConfigError(f"data.{key} has no meaning with a head; leave it out")
-    length = min(window + len(start), LONGEST) if data.max_length is None else data.max_length
+    window += len(start)
     files, share = ([], data.held_out) if isinstance(data.held_out, float) else (data.held_out, 0.0)
     dropped: Counter[str] = Counter()
     sources = [(source, _read(source, data, head.task, dropped)) for source in data.train]
     apart = [row for source in files for row in _read(source, data, head.task, dropped)]
     kept_out = {row.key for row in apart}
     known = [row for _, rows in sources for row in rows]
-    spec = _spec(head, known)
-    encoder = RowEncoder(spec, tokenizer, start, length, data.too_long)
+    spec = spec or _spec(head, known, length_of(data, window))
+    encoder = RowEncoder(spec, tokenizer, start, window, data.too_long)
 
     train: list[HeadExample] = []
     for source, rows in sources:
@@ -232,11 +205,13 @@ def read_labelled_rows(
     )
 
 
-def _spec(head: Head, rows: Sequence[Labelled]) -> HeadSpec:
+def _spec(head: Head, rows: Sequence[Labelled], length: int) -> HeadSpec:
     """The classes as they are named, else those that occur, or the scale of the numbers.
 
     Raises ConfigError.
     """
+    labels: tuple[str, ...] = ()
+    scale = None
     if head.problem_type == "regression":
         if head.task == "multiple-choice" or head.labels:
             what = "task multiple-choice" if head.task == "multiple-choice" else "labels"
@@ -244,15 +219,14 @@ def _spec(head: Head, rows: Sequence[Labelled]) -> HeadSpec:
         numbers = [number for number in map(_number, rows) if number is not None]
         if not numbers:
             raise ConfigError("head.problem_type: regression needs labels that are numbers")
-        return HeadSpec(head.task, (), head.delimiter, (fmean(numbers), pstdev(numbers) or 1.0))
-    if head.task == "multiple-choice":
-        return HeadSpec(head.task, (), head.delimiter)
-    labels = tuple(head.labels) or classes(rows)
-    if len(labels) < 2:
-        raise ConfigError(
-            f"head.labels: a {head.task} needs two labels or more, found {list(labels)}"
-        )
-    return HeadSpec(head.task, labels, head.delimiter)
+        scale = fmean(numbers), pstdev(numbers) or 1.0
+    elif head.task != "multiple-choice":
+        labels = tuple(head.labels) or classes(rows)
+        if len(labels) < 2:
+            raise ConfigError(
+                f"head.labels: a {head.task} needs two labels or more, found {list(labels)}"
+            )
+    return HeadSpec(head.task, labels, head.delimiter, scale, length)
 
 
 def _encoded(

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.model import PieceTokenizer
 from chatapp.prompting.chat_template import Template
 from finetune.config.objectives import KtoSettings
@@ -35,7 +36,7 @@ from finetune.data.batches import Tensors
 from finetune.data.encoding import Encoded, Span
 from finetune.data.preferences import EncodedJudged, EncodedVerdict, as_verdicts, detect_judged
 from finetune.objectives.log_probs import side, token_log_probs
-from finetune.objectives.objective import RowSets, in_place_of, model_inputs
+from finetune.objectives.objective import RowSets, model_inputs
 from finetune.objectives.pair_objective import LOGP_FIGURES, REWARD_FIGURES, replies_of
 from finetune.objectives.rows import PairRows, RowMaker, encode_judged, pair_row_sets
 

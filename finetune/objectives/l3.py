@@ -15,13 +15,14 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.model import PieceTokenizer
 from chatapp.prompting.chat_template import Template
 from finetune.config.objectives import L3Settings
 from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.objectives.log_probs import LinearCrossEntropy
-from finetune.objectives.objective import RowSets, in_place_of, model_inputs
+from finetune.objectives.objective import RowSets, model_inputs
 from finetune.objectives.rows import read_chat_rows
 
 AuxNorm = Literal["token", "sequence"]

@@ -5,8 +5,7 @@ over the whole step, so the sum over micro-batches and processes is the same los
 step is cut.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -130,17 +129,3 @@ def model_inputs(batch: Tensors) -> dict[str, Any]:
     if int(batch["example_ids"].max()) > 1:
         inputs["position_ids"] = batch["position_ids"]
     return inputs
-
-
-@contextmanager
-def in_place_of(head: nn.Module, compute: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let a language model return `compute(hidden)` where it would return logits.
-
-    An objective computed there, inside the model's own forward pass, finds every parameter
-    where DDP, FSDP, autocast and adapters put it.
-    """
-    head.forward = compute
-    try:
-        yield
-    finally:
-        del head.forward

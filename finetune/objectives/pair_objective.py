@@ -16,9 +16,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from chatapp.engine.backends.head import in_place_of
 from finetune.data.batches import Tensors
 from finetune.objectives.log_probs import reply_sums, side, token_log_probs
-from finetune.objectives.objective import RowSets, in_place_of, model_inputs
+from finetune.objectives.objective import RowSets, model_inputs
 
 REWARD_FIGURES = {
     "accuracy": "pairs right",

@@ -19,9 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from chatapp.common.userfiles import whole_file
+from chatapp.engine.backends.head import in_place_of
 from finetune.data.batches import ByLength, Collate, loader
 from finetune.objectives.log_probs import token_log_probs
-from finetune.objectives.objective import in_place_of, model_inputs
+from finetune.objectives.objective import model_inputs
 from finetune.objectives.rows import PairRows
 
 REFERENCE_FILE = "reference.safetensors"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import cast
 
+from chatapp.engine.backends.head import HeadModel
 from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.evaluation.metrics import exact_match
 from finetune.config.sections import ConfigError, Metric
@@ -14,7 +15,7 @@ from finetune.data.packing import Rows
 from finetune.data.preparation import HELD_OUT
 from finetune.objectives.grpo import Grpo
 from finetune.objectives.head_rows import HeadRows
-from finetune.objectives.heads import Classifier, HeadObjective, head_figures
+from finetune.objectives.heads import HeadObjective, head_figures
 from finetune.objectives.l3 import L3
 from finetune.training.run_setup import RunSetup
 from finetune.training.sample_replies import greedy_replies, questions
@@ -83,11 +84,19 @@ def _exact_match(setup: RunSetup, rows: Rows) -> Figures:
 
 def _of_head(setup: RunSetup, rows: HeadRows, metric: str) -> Figures:
     assert isinstance(setup.objective, HeadObjective)
-    spec = setup.objective.spec
-    classifier = Classifier(setup.model, spec, setup.tokenizer, setup.start, max(rows.lengths))
+    spec, model = setup.objective.spec, setup.model
+    head = HeadModel(
+        setup.config.model,
+        setup.files.path,
+        spec,
+        model,
+        model.task_head,
+        setup.tokenizer,
+        setup.start,
+    )
 
     def figures() -> dict[str, float]:
-        outputs = classifier.outputs(rows.examples)
+        outputs = head.outputs([each.sequences for each in rows.examples])
         return {metric: head_figures(spec, outputs, rows.examples)[metric]}
 
     return figures

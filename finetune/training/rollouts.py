@@ -21,6 +21,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
+from chatapp.engine.backends.head import in_place_of
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.backends.transformers_model import TransformersModel
@@ -35,7 +36,7 @@ from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import pack
 from finetune.data.prompts import Asked
 from finetune.objectives.grpo import SAID, Grpo, PromptRows, ReplyRows, advantages
-from finetune.objectives.objective import in_place_of, model_inputs
+from finetune.objectives.objective import model_inputs
 from finetune.objectives.rewards import DrawnReply
 from finetune.objectives.rows import PACKED_LENGTH, with_start
 from finetune.training.run_setup import RunSetup

@@ -10,12 +10,10 @@ import torch
 from safetensors.torch import save_file
 from tiny import write_tiny_gpt2
 
-from chatapp.engine.backends.head import HEAD_WEIGHTS, HeadSpec
-from chatapp.engine.backends.transformers_loading import context_of, load_causal
-from chatapp.engine.tokenizers import chat_tokenizer
+import finetune
+from chatapp.engine.backends.head import HEAD_FILE, HEAD_WEIGHTS, HeadModel, HeadSpec
+from chatapp.models.loading import read_tokenizer
 from chatapp.models.resolving import find_model
-from finetune.data.formats import Labelled
-from finetune.objectives.heads import Classifier, load_head
 
 Run = Callable[..., Any]
 
@@ -54,14 +52,10 @@ def head(tmp_path: Path) -> str:
 
 
 def predicted(head: str) -> list[dict[str, float]]:
-    """What `finetune predict` computes of the texts."""
-    files = find_model(head)
-    model = load_causal(files)
-    spec = load_head(model, files.path)
-    tokenizer, start = chat_tokenizer(files)
-    classifier = Classifier(model, spec, tokenizer, start, context_of(model.config))
-    rows = [Labelled(text, text, {"text": text}) for text in TEXTS]
-    return [dict(zip(LABELS, each, strict=True)) for each in classifier.predict(rows)]
+    """The probabilities that the head gives the texts."""
+    model = HeadModel.load(head, find_model(head))
+    outputs = model.outputs([model.encoder.sequences([text]) for text in TEXTS])
+    return [dict(zip(LABELS, each, strict=True)) for each in outputs]
 
 
 def test_run_tells_the_label_of_the_head_and_its_probabilities(
@@ -124,3 +118,61 @@ def test_eval_has_a_column_for_the_head(run: Run, spam: str, head: str, tmp_path
     results = json.loads(run(*command, other, "--json").out)["results"]
     assert {each["head"] for each in results} == {None}
     assert "head" not in run(*command, other).out.split()
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A run whose head was trained on at most 12 tokens of a text."""
+    rows = tmp_path / "rows.jsonl"
+    labelled = [{"text": f"{'win' if n % 2 else 'see'} {n}", "label": n % 2} for n in range(20)]
+    for row in labelled:
+        row["label"] = LABELS[row["label"]]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in labelled))
+    config = {
+        "model": str(write_tiny_gpt2(tmp_path / "base", context=256)),
+        "output": str(tmp_path / "run"),
+        "head": {"task": "classification"},
+        "data": {"train": str(rows), "max_length": 12, "held_out": 0.2},
+        "train": {"max_steps": 1},
+    }
+    return finetune.train(config)
+
+
+def test_every_command_gives_a_head_the_same_tokens(
+    run: Run, spam: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "win a prize and more " * 3
+    test = tmp_path / "test.jsonl"
+    test.write_text(json.dumps({"text": text, "label": "spam"}) + "\n")
+    read: list[tuple[Any, list[list[float]]]] = []
+    outputs = HeadModel.outputs
+
+    def keep(self: HeadModel, inputs: Any) -> list[list[float]]:
+        made = outputs(self, inputs)
+        read.append((tuple(inputs), made))
+        return made
+
+    monkeypatch.setattr(HeadModel, "outputs", keep)
+    model = str(trained)
+
+    def read_by_all() -> tuple[Any, list[list[float]]]:
+        read.clear()
+        assert run("run", spam, "--input", text, "--model", model).status == 0
+        assert run("eval", spam, "--test", str(test), "--shots", "0", "--model", model).status == 0
+        finetune.predict(trained, [text])
+        finetune.evaluate(trained, "data.too_long=truncate-prompt", data=test)
+        first, *others = read
+        assert len(others) == 3
+        assert all(other == first for other in others)
+        return first
+
+    (((ids,),), ((ham, spam_share),)) = read_by_all()
+    assert len(ids) == 12
+    assert ham + spam_share == pytest.approx(1)
+    # A head that was saved before its length was kept reads all that its model takes.
+    described = json.loads((trained / HEAD_FILE).read_text())
+    assert described.pop("length") == 12
+    (trained / HEAD_FILE).write_text(json.dumps(described))
+    (((ids,),), _) = read_by_all()
+    whole = read_tokenizer(model).encode(text.strip())
+    assert list(ids[1:-1]) == whole

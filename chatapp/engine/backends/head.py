@@ -1,24 +1,26 @@
 """A linear head on a causal model: what it is, which tokens it reads, and what it gives.
 
-Keep: a head reads the last block's state at the token that closes a sequence, where finetune
-taught it, and adds nothing to the vocabulary.
-
-A reward model: a causal model with a linear head that scores a whole reply.
-
-Keep: what is scored is the last token of prompt and reply, closed; finetune trains it there.
+Keep: here is the one place where a head reads a text. `run`, `eval`, `finetune predict` and a run
+that measures itself get the same tokens and the same numbers from it. A head reads the last block's
+state at the token that closes a sequence, where finetune trained it, and adds nothing to the
+vocabulary. A reward model is a head that reads prompt and reply, closed, at their last token.
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from chatapp.common.userfiles import read_json_object, write_whole
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.model import PieceTokenizer, Tokenizer
+from chatapp.engine.model import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HEAD_FILE = "head.json"
 """What a head is, beside the model's own files."""
@@ -28,21 +30,34 @@ HEAD_WEIGHTS = "head.safetensors"
 
 HeadTask = Literal["classification", "entailment", "similarity", "multiple-choice", "reward"]
 
+REWARD: Final = "reward"
+"""The task of a head that scores replies."""
+
+Sequences = tuple[tuple[int, ...], ...]
+"""What a head reads of one input: one sequence of ids, the two orders of a similar pair, or one
+sequence a choice."""
+
+_BATCH = 16
+"""Inputs that are computed at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """A task and its classes. Multiple choice has no labels, as its choices differ, nor has a
-    reward, which is one number.
+    """A task and its classes. Multiple choice has no labels, because its choices differ, nor has
+    a reward, which is one number.
 
     scale: of regression, mean and standard deviation of the labels learnt from: the layer gives
         the number as so many deviations from the mean, so that no learning rate depends on what
         it is counted in. None for classes.
+    length: tokens of the longest sequence that the head was trained on; a longer text is cut to
+        it. None, as in heads of earlier versions, is the model's window.
     """
 
     task: HeadTask
     labels: tuple[str, ...]
     delimiter: str
     scale: tuple[float, float] | None = None
+    length: int | None = None
 
     @property
     def outputs(self) -> int:
@@ -60,28 +75,107 @@ class HeadSpec:
             case {"task": str(task), "labels": [*labels], "delimiter": str(delimiter), **rest} if (
                 task in get_args(HeadTask) and all(isinstance(label, str) for label in labels)
             ):
-                match rest.get("scale"):
-                    case None:
-                        return cls(task, tuple(labels), delimiter)  # type: ignore[arg-type]
-                    case [float(mean), float(deviation)] if task != "multiple-choice":
-                        return cls(task, (), delimiter, (mean, deviation))  # type: ignore[arg-type]
+                match rest.get("scale"), rest.get("length"):
+                    case None, (int() | None) as length:
+                        return cls(task, tuple(labels), delimiter, None, length)  # type: ignore[arg-type]
+                    case [float(mean), float(deviation)], (int() | None) as length if (
+                        task != "multiple-choice"
+                    ):
+                        return cls(task, (), delimiter, (mean, deviation), length)  # type: ignore[arg-type]
         raise ModelError(f"{path}: expected the keys task, labels and delimiter of a head")
 
 
-def framed(
-    texts: Sequence[Sequence[int]], delimiter: Sequence[int], start: Sequence[int], end: int
-) -> tuple[int, ...]:
-    """What a head reads of a text, or of two with the delimiter between them: start, text,
-    extract (Radford et al., 2018, figure 1).
+class HeadEncoder:
+    """The texts of an input as the sequences that a head reads (Radford et al., 2018, figure 1):
+    start, text (of two texts with the delimiter between them), and the end-of-text token, at which
+    the head reads.
 
     start: what the model expects before any text; the end-of-text token when it is empty.
+    window: tokens of the longest sequence that the model takes, `start` included. length: the most
+    that the head reads of it. Raises ModelError when that holds no text.
     """
-    joined = texts[0] if len(texts) == 1 else [*texts[0], *delimiter, *texts[1]]
-    return (*(start or [end]), *joined, end)
+
+    def __init__(
+        self, spec: HeadSpec, tokenizer: Tokenizer, start: Sequence[int], window: int
+    ) -> None:
+        self.length = min(spec.length or window, window)
+        self._spec, self._tokenizer = spec, tokenizer
+        self._start, self._end = list(start) or [tokenizer.end_id], tokenizer.end_id
+        self._delimiter = tokenizer.encode(spec.delimiter) if spec.delimiter else []
+        if len(self._framed([[], []])) >= self.length:
+            raise ModelError(
+                f"the head reads {self.length} tokens, which its delimiter {spec.delimiter!r} fills"
+            )
+
+    def sequences(self, texts: Sequence[str | Sequence[str]], *, cut: bool = True) -> Sequences:
+        """An input as sequences of at most `length` tokens; without `cut` of any length.
+
+        texts: one, or two, or of multiple choice a context and its choices. Of a sequence that is
+            too long the end of its longer text is cut, never the delimiter or the last token.
+        """
+        sequences = []
+        for pair in self._pairs(texts):
+            parts = [self._tokenizer.encode(text.strip()) for text in pair]
+            surplus = len(self._framed(parts)) - self.length if cut else 0
+            for _ in range(surplus):
+                max(parts, key=len).pop()
+            sequences.append(self._framed(parts))
+        return tuple(sequences)
+
+    def _pairs(self, texts: Sequence[Any]) -> list[Sequence[str]]:
+        """The texts of each sequence."""
+        match self._spec.task:
+            case "similarity":
+                return [texts, texts[::-1]]
+            case "multiple-choice":
+                return [[texts[0], choice] for choice in texts[1]]
+        return [texts]
+
+    def _framed(self, parts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        joined = parts[0] if len(parts) == 1 else [*parts[0], *self._delimiter, *parts[1]]
+        return (*self._start, *joined, self._end)
+
+
+def head_logits(
+    layer: Any, states: "Tensor", owners: "Tensor", count: int, task: HeadTask
+) -> "Tensor":
+    """Logits of inputs, (count, classes or choices).
+
+    states: (sequences, width), at the last token of each sequence. owners: which input each
+    sequence belongs to, (sequences,), rising. The states of the two orders of a similar pair are
+    summed before the layer; of multiple choice the score of each choice is its own logit, and
+    those of absent choices are -inf.
+    """
+    import torch
+
+    if task != "multiple-choice":
+        summed = torch.zeros(count, states.shape[1], device=states.device)
+        logits: Tensor = layer(summed.index_add(0, owners, states))
+        return logits
+    scores = layer(states)[:, 0].float()
+    sizes = torch.bincount(owners, minlength=count)
+    first = sizes.cumsum(0) - sizes
+    choice = torch.arange(len(owners), device=states.device) - first[owners]
+    empty = torch.full((count, max(1, int(sizes.max()))), -torch.inf, device=states.device)
+    return empty.index_put((owners, choice), scores)
+
+
+@contextmanager
+def in_place_of(lm_head: Any, compute: "Callable[[Tensor], Tensor]") -> Iterator[None]:
+    """Let a language model return `compute(hidden)` where it would return logits.
+
+    What is computed there, inside the model's own forward pass, finds every parameter where DDP,
+    FSDP, autocast and adapters put it.
+    """
+    lm_head.forward = compute
+    try:
+        yield
+    finally:
+        del lm_head.forward
 
 
 class HeadModel:
-    """A causal model and the linear layer that reads it.
+    """A causal model of transformers and the linear layer that reads it.
 
     start: special tokens before each sequence. context: tokens of the longest one behind them.
     """
@@ -89,44 +183,79 @@ class HeadModel:
     def __init__(
         self,
         name: str,
-        files: ModelFiles,
+        folder: Path,
         spec: HeadSpec,
         model: Any,
         layer: Any,
-        tokenizer: PieceTokenizer,
+        tokenizer: Tokenizer,
         start: Sequence[int],
     ) -> None:
         from chatapp.engine.backends.transformers_loading import context_of
 
-        self.name, self.files, self.spec, self.start = name, files, spec, start
+        self.name, self.folder, self.spec, self.start = name, folder, spec, start
         self.tokenizer: Tokenizer = tokenizer
-        self.context = context_of(model.config) - len(start)
-        self._model, self._layer = model.eval(), layer
+        window = context_of(model.config)
+        self.context = window - len(start)
+        self.encoder = HeadEncoder(spec, tokenizer, start, window)
+        self._model, self._layer = model, layer
 
     @classmethod
-    def load(cls, name: str, files: ModelFiles) -> Self:
-        """The model of a run with a head, on the CPU in float32. Raises ModelError."""
-        from chatapp.engine.backends.transformers_loading import load_causal
+    def load(cls, name: str, files: ModelFiles, device: str = "cpu") -> Self:
+        """The model of a run with a head, in float32. device: see `device_for`.
+
+        Raises ModelError.
+        """
+        from chatapp.engine.backends.transformers_loading import load_causal, put_on
         from chatapp.engine.tokenizers import chat_tokenizer
 
         spec = HeadSpec.load(files.path)
         tokenizer, start = chat_tokenizer(files)
         layer = _read_layer(files.path / HEAD_WEIGHTS, spec.outputs)
-        return cls(name, files, spec, load_causal(files), layer, tokenizer, start)
+        model = put_on(device, load_causal(files), files)
+        return cls(name, files.path, spec, model, layer.to(model.device), tokenizer, start)
 
-    def outputs(self, ids: Sequence[int]) -> list[float]:
-        """What the layer gives for a whole sequence, `start` and all."""
+    def outputs(self, inputs: Sequence[Sequences]) -> list[list[float]]:
+        """Of each input the probabilities of the labels or of its own choices; of regression the
+        number alone, of a reward model the score.
+
+        inputs: see `HeadEncoder.sequences`. Those of like length are computed together.
+        """
+        order = sorted(range(len(inputs)), key=lambda index: max(map(len, inputs[index])))
+        outputs: dict[int, list[float]] = {}
+        for begin in range(0, len(order), _BATCH):
+            batch = order[begin : begin + _BATCH]
+            outputs.update(zip(batch, self._of_batch([inputs[i] for i in batch]), strict=True))
+        return [outputs[index] for index in range(len(inputs))]
+
+    def _of_batch(self, inputs: Sequence[Sequences]) -> list[list[float]]:
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
-        states: list[Any] = []
-        lm_head = self._model.get_output_embeddings()
-        hook = lm_head.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
-        try:
-            with torch.inference_mode():
-                self._model(input_ids=torch.tensor([ids]), use_cache=False, logits_to_keep=1)
-                return [float(each) for each in self._layer(states[0][0, -1].float())]
-        finally:
-            hook.remove()
+        device = self._model.device
+        sequences = [torch.tensor(ids, device=device) for each in inputs for ids in each]
+        last = torch.tensor([len(ids) - 1 for ids in sequences], device=device)
+        sizes = [len(each) for each in inputs]
+        owners = torch.arange(len(inputs), device=device).repeat_interleave(
+            torch.tensor(sizes, device=device)
+        )
+        logits: list[Tensor] = []
+
+        def read(hidden: "Tensor") -> "Tensor":
+            states = hidden[torch.arange(len(last), device=device), last].float()
+            logits.append(head_logits(self._layer, states, owners, len(inputs), self.spec.task))
+            return hidden
+
+        # Padding stands at the right, where causal attention cannot see it.
+        padded = pad_sequence(sequences, batch_first=True, padding_value=self.tokenizer.end_id)
+        self._model.eval()
+        with torch.inference_mode(), in_place_of(self._model.get_output_embeddings(), read):
+            self._model(input_ids=padded, use_cache=False)
+        if self.spec.scale or self.spec.task == REWARD:
+            mean, deviation = self.spec.scale or (0.0, 1.0)
+            return (logits[0] * deviation + mean).tolist()
+        kept = sizes if self.spec.task == "multiple-choice" else [self.spec.outputs] * len(inputs)
+        rows = logits[0].softmax(1).tolist()
+        return [row[:size] for row, size in zip(rows, kept, strict=True)]
 
 
 def _read_layer(path: Path, outputs: int) -> Any:
@@ -144,10 +273,6 @@ def _read_layer(path: Path, outputs: int) -> Any:
     return layer
 
 
-REWARD: Final = "reward"
-"""The task of a head that scores replies."""
-
-
 class RewardModel(HeadModel):
     """Scores replies behind their prompts."""
 
@@ -162,7 +287,7 @@ class RewardModel(HeadModel):
                 f"the reward model {self.name} reads {self.context:,} tokens, prompt and reply "
                 f"have {len(ids):,}"
             )
-        score = self.outputs([*self.start, *ids])[0]
+        ((score,),) = self.outputs([((*self.start, *ids),)])
         if not math.isfinite(score):
             raise ValueError(f"the reward model {self.name} gives {score}; its weights are damaged")
         return score

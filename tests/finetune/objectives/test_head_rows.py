@@ -1,5 +1,6 @@
 """Labelled rows as the sequences a head reads, and the labels of a data set."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ ROWS = {
 def encoded(
     row: Labelled, spec: HeadSpec, tokenizer: Any, start: list[int], length: int, too_long: TooLong
 ) -> HeadExample | None:
-    return RowEncoder(spec, tokenizer, start, length, too_long).encode(row)
+    return RowEncoder(replace(spec, length=length), tokenizer, start, 64, too_long).encode(row)
 
 
 def test_sequences_are_those_of_the_paper(tokenizer: Any) -> None:

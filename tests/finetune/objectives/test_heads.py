@@ -13,18 +13,16 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from chatapp.engine.backends.head import HeadSpec
-from chatapp.engine.backends.transformers_loading import load_causal
+from chatapp.engine.backends.head import HeadModel, HeadSpec
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.tokenizers.byte_level import load_tokenizer
 from finetune.config.sections import ConfigError
 from finetune.data.batches import collate
 from finetune.data.formats import Labelled
 from finetune.data.tables import BadRow
 from finetune.evaluation import evaluate
 from finetune.objectives.head_rows import ROLES, HeadExample, HeadRows
-from finetune.objectives.heads import Classifier, HeadObjective, add_head, class_logits, load_head
+from finetune.objectives.heads import HeadObjective, add_head, class_logits, load_head
 from finetune.run import resume, train
 from finetune.training.run_setup import check_head
 
@@ -157,10 +155,8 @@ def test_a_head_learns_is_saved_and_comes_back(tmp_path: Path, changes: dict[str
     assert "eval_perplexity" not in result
     spec = HeadSpec.load(run)
     assert spec.labels == ("no", "yes")
-    model = load_causal(ModelFiles.read(run))
-    load_head(model, run)
-    classifier = Classifier(model, spec, load_tokenizer(tmp_path / "base"), [], 190)
-    (probabilities,) = classifier.predict([row(text="after 77")])
+    head = HeadModel.load("run", ModelFiles.read(run))
+    (probabilities,) = head.outputs([head.encoder.sequences(["after 77"])])
     assert sum(probabilities) == pytest.approx(1)
     assert probabilities[1] > 0.5
     measured = evaluate(str(run), str(run), "", 0, 1, lambda *_: None).sets["held_out"]
@@ -247,10 +243,9 @@ def test_a_head_reads_any_family(family: str) -> None:
             model.eval()(input_ids=torch.tensor([example.sequences[0]]), use_cache=False)
         expected = model.task_head(torch.stack(states)).softmax(1)
     hook.remove()
-    classifier = Classifier(model, spec, WordTokenizer(), [], 64)
-    torch.testing.assert_close(
-        torch.tensor(classifier.outputs(examples)), expected, rtol=1e-4, atol=1e-5
-    )
+    head = HeadModel(family, Path(), spec, model, model.task_head, WordTokenizer(), [])
+    outputs = head.outputs([example.sequences for example in examples])
+    torch.testing.assert_close(torch.tensor(outputs), expected, rtol=1e-4, atol=1e-5)
     batch = collate([*map(HeadRows(examples, pad_id=0).__getitem__, (0, 1))], 0)
     objective = HeadObjective(aux_weight=0.0, spec=spec)
     losses = objective.losses(model, model, batch, objective.count([batch], model, model), 0.0)
