@@ -1,92 +1,90 @@
 """A sampling parameter is described once, and everything else follows from that."""
 
+import json
 import re
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-
-from chatapp.common.parameters import PARAMETERS, Sampling, parameter
-
-ROOT = Path(__file__).parents[2]
-
-# What a contributor would write, and then what each user of the table makes of it.
-FIELD = """
-    typical_p: float = _described(
-        1.0, low=0, above_low=True, high=1, off=1, meaning="keep what is typical",
-        request_fields=("typical_p", "typical"), is_extension=True,
-    )
-"""
-SCRIPT = """
-import sys, types
-from pathlib import Path
-
-source = Path("chatapp/common/parameters.py").read_text()
-before, method, after = source.partition("    def __post_init__")
-module = types.ModuleType("chatapp.common.parameters")
-sys.modules["chatapp.common.parameters"] = module
-exec(compile(before + FIELD + method + after, "parameters.py", "exec"), module.__dict__)
-
-import asyncio, os
-from dataclasses import replace
 from typer.testing import CliRunner
 
 from chatapp.cli import app
+from chatapp.common.parameters import PARAMETERS, Sampling, parameter
+from chatapp.common.paths import presets_path, settings_path
+from chatapp.common.presets import read_presets, save_preset
+from chatapp.common.settings import load_settings
 from chatapp.dialogue.variants import Variant
 from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.backends.remote.server import Server
+from chatapp.engine.files.model_files import read_generation_config
 from chatapp.fewshot.answering import sampling_of
-from chatapp.common.parameters import Sampling
-from chatapp.common.paths import presets_path, settings_path
-from chatapp.common.presets import read_presets, save_preset
 from chatapp.prompting.files.promptfile import load_prompt
-from chatapp.common.settings import load_settings
-from chatapp.tui.screens.parameters import HINTS, _texts
 from chatapp.tui.chat.slash_actions import differences, parameter_names
-
-help = CliRunner().invoke(app, ["ask", "--help"], env={"COLUMNS": "200"}).output
-assert "--typical-p" in help and "Keep what is typical; 1 is off." in help, help
-
-settings_path().parent.mkdir(parents=True)
-settings_path().write_text("typical_p = 0.5")
-assert load_settings().sampling == Sampling(typical_p=0.5)
-os.environ["CHATAPP_TYPICAL_P"] = "0.6"
-assert load_settings().sampling == Sampling(typical_p=0.6)
-assert load_settings({"typical_p": 0.7}).sampling == Sampling(typical_p=0.7)
-
-changed = Sampling().changed("typical_p", "0.2")  # /set
-assert "typical_p" in parameter_names(None)
-no_models = types.SimpleNamespace(models=types.SimpleNamespace(names=list))
-assert "typical_p=" in differences(no_models)
-assert HINTS["typical_p"] == "keep what is typical; 1 is off"
-assert _texts(changed)["typical_p"] == "0.2"  # F2
-variant = Variant("bundled", "auto", "", Sampling()).changed("typical_p=0.2")
-assert variant.sampling == changed and "typical_p 0.2" in variant.words()
-
-save_preset(presets_path(), "mine", changed)
-assert read_presets(presets_path()) == {"mine": changed}
-
-prompt = settings_path().with_name("task.toml")
-prompt.write_text("[generate]\\ntypical_p = 0.2")
-assert sampling_of(load_prompt(prompt)).typical_p == 0.2
-
-remote = RemoteModel(Server("http://here/v1"), name="x", context=99)
-body = remote._options(changed, 9)
-assert (body["typical_p"], body["typical"], body["max_tokens"]) == (0.2, 0.2, 9)
-assert "asked for typical_p, but not every server" in remote._options_in_words(changed)
-"""
+from chatapp.tui.screens.parameters import HINTS, _texts
 
 
-def test_another_parameter_appears_everywhere(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"FIELD = {FIELD!r}\n{SCRIPT}"],
-        cwd=ROOT,
-        env={"CHATAPP_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stderr == ""
+@pytest.fixture(scope="module")
+def help_of_ask() -> str:
+    text = CliRunner().invoke(app, ["ask", "--help"], env={"COLUMNS": "400"}).output
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_appears_everywhere(
+    name: str, help_of_ask: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
+    of = PARAMETERS[name]
+    value = of.kind(3) if of.kind is int else 0.25
+    changed = Sampling().changed(name, str(value))  # /set
+    assert getattr(changed, name) == value != of.default
+    assert re.search(rf"--{name.replace('_', '-')} <\w+> {of.help}\.", help_of_ask, re.IGNORECASE)
+
+    settings_path().parent.mkdir(parents=True)
+    settings_path().write_text(f"{name} = {value}")
+    assert load_settings().sampling == changed
+    settings_path().unlink()
+    monkeypatch.setenv(f"CHATAPP_{name.upper()}", str(value))
+    assert load_settings().sampling == changed
+    monkeypatch.delenv(f"CHATAPP_{name.upper()}")
+    assert load_settings({name: value}).sampling == changed
+
+    no_models: Any = SimpleNamespace(models=SimpleNamespace(names=list))
+    assert name in parameter_names(no_models)
+    assert f"{name}=" in differences(no_models)
+    assert HINTS[name] == of.help  # F2
+    assert _texts(changed)[name] == str(value)
+    variant = Variant("bundled", "auto", "", Sampling()).changed(f"{name}={value}")
+    assert variant.sampling == changed
+    assert f"{name} {value}" in variant.words()
+
+    save_preset(presets_path(), "mine", changed)
+    assert read_presets(presets_path()) == {"mine": changed}
+    prompt = tmp_path / "task.toml"
+    prompt.write_text(f"[generate]\n{name} = {value}")
+    assert getattr(sampling_of(load_prompt(prompt)), name) == value
+    if of.config_field:
+        (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+        (tmp_path / "generation_config.json").write_text(json.dumps({of.config_field: value}))
+        assert read_generation_config(tmp_path).sampling.get(name) == value
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_server_is_asked_for_it_or_the_user_is_told(name: str) -> None:
+    of = PARAMETERS[name]
+    value = of.kind(3) if of.kind is int else 0.25
+    remote = RemoteModel(Server("http://here/v1"), name="x", context=99)
+    changed = Sampling(**{name: value})
+    body = remote._options(changed, changed.max_tokens)
+    assert {body[field] for field in of.request_fields} == ({value} if of.request_fields else set())
+    told = remote._options_in_words(changed)
+    if of.is_heeded_here or not (of.is_extension or not of.request_fields):
+        assert told == ""
+    elif of.request_fields:
+        assert f"asked for {name}, but not every server" in told
+    else:
+        assert told == f"The server cannot be asked for {name}."
 
 
 @pytest.mark.parametrize(

@@ -437,11 +437,10 @@ def test_a_stopped_call_ends_the_reply(tmp_path: Path, store: Store, home: Path)
     own_tool(home, "hang", "sleep", "600")
     session, _ = opened(tmp_path, store, [f"Wait.{call('hang')}", "never"], "hang")
     session.ask_by(lambda tool, arguments, cancel: "once")
-    cancel, started = threading.Event(), time.monotonic()
+    cancel = threading.Event()
     for event in session.say("Do it", cancel):
         if isinstance(event, Calling):
             threading.Timer(0.2, cancel.set).start()
-    assert time.monotonic() - started < 10
     reply = session.messages[-1]
     assert (reply.text, reply.status, reply.calls[0].status) == ("Wait.", "stopped", "stopped")
     assert store.message(reply.id) == reply

@@ -179,13 +179,11 @@ def test_a_server_that_is_none_is_told(
     limit = 2 if "longer" in problem else 30
     monkeypatch.setattr(mcp_servers, "_LISTING_SECONDS", limit)
     registry = server(folder, code)
-    started = time.monotonic()
     with pytest.raises(ToolError) as error:
         registry.chosen(["demo"])
     assert str(error.value).startswith(problem)
     assert "\x1b" not in str(error.value)
     assert "\n" not in str(error.value)
-    assert time.monotonic() - started < limit + 8
     assert "calculator" in registry.listed()[0]
 
 

@@ -86,7 +86,8 @@ class Terminal:
 
     def _read(self, deadline: float) -> str:
         while not select.select([self._descriptor], [], [], 1)[0]:
-            assert time.monotonic() < deadline, self.output[-2000:]
+            if time.monotonic() > deadline:
+                raise TimeoutError(self.output[-2000:])
         try:
             return os.read(self._descriptor, 65536).decode(errors="replace")
         except OSError:  # what Linux says at the end
