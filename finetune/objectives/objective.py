@@ -118,6 +118,15 @@ class RowSets:
     report: Report | None = None
 
 
+def has_adapter(model: Any) -> bool:
+    """Whether peft has wrapped a model.
+
+    Decided by what the wrapper holds, not by the method that is needed of it, so that a wrapper
+    without that method is an error and never taken for a model without an adapter.
+    """
+    return hasattr(model, "peft_config")
+
+
 def model_inputs(batch: Tensors) -> dict[str, Any]:
     """What the model is called with.
 

@@ -22,7 +22,7 @@ from chatapp.common.userfiles import whole_file
 from chatapp.engine.backends.head import in_place_of
 from finetune.data.batches import ByLength, Collate, loader
 from finetune.objectives.log_probs import token_log_probs
-from finetune.objectives.objective import model_inputs
+from finetune.objectives.objective import has_adapter, model_inputs
 from finetune.objectives.rows import PairRows
 
 REFERENCE_FILE = "reference.safetensors"
@@ -99,7 +99,7 @@ def log_probs_of(
 
 
 def _adapter_off(model: Any) -> AbstractContextManager[Any]:
-    return model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
+    return model.disable_adapter() if has_adapter(model) else nullcontext()
 
 
 def _read(path: Path, described: str) -> dict[str, Tensor] | None:

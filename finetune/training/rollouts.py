@@ -36,7 +36,7 @@ from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import pack
 from finetune.data.prompts import Asked
 from finetune.objectives.grpo import SAID, Grpo, PromptRows, ReplyRows, advantages
-from finetune.objectives.objective import model_inputs
+from finetune.objectives.objective import has_adapter, model_inputs
 from finetune.objectives.rewards import DrawnReply
 from finetune.objectives.rows import PACKED_LENGTH, with_start
 from finetune.training.run_setup import RunSetup
@@ -92,7 +92,7 @@ def _local(setup: RunSetup) -> LocalModel:
 
 def current_tensors(model: Any) -> Mapping[str, Tensor]:
     """The weights of a model by their names in a checkpoint, adapters merged into them."""
-    if not hasattr(model, "peft_config"):
+    if not has_adapter(model):
         return dict(model.state_dict())
     with _merged(model):
         state = model.get_base_model().state_dict()
@@ -238,7 +238,7 @@ class Rollouts:
     def _reference(self, batch: Tensors) -> Tensor:
         """log-probabilities of the tokens by the model that the run began with."""
         model = self.setup.model
-        if hasattr(model, "disable_adapter"):
+        if has_adapter(model):
             with model.disable_adapter():
                 return self._log_probs(model, batch)
         if self._frozen is None:

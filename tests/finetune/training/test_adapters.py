@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +23,11 @@ from chatapp.prompting.template import CHAT, load_template
 from finetune.config.sections import Adapter, ConfigError, Train
 from finetune.evaluation import evaluate
 from finetune.merge import merge
+from finetune.objectives.objective import has_adapter
+from finetune.objectives.reference import _adapter_off
 from finetune.run import train
 from finetune.training.adapters import choose_trained, fuse_activations, trained_parameters
+from finetune.training.rollouts import current_tensors
 
 QUIET = Console(stderr=True, quiet=True)
 IDS = torch.arange(12)[None] % tiny.VOCABULARY
@@ -211,6 +215,30 @@ def test_a_merged_run_keeps_the_chat_template_of_its_base(tmp_path: Path) -> Non
         for folder in (base, tmp_path / "merged")
     }
     assert texts == {"<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"}
+
+
+def test_an_adapter_is_known_switched_off_and_merged_or_there_is_an_error(tmp_path: Path) -> None:
+    """A reference with the adapter on, or replies drawn without it, would look like any others."""
+    plain = tiny.gpt2()
+    assert not has_adapter(plain)
+    before = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
+    expected = plain(input_ids=IDS).logits
+    model = chosen(plain, tmp_path, method="lora")
+    assert has_adapter(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(len(name)))
+    assert not torch.allclose(model(input_ids=IDS).logits, expected, atol=1e-2)
+    with _adapter_off(model):
+        torch.testing.assert_close(model(input_ids=IDS).logits, expected)
+    merged = current_tensors(model)
+    assert merged.keys() == before.keys()
+    changed = {name for name in before if not torch.equal(merged[name], before[name])}
+    assert {name.split(".")[-2] for name in changed} == {"c_attn", "c_proj", "c_fc"}
+
+    with pytest.raises(AttributeError):
+        _adapter_off(SimpleNamespace(peft_config={}))
 
 
 def test_frozen_weights_stay_as_they_were(tmp_path: Path) -> None:

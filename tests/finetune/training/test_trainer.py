@@ -1,7 +1,9 @@
 """A step is its rows: the same losses and gradients however it is cut, padded or packed."""
 
+import inspect
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,13 +15,14 @@ import tiny_finetune as tiny
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, Trainer, TrainingArguments
 
 from finetune.data.batches import collate
 from finetune.data.packing import Rows
 from finetune.data.preparation import HELD_OUT
 from finetune.objectives.objective import model_inputs
-from finetune.training.trainer import NotFinite
+from finetune.training.checkpoints import CheckpointingTrainer
+from finetune.training.trainer import FiniteTrainer, NotFinite, ObjectiveTrainer
 
 LENGTHS = [12, 5, 9, 20, 7, 16, 6, 11]
 
@@ -41,6 +44,19 @@ def assert_same(
         torch.testing.assert_close(
             found[1][name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max()), msg=name
         )
+
+
+@pytest.mark.parametrize("kind", [CheckpointingTrainer, FiniteTrainer, ObjectiveTrainer])
+def test_what_is_overridden_is_what_transformers_calls(kind: type) -> None:
+    """A method that it calls by another name, or no more, would silently not be ours."""
+    overridden = re.findall(r"super\(\)\.(_[a-z]\w+)\(", inspect.getsource(kind))
+    assert overridden
+    source = inspect.getsource(Trainer)
+    assert [name for name in overridden if f"self.{name}(" not in source] == []
+
+
+def test_the_number_of_gpus_is_where_it_is_set() -> None:
+    assert "self._n_gpu" in inspect.getsource(TrainingArguments.n_gpu.fget)
 
 
 @pytest.mark.parametrize("aux_norm", ["token", "sequence"])

@@ -1,5 +1,6 @@
 """GGUF files: metadata and tensors as they were written, and sentences for broken ones."""
 
+import inspect
 from pathlib import Path
 
 import gguf
@@ -77,3 +78,8 @@ def test_another_file_is_told(tmp_path: Path) -> None:
             GGUFFile(file)
     with pytest.raises(ModelError, match="cannot be read"):
         GGUFFile(tmp_path / "none.gguf")
+
+
+def test_the_overridden_method_is_what_the_package_calls() -> None:
+    """By another name of it, a vocabulary would take seconds to read, and nothing would say so."""
+    assert "self._get_field_parts(" in inspect.getsource(gguf.GGUFReader)
