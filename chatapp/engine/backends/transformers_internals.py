@@ -15,9 +15,10 @@ from typing import Any
 
 from chatapp.engine.errors import ModelError
 
-OTHER_CACHES = frozenset({"falcon_mamba", "mamba", "mamba2", "xlm", "xlstm"})
+OTHER_CACHES = frozenset({"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "xlm", "xlstm"})
 """Types of models whose cache holds no keys and values: states that cannot go back to an earlier
-token, or what XLM keeps for itself. transformers 5.24 calls it as it calls all others."""
+token, or what XLM and RecurrentGemma keep for themselves and do not give back. transformers 5.24
+calls it as it calls all others."""
 
 
 @cache
