@@ -1,24 +1,25 @@
 """`finetune train` and `finetune resume`: from a configuration to a model one chats with.
 
+`_run` lists the steps; `set_up_run` makes what they work on.
+
 Keep: the run folder's own model files are moved in when all of them are written, so a folder
 that loads is a finished run.
 """
 
 import json
-import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import date
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
 from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import read_json_object, write_whole
 from chatapp.engine.errors import ModelError
-from chatapp.models.resolving import note_model
+from chatapp.models.resolving import find_model, note_model
 from finetune.config.sections import ConfigError, FinetuneConfig, Interrupted, Train, lay_over
 from finetune.measuring.report import header, write_report
 from finetune.objectives.rewards import RewardError
@@ -38,7 +39,7 @@ from finetune.training.record import (
     without_places,
     write_json,
 )
-from finetune.training.run_setup import RunSetup, keep_reference, set_up_run
+from finetune.training.run_setup import RunSetup, is_first_process, keep_reference, set_up_run
 from finetune.training.sample_replies import sampler
 from finetune.training.trainer import NotFinite, ObjectiveTrainer
 from finetune.training.trainer_factory import build_trainer
@@ -72,7 +73,35 @@ def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Pat
             )
         if not output.is_dir() or any(output.iterdir()):
             raise ConfigError(f"{output}: holds other files; name a new or an empty folder")
-    return _run(set_up_run(config, device), console)
+    return _run(config, console, device)
+
+
+def _run(
+    config: FinetuneConfig, console: Console, device: str, earlier: dict[str, Any] | None = None
+) -> Path:
+    """The steps of a run: config → rows, model and objective → trainer → training → export.
+
+    earlier: the record of the run that goes on. Returns the folder.
+    """
+    output = Path(config.output)
+    setup = set_up_run(config, device, begun_on(earlier))
+    if earlier:
+        check_unchanged(output, earlier, setup.record)
+    if setup.objective.needs_reference:
+        keep_reference(setup, output, console)
+    trainer = build_trainer(setup, output)
+    checkpoint = _last_whole_checkpoint(output)
+    display = _display(trainer, setup, console)
+    _begin_folder(setup, output)
+    _print(console, [*header(setup), *([f"resuming from {checkpoint.name}"] if checkpoint else [])])
+    trainer.add_callback(display)
+    _take_steps(trainer, setup, checkpoint, display, console)
+    best_step = _load_best(trainer, output)
+    figures = trainer.measure_all(setup.data.held_out) if setup.data.held_out else {}
+    publish(setup, trainer, output)
+    if is_first_process():
+        _write_result(trainer, setup, best_step, figures, display.log.seconds, console)
+    return output
 
 
 def resume(folder: Path, overrides: Sequence[str], console: Console, device: str = "auto") -> Path:
@@ -100,9 +129,13 @@ def resume(folder: Path, overrides: Sequence[str], console: Console, device: str
     settings = wanted.train.model_copy(update={"precision": record["precision"]})
     # The folder may have been moved.
     wanted = wanted.model_copy(update={"output": str(folder), "train": settings})
-    setup = _set_up_again(folder, wanted, device, begun_on(record))
-    check_unchanged(folder, record, setup.record)
-    return _run(setup, console)
+    try:
+        find_model(wanted.model)
+    except ModelError as error:
+        raise ConfigError(
+            f"{error}; a model that was moved is named by `finetune resume {folder} model=FOLDER`"
+        ) from None
+    return _run(wanted, console, device, record)
 
 
 def _is_longer(folder: Path, wanted: Train, before: Train) -> bool:
@@ -115,50 +148,42 @@ def _is_longer(folder: Path, wanted: Train, before: Train) -> bool:
     return before.max_steps > 0 or wanted.epochs > before.epochs
 
 
-def _set_up_again(
-    folder: Path, config: FinetuneConfig, device: str, begun: date | None
-) -> RunSetup:
-    """The same, with a hint for files that are gone. Raises ConfigError."""
-    try:
-        return set_up_run(config, device, begun)
-    except ModelError as error:
-        raise ConfigError(
-            f"{error}; a model that was moved is named by `finetune resume {folder} model=FOLDER`"
-        ) from None
-
-
-def _run(setup: RunSetup, console: Console) -> Path:
-    """Train from the start or the last checkpoint to the end, and publish the best weights."""
-    output = Path(setup.config.output)
-    if setup.objective.needs_reference:
-        keep_reference(setup, output, console)
-    trainer = build_trainer(setup, output)
-    # A sharded model cannot be asked by one process alone.
-    sample = None if trainer.is_fsdp_enabled else sampler(setup)
-    if is_first_process():
-        (output / RESULT_FILE).unlink(missing_ok=True)
-        write_json(output / RUN_RECORD, setup.record)
-        note_model(output)  # from now on it is among those that the chat lists
+def _last_whole_checkpoint(output: Path) -> Path | None:
+    """The checkpoint that training continues from; None for the start. Raises ConfigError."""
     checkpoint = last_checkpoint(output)
     if checkpoint:
         check_whole(checkpoint)
-    for text in [*header(setup), *([f"resuming from {checkpoint.name}"] if checkpoint else [])]:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    objective = setup.objective
-    display = RunCallback(
+    return checkpoint
+
+
+def _display(trainer: ObjectiveTrainer, setup: RunSetup, console: Console) -> RunCallback:
+    """What shows the run and writes its log. Raises ConfigError for a sample that does not fit."""
+    output, objective = Path(setup.config.output), setup.objective
+    return RunCallback(
         console,
         RunLog(output / LOG_FILE, (*objective.names, *objective.settings(0.0))),
         f"{setup.config.model} → {output}",
         trainer,
         objective.figures,
         objective.curves,
-        sample,
+        # One process alone cannot ask a sharded model.
+        None if trainer.is_fsdp_enabled else sampler(setup),
         setup.config.samples.every,
     )
-    trainer.add_callback(display)
-    _take_steps(trainer, setup, checkpoint, display, console)
-    _finish(trainer, setup, display.log, console)
-    return output
+
+
+def _begin_folder(setup: RunSetup, output: Path) -> None:
+    """Write the record of a run that is not finished; the chat lists its folder from now on."""
+    if is_first_process():
+        (output / RESULT_FILE).unlink(missing_ok=True)
+        write_json(output / RUN_RECORD, setup.record)
+        note_model(output)
+
+
+def _print(console: Console, lines: Sequence[str]) -> None:
+    """Print lines of plain characters."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _take_steps(
@@ -192,36 +217,42 @@ def _take_steps(
         raise Interrupted(f"stopped at step {trainer.state.global_step}; {_how_to_go_on(output)}")
 
 
-def _finish(trainer: ObjectiveTrainer, setup: RunSetup, log: RunLog, console: Console) -> None:
-    """Publish the best weights with what was measured of them."""
-    output = Path(setup.config.output)
-    best = trainer.state.best_global_step
-    if best and best != trainer.state.global_step:
+def _load_best(trainer: ObjectiveTrainer, output: Path) -> int:
+    """Load the weights of the best step, if they are not those of the last; returns the step."""
+    last, best = trainer.state.global_step, trainer.state.best_global_step or 0
+    if best and best != last:
         sharded = trainer.model_wrapped if trainer.is_fsdp_enabled else None
         trainer._load_from_checkpoint(str(output / f"checkpoint-{best}"), sharded)
-    measured = trainer.measure_all(setup.data.held_out) if setup.data.held_out else {}
-    publish(setup, trainer, output)
-    if not is_first_process():
-        return
+    return best or last
+
+
+def _write_result(
+    trainer: ObjectiveTrainer,
+    setup: RunSetup,
+    best_step: int,
+    figures: dict[str, float],
+    seconds: float,
+    console: Console,
+) -> None:
+    """Write the report and the result of a finished run, and remove what only training needs."""
+    output = Path(setup.config.output)
     result = {
         "steps": trainer.state.global_step,
-        "best_step": best or trainer.state.global_step,
-        **measured,
-        "seconds": log.seconds,
+        "best_step": best_step,
+        **figures,
+        "seconds": seconds,
         "peak_memory_bytes": peak_memory(),
     }
     write_report(output, header(setup), setup.objective, setup.record, result)
     write_json(output / RESULT_FILE, result)
     drop_optimizer_states(output)
     (output / BAD_BATCH_FILE).unlink(missing_ok=True)
-    console.print(
-        f"done: step {result['best_step']} is kept of {result['steps']}, "
-        f"{duration(result['seconds'])}, {memory(result['peak_memory_bytes'])}; "
-        f"{'chatapp --model' if setup.objective.replies else 'finetune eval'} {output}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+    use = "chatapp --model" if setup.objective.replies else "finetune eval"
+    done = (
+        f"done: step {best_step} is kept of {result['steps']}, {duration(seconds)}, "
+        f"{memory(result['peak_memory_bytes'])}; {use} {output}"
     )
+    _print(console, [done])
 
 
 @contextmanager
@@ -234,12 +265,12 @@ def _stops_on_signal(trainer: ObjectiveTrainer, console: Console) -> Iterator[No
         trainer.stop_requested = True
         console.print("stopping after this step; Ctrl+C again stops at once")
 
-    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _write_bad_batch(path: Path, setup: RunSetup, error: NotFinite) -> None:
@@ -256,7 +287,3 @@ def _how_to_go_on(output: Path, keys: str = "", how: str = "") -> str:
     if checkpoint is None:
         return "there is no checkpoint yet"
     return f"{checkpoint.name} is whole: `finetune resume {output}{keys}` goes on from it{how}"
-
-
-def is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"

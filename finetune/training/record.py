@@ -110,9 +110,9 @@ def _placed_check(check: Check, there: Callable[[str], str]) -> Check:
     return check
 
 
-def begun_on(record: dict[str, Any]) -> date | None:
-    """The day that a run was begun on; None in older runs."""
-    return date.fromisoformat(record["begun"]) if "begun" in record else None
+def begun_on(record: dict[str, Any] | None) -> date | None:
+    """The day that a run was begun on; None in older runs, and for no record."""
+    return date.fromisoformat(record["begun"]) if record and "begun" in record else None
 
 
 def without_places(config: FinetuneConfig) -> dict[str, Any]:

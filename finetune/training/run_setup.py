@@ -1,11 +1,9 @@
-"""A configuration to what a run is made of: model, rows, and the record that identifies it.
+"""A configuration to what a run is made of: model, rows, and the record that identifies it; and
+the reference that some objectives compare a model with.
 
-Keep: two runs with equal records learn from the same tokens, in the same
-template, on the same objective, from the same weights.
-
-The reference of a run: computed before its first step, and found again when it goes on.
-
-Keep: it is computed from the weights that the run begins with, whichever checkpoint follows.
+Keep: two runs with equal records learn from the same tokens, in the same template, on the same
+objective, from the same weights. The reference is computed from the weights that the run begins
+with, whichever checkpoint follows.
 """
 
 import json
@@ -81,36 +79,16 @@ def set_up_run(config: FinetuneConfig, device: str = "auto", begun: date | None 
     device: as in `load_model`, but that "auto" takes a GPU for any model.
     begun: the day of a run that is gone on with; rows are laid out as on that day.
     """
-    device = _device(device)
-    begun = begun or date.today()
+    device, begun = _device(device), begun or date.today()
     files = find_model(config.model)
     tokenizer, start = chat_tokenizer(files)
-    template = None
-    if not config.head:
-        template = on_day(choose_template(config.data, files.path, tokenizer.special), begun)
+    template = _template(config, files, tokenizer, begun)
     model = _load(config, files, device)
-    _check_vocabulary(config.model, model, tokenizer)
-    check_head(model)
+    _check_model(config, model, tokenizer, template)
     fuse_activations(model)
     window = context_of(model.config) - len(start)
-    objective: Objective
-    if template is None:
-        if not isinstance(config.objective, L3Settings):
-            raise ConfigError(
-                f"objective.kind is {config.objective.kind}, which learns from replies; with a "
-                "[head] it is l3"
-            )
-        spec, data = read_labelled_rows(config, tokenizer, window, start)
-        objective = HeadObjective.of(config.objective, spec=spec)
-    else:
-        if config.data.packing:
-            check_packing(model)
-        objective, data = make_objective(config, template, tokenizer, window, start)
-    set_seed(config.seed)  # an adapter's first weights are drawn
-    model = choose_trained(model, config.train, config.adapter, files, name=config.model)
-    if not objective.dropout:
-        switch_off_dropout(model, config)
-    objective.extend(model, config.seed)
+    objective, data = _objective(config, template, tokenizer, window, start)
+    model = _choose_weights(config, model, objective, files)
     record = {
         "config": config.model_dump(mode="json"),
         "folder": os.getcwd(),
@@ -125,6 +103,46 @@ def set_up_run(config: FinetuneConfig, device: str = "auto", begun: date | None 
     return RunSetup(
         config, files, model, tokenizer, start, template, objective, data, record, device
     )
+
+
+def _template(
+    config: FinetuneConfig, files: ModelFiles, tokenizer: PieceTokenizer, begun: date
+) -> Template | None:
+    """What rows are laid out in; None for a head. Raises ConfigError."""
+    if config.head:
+        return None
+    return on_day(choose_template(config.data, files.path, tokenizer.special), begun)
+
+
+def _objective(
+    config: FinetuneConfig,
+    template: Template | None,
+    tokenizer: PieceTokenizer,
+    window: int,
+    start: list[int],
+) -> tuple[Objective, RowSets]:
+    """The objective of a run and its rows. Raises ConfigError and ModelError."""
+    if template is not None:
+        return make_objective(config, template, tokenizer, window, start)
+    if not isinstance(config.objective, L3Settings):
+        raise ConfigError(
+            f"objective.kind is {config.objective.kind}, which learns from replies; with a "
+            "[head] it is l3"
+        )
+    spec, data = read_labelled_rows(config, tokenizer, window, start)
+    return HeadObjective.of(config.objective, spec=spec), data
+
+
+def _choose_weights(
+    config: FinetuneConfig, model: Any, objective: Objective, files: ModelFiles
+) -> Any:
+    """The model with the weights that learn: all, some, an adapter's, a head's."""
+    set_seed(config.seed)  # an adapter's first weights are drawn
+    model = choose_trained(model, config.train, config.adapter, files, name=config.model)
+    if not objective.dropout:
+        switch_off_dropout(model, config)
+    objective.extend(model, config.seed)
+    return model
 
 
 def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
@@ -184,12 +202,23 @@ def processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _check_vocabulary(name: str, model: Any, tokenizer: PieceTokenizer) -> None:
+def is_first_process() -> bool:
+    """Whether this process is the one that writes files."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _check_model(
+    config: FinetuneConfig, model: Any, tokenizer: PieceTokenizer, template: Template | None
+) -> None:
+    """See that a model can be trained on such rows. Raises ConfigError."""
     entries = model.get_input_embeddings().weight.shape[0]
     if tokenizer.size > entries:
         raise ConfigError(
-            f"{name}: the tokenizer has {tokenizer.size:,} tokens, the model {entries:,}"
+            f"{config.model}: the tokenizer has {tokenizer.size:,} tokens, the model {entries:,}"
         )
+    check_head(model)
+    if template is not None and config.data.packing:
+        check_packing(model)
 
 
 def check_head(model: Any) -> None:
@@ -258,8 +287,7 @@ def keep_reference(setup: RunSetup, folder: Path, console: Console) -> None:
     pairs = {name: rows for name, rows in sets.items() if isinstance(rows, PairRows)}
     digest = json.dumps([record["data"], record["weights"], record["template"]])
     folder.mkdir(parents=True, exist_ok=True)
-    is_first = os.environ.get("RANK", "0") == "0"
-    path = folder / REFERENCE_FILE if is_first or processes() == 1 else None
+    path = folder / REFERENCE_FILE if is_first_process() else None
     setup.model.to(setup.device)
     with console.status("the reference") as status:
 

@@ -552,6 +552,10 @@ def test_the_device_of_the_settings_is_trained_on(
         assert "device is 'mps', which torch cannot use here" in refused.stderr
     monkeypatch.setenv("CHATAPP_DEVICE", "cpu")
     monkeypatch.setattr("finetune.training.run_setup._precision", lambda _, device: device)
-    monkeypatch.setattr("finetune.run._run", lambda setup, _: Path(setup.precision))
     monkeypatch.setattr("finetune.training.run_setup.torch.cuda.is_available", lambda: True)
-    assert CliRunner().invoke(app, ["train", str(path)]).stdout == "cpu\n"
+
+    def build_trainer(setup: Any, output: Path) -> None:
+        raise ConfigError(f"trains on {setup.precision}")
+
+    monkeypatch.setattr("finetune.run.build_trainer", build_trainer)
+    assert CliRunner().invoke(app, ["train", str(path)]).stderr == "trains on cpu\n"
