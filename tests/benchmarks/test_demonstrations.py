@@ -15,8 +15,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from label_rows import DATA, Rows, labelled
+from scale import check_finite, is_tiny, sized
+from shared_data import Rows, labelled
 
+LIMIT, SHOTS = sized((100, 8), (2, 1))
 NAMES = {
     "HUM": "person",
     "LOC": "place",
@@ -58,11 +60,11 @@ def write(task: str, folder: Path) -> None:
 
 
 @pytest.mark.benchmark
-def test_near_demonstrations_beat_random_ones(tmp_path: Path) -> None:
-    if not DATA.is_dir():
-        pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
+def test_near_demonstrations_beat_random_ones(data: None, tmp_path: Path) -> None:
     write("trec", tmp_path)
-    command = f"eval {tmp_path}/trec.toml --test {tmp_path}/items.jsonl --limit 100 --shots 8"
+    command = (
+        f"eval {tmp_path}/trec.toml --test {tmp_path}/items.jsonl --limit {LIMIT} --shots {SHOTS}"
+    )
     asked = [*command.split(), "--select", "random,knn:tfidf", "--report", f"{tmp_path}/report"]
     subprocess.run([sys.executable, "-m", "chatapp", *asked], check=True)
     report = json.loads((tmp_path / "report" / "report.json").read_text())
@@ -73,7 +75,8 @@ def test_near_demonstrations_beat_random_ones(tmp_path: Path) -> None:
     }
     print(found)
     random, nearest = found.values()
-    assert nearest > random + 0.2  # several times the intervals
+    check_finite(1 + random, 1 + nearest)  # of two answers none may be right
+    assert is_tiny() or nearest > random + 0.2  # several times the intervals
 
 
 if __name__ == "__main__":

@@ -11,18 +11,19 @@ machine does not change. Needs trl, and the folder of the shared data in SHARED_
 """
 
 import json
-import os
-import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_finetune_trl import DATA, SMALL, clock, make_model
+from scale import check_finite, is_tiny, sized
+from shared_data import shared_data
+from test_finetune_trl import SMALL, TURNS, by_itself, clock, make_model, with_trl
 
-STEPS, PAIRS = 12, 8
-DRAWS, PROMPTS, REPLIES, TOKENS = 4, 4, 8, 32
+STEPS, PAIRS = sized((12, 8), (2, 2))
+DRAWS, PROMPTS, REPLIES, TOKENS = sized((4, 4, 8, 32), (2, 2, 2, 4))
 LETTER = "z"
 
 
@@ -32,7 +33,7 @@ def setup(folder: Path, rows: int, **objective: Any) -> Any:
     from finetune.training.run_setup import set_up_run
 
     path = folder / "rows.json"
-    pairs = json.loads((DATA / "preference" / "raschka_1100_preference.json").read_text())
+    pairs = json.loads((shared_data() / "preference" / "raschka_1100_preference.json").read_text())
     pairs = [each for each in pairs if each["chosen"] != each["rejected"]][:rows]
     if objective["kind"] == "grpo":
         keys = ("instruction", "input", "output")
@@ -171,54 +172,52 @@ def of_steps(told: Any) -> dict[str, float]:
 RUNS = {"trl dpo": trl_dpo, "our dpo": ours_dpo, "trl grpo": trl_grpo, "our grpo": ours_grpo}
 
 
-def measure(who: str, folder: str) -> None:
-    """In a process of its own: prints what was found."""
+def figures(who: str, folder: str) -> dict[str, float]:
+    """What one side takes. To be measured in a process of its own."""
     from finetune.training.display import peak_memory
 
-    print(json.dumps(RUNS[who](Path(folder)) | {"peak": peak_memory() / 2**30}))
+    return RUNS[who](Path(folder)) | {"peak": peak_memory() / 2**30}
 
 
-def beside_trl(method: str, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """TRL and ours, each the faster of two runs that were taken in turn."""
-    pytest.importorskip("trl")
+def sides(method: str, folder: Path) -> list[dict[str, float]]:
+    """TRL and ours, each the faster of the runs that were taken in turn."""
+    names = with_trl(f"trl {method}", f"our {method}")
     make_model(folder, SMALL)
-    found: dict[str, list[dict[str, float]]] = {}
-    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    for _ in range(2):
-        for who in (f"trl {method}", f"our {method}"):
-            done = subprocess.run(
-                [sys.executable, __file__, who, str(folder)],
-                env={**os.environ, **own}, capture_output=True, text=True,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr[-3000:]
-            found.setdefault(who, []).append(json.loads(done.stdout.strip().splitlines()[-1]))
-            print(f"\n{who}: {found[who][-1]}", end="")
-    trl, ours = (max(runs, key=lambda each: each["rate"]) for runs in found.values())
-    print(f"\n{method} against TRL: {ours['rate'] / trl['rate']:.2f}")
-    return trl, ours
-
-
-@pytest.fixture(scope="module", autouse=True)
-def data() -> None:
-    if not DATA.is_dir():
-        pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(TURNS):
+        for who, runs in found.items():
+            run = figures if is_tiny() else partial(by_itself, __file__)
+            runs.append(run(who, str(folder)))
+            print(f"\n{who}: {runs[-1]}", end="")
+            check_finite(runs[-1]["rate"], runs[-1]["peak"])
+    return [max(runs, key=lambda run: run["rate"]) for runs in found.values()]
 
 
 @pytest.mark.benchmark
-def test_dpo_begins_where_trl_does_and_is_as_fast_in_less_memory(tmp_path: Path) -> None:
-    trl, ours = beside_trl("dpo", tmp_path)
+def test_dpo_begins_where_trl_does_and_is_as_fast_in_less_memory(
+    data: None, tmp_path: Path
+) -> None:
+    *trls, ours = sides("dpo", tmp_path)
+    if is_tiny():
+        return
+    (trl,) = trls
     assert ours["chosen_logp"] == pytest.approx(trl["chosen_logp"], rel=1e-4)
     assert ours["rate"] >= trl["rate"]
     assert ours["peak"] < trl["peak"]
 
 
 @pytest.mark.benchmark
-def test_grpo_draws_as_long_replies_as_trl_and_is_as_fast_in_less_memory(tmp_path: Path) -> None:
-    trl, ours = beside_trl("grpo", tmp_path)
+def test_grpo_draws_as_long_replies_as_trl_and_is_as_fast_in_less_memory(
+    data: None, tmp_path: Path
+) -> None:
+    *trls, ours = sides("grpo", tmp_path)
+    if is_tiny():
+        return
+    (trl,) = trls
     assert ours["length"] == pytest.approx(trl["length"], rel=0.05)
     assert ours["rate"] >= trl["rate"]
     assert ours["peak"] < trl["peak"]
 
 
 if __name__ == "__main__":
-    measure(*sys.argv[1:])
+    print(json.dumps(figures(*sys.argv[1:])))

@@ -17,15 +17,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scale import check_finite, is_tiny, sized
+from shared_data import shared_data
 
-DATA = Path(os.environ.get("SHARED_DATA", "nowhere"))
-WARM, STEPS, ROWS, LENGTH = 1, 5, 8, 512
-SMALL = {"n_layer": 6, "n_embd": 384, "n_head": 6}
-GPT2 = {"n_layer": 12, "n_embd": 768, "n_head": 12}
+WARM, STEPS, ROWS, LENGTH = sized((1, 5, 8, 512), (1, 1, 2, 256))
+SMALL = dict(zip(("n_layer", "n_embd", "n_head"), sized((6, 384, 6), (1, 16, 2)), strict=True))
+GPT2 = sized({"n_layer": 12, "n_embd": 768, "n_head": 12}, SMALL)
 LLAMA = {
     "num_hidden_layers": 6,
     "hidden_size": 384,
@@ -33,8 +35,11 @@ LLAMA = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
 }
+LLAMA = sized(LLAMA, dict(zip(LLAMA, (1, 16, 32, 2, 1), strict=True)))
 LORA = {"rank": 8, "alpha": 16.0}
-CHATS = 200
+CHATS = sized(200, 8)
+TURNS = sized(2, 1)
+"""How often each is measured, in turn, so that a change of the machine's speed hits all alike."""
 
 # ChatML as most tokenizers have it, and a turn with TRL's mark around what it learns.
 TURN = "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
@@ -64,7 +69,7 @@ def make_model(folder: Path, shape: dict[str, int]) -> None:
     GPT2LMHeadModel(config).save_pretrained(folder)
     save_template(ALPACA, folder)
     for source, name in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
-        (folder / name).write_bytes((DATA / "gpt2_bpe" / source).read_bytes())
+        (folder / name).write_bytes((shared_data() / "gpt2_bpe" / source).read_bytes())
 
 
 def make_chat_model(folder: Path) -> None:
@@ -73,7 +78,7 @@ def make_chat_model(folder: Path) -> None:
     from transformers import GPT2TokenizerFast, LlamaConfig, LlamaForCausalLM
 
     for source, name in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
-        (folder / name).write_bytes((DATA / "gpt2_bpe" / source).read_bytes())
+        (folder / name).write_bytes((shared_data() / "gpt2_bpe" / source).read_bytes())
     tokenizer = GPT2TokenizerFast.from_pretrained(folder)
     ends = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     tokenizer.add_special_tokens({**ends, "additional_special_tokens": ["<|im_start|>"]})
@@ -93,7 +98,7 @@ def configuration(folder: Path, packing: bool, aux_weight: float) -> Any:
             "model": str(folder),
             "output": str(folder / "run"),
             "data": {
-                "train": str(DATA / "instruct" / "raschka_1100.json"),
+                "train": str(shared_data() / "instruct" / "raschka_1100.json"),
                 "held_out": 0.0,
                 "max_length": LENGTH,
                 "packing": packing,
@@ -195,7 +200,7 @@ def chat_material(folder: Path) -> Any:
     from finetune.config.sections import FinetuneConfig
     from finetune.training.run_setup import set_up_run
 
-    rows = json.loads((DATA / "instruct" / "raschka_1100.json").read_text())[:CHATS]
+    rows = json.loads((shared_data() / "instruct" / "raschka_1100.json").read_text())[:CHATS]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(rows, file)
         file.flush()
@@ -239,7 +244,7 @@ def run_trl_chat(folder: Path, steps: int) -> Any:
 
     # Our order; what a row's tokens and labels are is for TRL to say.
     order = BucketSampler(chat_material(folder).data.train.lengths, ROWS, 0)
-    rows = json.loads((DATA / "instruct" / "raschka_1100.json").read_text())[:CHATS]
+    rows = json.loads((shared_data() / "instruct" / "raschka_1100.json").read_text())[:CHATS]
     chats = []
     for row in (rows[index] for index in order):
         asked = "\n\n".join(filter(None, (row["instruction"].strip(), row["input"].strip())))
@@ -273,14 +278,14 @@ def run_trl_chat(folder: Path, steps: int) -> Any:
     return told
 
 
-def measure(
+def figures(
     who: str,
     folder: str,
     packing: str = "padding",
     aux_weight: str = "0",
     steps: str = str(WARM + STEPS),
-) -> None:
-    """In a process of its own: prints tokens per second, peak memory and the first loss."""
+) -> dict[str, float]:
+    """Tokens per second, peak memory and the first loss. To be measured in a process of its own."""
     from finetune.training.display import peak_memory
 
     wide = packing == "packing"
@@ -292,19 +297,36 @@ def measure(
     }
     told = runs[who]()
     (begun, before), (ended, after) = told.marks[WARM - 1], told.marks[-1]
-    found = {"tokens_per_second": (after - before) / (ended - begun), "peak": peak_memory()}
-    print(json.dumps(found | {"first_loss": told.first_loss}))
+    rate = (after - before) / (ended - begun)
+    return {"tokens_per_second": rate, "peak": peak_memory(), "first_loss": told.first_loss}
+
+
+def by_itself(program: str, *arguments: str) -> dict[str, float]:
+    """What a program of this folder prints, which has a process and one core for itself."""
+    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, program, *arguments],
+        env={**os.environ, **own}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def with_trl(*sides: str) -> list[str]:
+    """Who takes part, TRL's side first: where nothing is measured, TRL may be missing."""
+    if not is_tiny():
+        pytest.importorskip("trl")
+    return [side for side in sides if find_spec("trl") or not side.startswith("trl")]
 
 
 def measured(
     who: str, folder: Path, packing: bool, aux_weight: float = 0.0, steps: int = WARM + STEPS
 ) -> dict[str, float]:
     mode = "packing" if packing else "padding"
-    command = [sys.executable, __file__, who, str(folder), mode, str(aux_weight), str(steps)]
-    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    arguments = [who, str(folder), mode, str(aux_weight), str(steps)]
+    found = figures(*arguments) if is_tiny() else by_itself(__file__, *arguments)
+    check_finite(*found.values())
     print(
         f"\n{who} {mode} λ={aux_weight:g}: {found['tokens_per_second']:,.0f} tokens/s, "
         f"peak {found['peak'] / 2**30:.2f} GiB, first loss {found['first_loss']}",
@@ -313,27 +335,22 @@ def measured(
     return found
 
 
-@pytest.fixture(scope="module", autouse=True)
-def data() -> None:
-    if not DATA.is_dir():
-        pytest.skip("the shared data is not there; name its folder in SHARED_DATA")
-
-
 @pytest.mark.benchmark
-def test_as_fast_as_trl_padded_and_half_as_fast_again_packed(tmp_path: Path) -> None:
-    pytest.importorskip("trl")
+def test_as_fast_as_trl_padded_and_half_as_fast_again_packed(data: None, tmp_path: Path) -> None:
+    sides = with_trl("trl", "ours")
     make_model(tmp_path, SMALL)
     rates: dict[tuple[str, bool], list[float]] = {}
     losses: dict[str, float] = {}
-    # Taken in turn, twice, so that a change of the machine's speed hits all alike.
-    for _ in range(2):
+    for _ in range(TURNS):
         for packing in (False, True):
-            for who in ("trl", "ours"):
+            for who in sides:
                 found = measured(who, tmp_path, packing)
                 rates.setdefault((who, packing), []).append(found["tokens_per_second"])
                 if not packing:
                     losses[who] = found["first_loss"]
     measured("ours", tmp_path, True, 0.25)
+    if is_tiny():
+        return
     best = {key: max(values) for key, values in rates.items()}
     padded = best["ours", False] / best["trl", False]
     packed = best["ours", True] / best["trl", True]
@@ -346,13 +363,15 @@ def test_as_fast_as_trl_padded_and_half_as_fast_again_packed(tmp_path: Path) -> 
 
 
 @pytest.mark.benchmark
-def test_lora_on_chats_begins_at_trls_loss_and_is_as_fast(tmp_path: Path) -> None:
-    pytest.importorskip("trl")
+def test_lora_on_chats_begins_at_trls_loss_and_is_as_fast(data: None, tmp_path: Path) -> None:
+    sides = with_trl("trl-chat", "ours-chat")
     make_chat_model(tmp_path)
     found: dict[str, list[dict[str, float]]] = {}
-    for _ in range(2):
-        for who in ("trl-chat", "ours-chat"):
+    for _ in range(TURNS):
+        for who in sides:
             found.setdefault(who, []).append(measured(who, tmp_path, False))
+    if is_tiny():
+        return
     trl, ours = found["trl-chat"], found["ours-chat"]
     assert ours[0]["first_loss"] == pytest.approx(trl[0]["first_loss"], abs=1e-3)
     rates = [max(each["tokens_per_second"] for each in runs) for runs in (trl, ours)]
@@ -362,10 +381,10 @@ def test_lora_on_chats_begins_at_trls_loss_and_is_as_fast(tmp_path: Path) -> Non
 
 
 @pytest.mark.benchmark
-def test_gpt2_fits_eight_rows_of_512_tokens_in_8_gib(tmp_path: Path) -> None:
+def test_gpt2_fits_eight_rows_of_512_tokens_in_8_gib(data: None, tmp_path: Path) -> None:
     make_model(tmp_path, GPT2)
     assert measured("ours", tmp_path, True, 0.25, WARM + 1)["peak"] < 8 * 2**30
 
 
 if __name__ == "__main__":
-    measure(*sys.argv[1:])
+    print(json.dumps(figures(*sys.argv[1:])))

@@ -12,11 +12,21 @@ from statistics import median
 
 import pytest
 from decoders import Program, table, tell, text
+from scale import check_finite, is_tiny, sized
 
 pytestmark = pytest.mark.benchmark
 
-VOCABULARY, PROMPT, REPLY, PREFILL = 49152, 64, 64, 512
-ROUNDS = 5
+VOCABULARY = 49152
+SHAPE = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}
+SHAPE = sized(SHAPE, dict(zip(SHAPE, (16, 32, 1, 2, 1), strict=True)))
+PROMPT, REPLY, PREFILL = sized((64, 64, 512), (4, 2, 8))
+ROUNDS = sized(5, 1)
 
 
 @pytest.fixture
@@ -29,11 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
+        **SHAPE,
         max_position_embeddings=8192,
         rope_theta=100_000.0,
         tie_word_embeddings=True,
@@ -67,5 +73,6 @@ def test_decoding_and_prefill(programs: dict[str, Program]) -> None:
     )
     tell("decoding, times transformers", decode["transformers"], 3.0)
     tell("prompts, times transformers", prefill["transformers"], 3.0)
-    assert decode["transformers"] > 1.0
-    assert prefill["transformers"] > 1.0
+    check_finite(*decode.values(), *prefill.values())
+    assert is_tiny() or decode["transformers"] > 1.0
+    assert is_tiny() or prefill["transformers"] > 1.0

@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from scale import check_finite, is_tiny, sized
 
 from chatapp.dialogue.importing import ImportedChat, ImportedMessage, store_chats
 from chatapp.dialogue.store import Store
 
 pytestmark = pytest.mark.benchmark
 
-CHATS = 10_000
-MESSAGES = 20
-LONG = 2_000
-ROUNDS = 9
-SHOWN = 200
-"""What the list of chats asks for."""
+CHATS, MESSAGES, LONG, ROUNDS, SHOWN = sized((10_000, 20, 2_000, 9, 200), (100, 4, 20, 1, 20))
+"""SHOWN: what the list of chats asks for."""
 
 WORDS = ("sea", "wave", "tide", "ship", "storm", "harbour", "sail", "anchor", "gull", "rope")
 
@@ -88,5 +85,8 @@ def test_the_list_a_search_and_a_long_chat(
     assert len(store.path(CHATS + 1)) == LONG
     assert len(store.chats(limit=SHOWN, matching="sea")) == SHOWN
     assert [hit.chat_id for hit in store.search("message77x3")] == [78]
+    check_finite(*figures.values())
+    if is_tiny():
+        return
     for name, value in figures.items():
         assert value <= (300 if str(LONG) in name else 100), name

@@ -5,12 +5,13 @@ length and sampled replies; each number of sequences in turn, the best of some r
 """
 
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from decoders import tell
 from fakes import WordTokenizer
+from random_124m import gpt2_124m
+from scale import check_finite, is_tiny, sized
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.batch import Batch
@@ -21,9 +22,9 @@ from chatapp.engine.model import Request, Sampling
 
 pytestmark = pytest.mark.benchmark
 
-COUNTS = (1, 2, 4, 8, 16)
-ROUNDS = 3
-TOKENS = 48
+COUNTS = sized((1, 2, 4, 8, 16), (1, 2))
+ROUNDS = sized(3, 1)
+TOKENS = sized(48, 4)
 # Of eight sequences together, against one.
 LEAST_GAIN = 4.0
 
@@ -41,14 +42,10 @@ class Words(WordTokenizer):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("gpt2")
-    GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
+    folder = gpt2_124m(tmp_path_factory.mktemp("gpt2"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHATAPP_HOME", str(folder / "home"))
-        decoder = Decoder.load(ModelFiles.read(Path(folder)), precision="int8")
+        decoder = Decoder.load(ModelFiles.read(folder), precision="int8")
     model = LocalModel(decoder, Words(), name="gpt2")
     model.end_ids.clear()
     return model
@@ -88,5 +85,8 @@ def test_eight_at_once(model: LocalModel) -> None:
     print(f"\nalone by `generate`  {one:6.0f} tokens/s")
     for count, rate in best.items():
         print(f"{count:2} at once           {rate:6.0f} tokens/s, {rate / one:.1f} times as many")
+    check_finite(one, *best.values())
+    if is_tiny():
+        return
     tell("eight at once, times one", best[8] / one, LEAST_GAIN)
     assert best[8] > best[4] > best[2] > one

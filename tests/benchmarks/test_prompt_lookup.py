@@ -9,6 +9,7 @@ from collections import defaultdict
 from statistics import median
 
 import pytest
+from scale import check_finite, is_tiny, sized
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.cache import prompt_lookup
@@ -18,8 +19,8 @@ from chatapp.models.loading import load_model
 
 pytestmark = pytest.mark.benchmark
 
-ROUNDS = 5
-GREEDY = Sampling(temperature=0.0, max_tokens=120)
+ROUNDS = sized(5, 1)
+GREEDY = Sampling(temperature=0.0, max_tokens=sized(120, 8))
 MISTAKES = (
     "I eated the purple berries before the long walk along the river to the old house.",
     "She goed to the market with her brother and buyed bread, cheese and red apples.",
@@ -72,4 +73,5 @@ def test_copies_come_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
         assert texts[guesses] == texts[0]
         ratios[task] = median(times[0]) / median(times[guesses])
         print(f"\n{task}: {ratios[task]:.2f} times as fast; {texts[0]}")
-    assert min(ratios.values()) >= 1.5
+    check_finite(*ratios.values())
+    assert is_tiny() or min(ratios.values()) >= 1.5

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scale import check_finite, is_tiny, sized
 
 from chatapp.models.encoders import CachedEncoder
 from chatapp.prompting.examples import Pool
@@ -17,9 +18,8 @@ from chatapp.prompting.selection.methods import Selector
 from chatapp.prompting.selection.select import Select, build_selector
 from chatapp.prompting.selection.similarity import Embeddings
 
-ROWS = 100_000
+ROWS, QUERIES = sized((100_000, 200), (200, 3))
 DIMENSIONS = 384
-QUERIES = 200
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,7 @@ def measure(name: str, texts: list[str], build: "Build") -> tuple[float, float]:
         times.append(time.perf_counter() - start)
     median = statistics.median(times)
     print(f"\n{name}: {built:.2f} s to build, {median * 1e3:.2f} ms a query, top 8 of {ROWS:,}")
+    check_finite(built, median)
     return built, median
 
 
@@ -74,8 +75,8 @@ class Build:
 @pytest.mark.parametrize("method", ["bm25", "knn"])
 def test_word_indexes(texts: list[str], method: str) -> None:
     built, median = measure("TF-IDF" if method == "knn" else "BM25", texts, Build(method))
-    assert built < 60
-    assert median < 0.020
+    assert is_tiny() or built < 60
+    assert is_tiny() or median < 0.020
 
 
 @pytest.mark.benchmark
@@ -84,4 +85,4 @@ def test_cached_embeddings(texts: list[str], tmp_path: Path) -> None:
     measure("embeddings, cache empty", texts, Build("knn", encoder))
     # The queries are in the cache as well now: what is measured is the search.
     _, median = measure("embeddings, cache full", texts, Build("knn", encoder))
-    assert median < 0.020
+    assert is_tiny() or median < 0.020

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
+from scale import check_finite, is_tiny, sized
 from textual.pilot import Pilot
 
 from chatapp.common.settings import Settings
@@ -27,6 +28,7 @@ from chatapp.tui.widgets.message import MessageView
 
 pytestmark = pytest.mark.benchmark
 
+MESSAGES, WORDS, LONG = sized((300, 200, 20_000 // 9), (6, 20, 40))
 PARAGRAPH = "The sea is wide and deep, and what lives in it is mostly unknown to us. " * 6
 
 
@@ -67,9 +69,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_streaming_into_300_messages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    reply = " ".join(f"word{number}" for number in range(200))
+    reply = " ".join(f"word{number}" for number in range(WORDS))
     model = ScriptedModel([reply], delay=0.02, context=100_000)
-    async with long_chat(tmp_path, 300, model) as (app, pilot):
+    async with long_chat(tmp_path, MESSAGES, model) as (app, pilot):
         watch = Watch()
         watching = asyncio.create_task(watch.run())
         await pilot.press(*"Go on", "enter")
@@ -88,9 +90,10 @@ async def test_streaming_into_300_messages(tmp_path: Path, capsys: pytest.Captur
     }
     with capsys.disabled():
         print("\n" + json.dumps(figures))
-    assert model.finished[-1].reply_tokens == 200
-    assert max(watch.late) < 0.1
-    assert statistics.median(echoes) < 0.05
+    assert model.finished[-1].reply_tokens == WORDS
+    check_finite(max(watch.late), *echoes)
+    assert is_tiny() or max(watch.late) < 0.1
+    assert is_tiny() or statistics.median(echoes) < 0.05
 
 
 async def echo_time(app: ChatApp) -> float:
@@ -109,8 +112,7 @@ async def echo_time(app: ChatApp) -> float:
 async def test_a_long_reply_costs_the_same_at_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens = 20_000 // 9
-    reply = " ".join(["wordword"] * tokens)
+    reply = " ".join(["wordword"] * LONG)
     model = ScriptedModel([reply], delay=0.0015, context=100_000)
     gate = model.gate = threading.Event()
     updates = 0
@@ -135,7 +137,7 @@ async def test_a_long_reply_costs_the_same_at_its_end(
         marks = [(time.thread_time(), updates)]
         gate.set()
         for quarter in (1, 2, 3, 4):
-            await until(lambda due=quarter * tokens // 4: turn.replies[0].tokens >= due)
+            await until(lambda due=quarter * LONG // 4: turn.replies[0].tokens >= due)
             marks.append((time.thread_time(), updates))
         await until(lambda: app.chat.conversation.turn is None)
         watching.cancel()
@@ -151,6 +153,9 @@ async def test_a_long_reply_costs_the_same_at_its_end(
     }
     with capsys.disabled():
         print("\n" + json.dumps(figures))
+    check_finite(*quarters)
+    if is_tiny():
+        return
     assert max(watch.late) < 0.1
     # The first quarter fills the screen; after it every update draws as many rows.
     assert quarters[3] < 1.5 * quarters[1]
