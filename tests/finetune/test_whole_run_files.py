@@ -22,7 +22,7 @@ from finetune.training.trainer import NotFinite
 
 
 def report(folder: Path) -> None:
-    (folder / LOG_FILE).write_text('{"step": 1, "seconds": 1, "l3": 2.0, "length": 9}\n')
+    (folder / LOG_FILE).write_text('{"step": 1, "seconds": 1, "l2": 2.0}\n')
     record = {
         "config": {"train": {"metric_for_best_model": "loss"}},
         "data": {"rows": "0" * 64},
