@@ -111,6 +111,12 @@ def _dotted(text: str) -> tuple[str, ...]:
     return tuple(keys)
 
 
+def dotted_key(location: Location) -> str:
+    """A place as a sentence names it, such as trips[2].city; numbers count from 1."""
+    parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in location)
+    return "".join(parts).removeprefix(".")
+
+
 def quoted(text: str, limit: int = 60) -> str:
     """A user's text for a sentence: in quotes, escaped and short."""
     return repr(text) if len(text) <= limit else repr(text[:limit]) + "…"

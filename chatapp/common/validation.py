@@ -13,7 +13,15 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from chatapp.common.userfiles import Location, UserError, line_of, quoted, shown, suggestion
+from chatapp.common.userfiles import (
+    Location,
+    UserError,
+    dotted_key,
+    line_of,
+    quoted,
+    shown,
+    suggestion,
+)
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -70,8 +78,7 @@ def strict_model(schema: type) -> type[BaseModel]:
 def located(origin: object, source: str, location: Location) -> str:
     """The beginning of a sentence on a key: the file, the line where it is known, the key."""
     line = line_of(source, location)
-    dotted = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in location)
-    return f"{origin}{f', line {line}' if line else ''}: {quoted(dotted.removeprefix('.'))}"
+    return f"{origin}{f', line {line}' if line else ''}: {quoted(dotted_key(location))}"
 
 
 def _is_unknown(details: ErrorDetails) -> bool:

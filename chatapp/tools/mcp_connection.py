@@ -115,6 +115,8 @@ class Connection:
     @asynccontextmanager
     async def _streams(self) -> "AsyncGenerator[Streams]":
         """The server's process, and its messages in both directions."""
+        # Not mcp.client.stdio: it ends a server's process group only when the server outlives the
+        # closing of its input, never what has left the group, and bounds no message.
         import anyio
 
         process = self._process = await anyio.open_process(

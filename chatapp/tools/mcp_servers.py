@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from chatapp.common.userfiles import quoted
+from chatapp.common.userfiles import dotted_key, quoted
 from chatapp.tools.mcp_connection import Connection, ServerLine
-from chatapp.tools.tool import Arguments, Stopped, Tool, ToolError, bounded, clean, fault
+from chatapp.tools.schemas import fault
+from chatapp.tools.tool import Arguments, Stopped, Tool, ToolError, bounded, clean
 from chatapp.tools.user_tools import NAME, Server
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ class Servers:
         schema = {**foreign.input_schema, "type": "object"}
         place, problem = fault(schema, is_foreign=True)
         if problem:
-            where = ".".join(map(str, place))
-            raise ToolError(f"in the schema of {quoted(foreign.name)}, {quoted(where)} {problem}")
+            where = quoted(dotted_key(place))
+            raise ToolError(f"in the schema of {quoted(foreign.name)}, {where} {problem}")
         if len(json.dumps(schema)) > _LONGEST_SCHEMA:
             raise ToolError(f"the schema of {quoted(foreign.name)} is too long")
         description = clean(foreign.description or "")[:_LONGEST_DESCRIPTION]

@@ -31,7 +31,8 @@ from chatapp.common.paths import tools_dir
 from chatapp.common.userfiles import parse_toml, quoted, read_required, reason
 from chatapp.tools.mcp_connection import ServerLine
 from chatapp.tools.process import CommandLine
-from chatapp.tools.tool import LONGEST_RESULT, Tool, ToolError, fault
+from chatapp.tools.schemas import fault
+from chatapp.tools.tool import LONGEST_RESULT, Tool, ToolError
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_TIMEOUT = 3_600
@@ -148,6 +149,11 @@ def _schema(said: ToolFile, path: Path, text: str) -> dict[str, Any]:
     if schema["type"] != "object":
         where = located(path, text, ("parameters", "type"))
         raise ToolError(f"{where} is {quoted(str(schema['type']))}, expected 'object'")
+    properties = schema.get("properties", {})
+    absent = [name for name in schema.get("required", ()) if name not in properties]
+    if absent:
+        where = located(path, text, ("parameters", "required"))
+        raise ToolError(f"{where} names {quoted(absent[0])}, which is no property")
     return schema
 
 

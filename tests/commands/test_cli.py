@@ -51,6 +51,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     assert "ask" in result.stdout
     heavy = {"torch", "transformers", "textual", "numpy", "pydantic", "rich.table", "sqlite3"}
+    heavy |= {"jsonschema", "importlib.metadata"}
     assert not heavy & set(result.stdout.split())
 
 

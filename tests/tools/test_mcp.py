@@ -214,11 +214,28 @@ def test_tools_that_are_no_good_cost_no_others(folder: Path) -> None:
     names, problems = server(folder, BY_HAND.format(tools=tools)).listed()
     assert [name for name in names if name.startswith("demo")] == ["demo_a_good"]
     assert problems == [
-        "demo: in the schema of 'bad', 'properties.x.items' is the number 5, expected a table",
+        "demo: in the schema of 'bad', 'properties.x.items' is the number 5, expected object or "
+        "boolean",
         f"demo: the name of its tool '{'c' * 60}'… is too long",
         "demo: it lists 'a.good' twice",
         "demo: the schema of 'long' is too long",
     ]
+
+
+def test_what_a_foreign_schema_has_of_its_own_is_left_to_its_server(folder: Path) -> None:
+    """Types of no draft, references, and patterns, which may take without end."""
+    properties = {
+        "any": {"type": "any", "unit": "m"},
+        "name": {"type": "string", "pattern": "(?<year>\\\\d+)"},
+        "slow": {"type": "string", "pattern": "(a+)+$"},
+        "again": {"$ref": "#"},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["any"]}
+    listed = [{"name": "odd", "inputSchema": schema}]
+    tools = server(folder, BY_HAND.format(tools=listed)).chosen(["demo"])
+    slow = {"any": 1, "name": "x", "slow": "a" * 50 + "!", "again": {"any": 2}}
+    assert misfit_of(tools, "demo_odd", slow) == ""
+    assert misfit_of(tools, "demo_odd", {}) == "the argument 'any' is missing"
 
 
 def test_a_list_that_is_none_is_told(folder: Path) -> None:

@@ -79,6 +79,18 @@ def test_it_runs_in_the_folder_of_its_file_or_in_its_own(folder: Path, tmp_path:
             GOOD + '[parameters.properties.x]\ntyp = "string"',
             "'parameters.properties.x.typ' is no key of a schema; did you mean 'type'?",
         ),
+        (
+            GOOD + '[parameters.properties.x]\ntype = ["string", "nul"]',
+            "line 5: 'parameters.properties.x.type[2]' is the string 'nul', expected one of array,",
+        ),
+        (
+            GOOD + '[parameters.properties.x]\npattern = "("',
+            "line 5: 'parameters.properties.x.pattern' is the string '(', expected format 'regex'",
+        ),
+        (
+            GOOD + '[parameters.properties.x]\n"$ref" = "https://example.org/x.json"',
+            "'parameters.properties.x.$ref' is the string 'https://example.org/x.json', expected",
+        ),
         (GOOD + '[parameters]\nrequired = ["x"]', "line 5: 'parameters.required' names 'x'"),
         (GOOD.replace("echo", "clock"), "'name' is 'clock', which another tool has"),
     ],
@@ -109,6 +121,10 @@ def test_a_bad_file_is_told_and_costs_no_other_tool(
             {"city": "x", "tags": ["a", 1]},
             "the argument 'tags[2]' is the number 1",
         ),
+        ({"city": "x", "zip": 5}, "the argument 'zip' is the number 5, expected string or null"),
+        ({"city": "x", "zip": "a"}, "the argument 'zip' is the string 'a', expected pattern '^"),
+        ({"city": "x", "trips": [{"to": "y"}, {}]}, "the argument 'trips[2].to' is missing"),
+        ({"city": "x", "zip": None, "trips": [{"to": "y"}]}, ""),
         ({"city": "x", "days": 7, "unit": "C", "tags": []}, ""),
     ],
 )
@@ -121,6 +137,9 @@ def test_arguments_that_do_not_fit_are_told(
         '[parameters.properties]\ncity = {type = "string"}\nunit = {enum = ["C", "F"]}\n'
         'days = {type = "integer", minimum = 1, maximum = 7}\n'
         'tags = {type = "array", items = {type = "string"}}\n'
+        'zip = {anyOf = [{type = "string", pattern = "^[0-9]+$"}, {type = "null"}]}\n'
+        'trips = {type = "array", items = {"$ref" = "#/$defs/trip"}}\n'
+        '[parameters."$defs".trip]\nrequired = ["to"]\nproperties = {to = {type = "string"}}\n'
     )
     assert misfit_of(find_tools().tools, "weather", arguments).startswith(problem)
 

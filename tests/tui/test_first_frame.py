@@ -13,6 +13,7 @@ from chatapp.common.paths import database_path
 from chatapp.dialogue.store import Store
 
 HEAVY = {"torch", "transformers", "tokenizers", "numpy", "pandas", "datasets", "peft", "pydantic"}
+HEAVY |= {"jsonschema", "mcp"}
 HEAVY |= {"aiohttp", "httpx", "httpx2", "huggingface_hub", "markdown_it", "textual_serve"}
 
 

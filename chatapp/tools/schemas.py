@@ -1,0 +1,116 @@
+"""The JSON Schema (draft 2020-12) of a tool's arguments: what is wrong with it, and with a call.
+
+Keep: every sentence names its place and is bounded. No reference leaves a schema. References and
+patterns of a foreign schema are left to its server, because they can take without end.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from chatapp.common.userfiles import Location, did_you_mean, dotted_key, quoted, shown, suggestion
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
+
+_META_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
+_ANNOTATIONS = "title description default examples deprecated readOnly writeOnly"
+_OTHERS = "then else minContains maxContains $defs $schema $id $comment"
+_LEFT_TO_SERVER = ("$ref", "$dynamicRef", "pattern", "patternProperties", "unevaluatedProperties")
+
+
+def fault(schema: Any, place: Location = (), *, is_foreign: bool = False) -> tuple[Location, str]:
+    """What is wrong with a schema: where, and what stands after the key; "" for nothing.
+
+    is_foreign: a server's, which may have keys and types that the draft does not know.
+    """
+    from jsonschema import Draft202012Validator, FormatChecker
+
+    known = [*Draft202012Validator.VALIDATORS, *_ANNOTATIONS.split(), *_OTHERS.split()]
+    # Its anchor is that of the draft's own schema, so it holds at any depth. Not with
+    # unevaluatedProperties: a check would take three times as long for every level.
+    own = {
+        "$id": "urn:chatapp:schema",
+        "$dynamicAnchor": "meta",
+        "$ref": _META_SCHEMA,
+        "propertyNames": {"enum": known},
+        "properties": {key: {"pattern": "^#"} for key in ("$ref", "$dynamicRef")},
+    }
+    meta = Draft202012Validator.META_SCHEMA if is_foreign else own
+    formats = FormatChecker([] if is_foreign else ["regex"])
+    try:
+        errors = list(Draft202012Validator(meta, format_checker=formats).iter_errors(schema))
+    except RecursionError:
+        return place, "is nested too deeply"
+    if is_foreign:
+        errors = [error for error in errors if error.validator != "anyOf"]  # that is of `type`
+    error = _deepest(errors)
+    if error is None:
+        return place, ""
+    where = (*place, *error.absolute_path)
+    if error.validator_value is known:
+        key = error.instance
+        return (*where, key), f"is no key of a schema{did_you_mean(key, known)}"
+    return where, _in_words(error, errors)
+
+
+def misfit(arguments: Any, schema: Mapping[str, Any], *, is_foreign: bool = False) -> str:
+    """Why arguments do not fit a schema, in words; "" where they do."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import UnknownType
+    from jsonschema.validators import extend
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    kind = Draft202012Validator
+    if is_foreign:
+        kind = extend(kind, dict.fromkeys(_LEFT_TO_SERVER, lambda *_: None))
+    try:
+        errors = list(kind(schema, registry=Registry()).iter_errors(arguments))
+    except (RecursionError, re.error, UnknownType, Unresolvable):
+        return "" if is_foreign else "the schema of its arguments cannot be applied"
+    error = _deepest(errors)
+    if error is None:
+        return ""
+    name = dotted_key(tuple(error.absolute_path))
+    within = f"{name}." if name else ""
+    if error.validator == "required":
+        key = next(key for key in error.validator_value if key not in error.instance)
+        return f"the argument {quoted(within + key)} is missing"
+    if error.validator == "additionalProperties":
+        known = error.schema.get("properties", {})
+        key = next(key for key in error.instance if key not in known)
+        return f"there is no argument {quoted(within + key)}{suggestion(key, known)}"
+    what = f"the argument {quoted(name)}" if name else "what it was given"
+    return f"{what} {_in_words(error, errors)}"
+
+
+def _deepest(errors: "Iterable[ValidationError]") -> "ValidationError | None":
+    """The first error at the deepest place: those above it follow from it."""
+    return max(_leaves(errors), key=lambda error: len(error.absolute_path), default=None)
+
+
+def _leaves(errors: "Iterable[ValidationError]") -> "Iterator[ValidationError]":
+    """Errors, and instead of one about alternatives those of the alternatives."""
+    for error in errors:
+        yield from _leaves(error.context) if error.context else (error,)
+
+
+def _in_words(error: "ValidationError", errors: "Iterable[ValidationError]") -> str:
+    """What stands after the name of a place. errors: all of them, for its other types."""
+    limit = error.validator_value
+    match error.validator:
+        case "type":
+            same = [leaf for leaf in _leaves(errors) if leaf.absolute_path == error.absolute_path]
+            kinds = [leaf.validator_value for leaf in same if leaf.validator == "type"]
+            names = [name for kind in kinds for name in ([kind] if isinstance(kind, str) else kind)]
+            expected = " or ".join(dict.fromkeys(names))
+        case "enum":
+            expected = f"one of {', '.join(map(str, limit))}"
+        case "minimum":
+            expected = f"{limit} or more"
+        case "maximum":
+            expected = f"{limit} or less"
+        case keyword:
+            expected = f"{keyword} {limit!r}"
+    return f"is {shown(error.instance)}, expected {expected[:300]}"
