@@ -5,8 +5,9 @@ others is text in all three.
 """
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +21,17 @@ from chatapp.commands.options import (
     settings_of,
 )
 from chatapp.common.userfiles import UserError
-from chatapp.lab.findings import SECTIONS, Findings, document
+from chatapp.lab.findings import FINDINGS, Attention, Finding, Layers, NextToken, Tokens
+
+if TYPE_CHECKING:
+    from chatapp.engine.model import LanguageModel
+    from chatapp.lab.inspectable import Inspectable
+    from chatapp.lab.traces import Trace
+
+SECTIONS = tuple(kind.name for kind in FINDINGS)
+
+_MOST_IN_FULL = 128
+"""Tokens whose attention is given in full: layers · heads · 128² numbers."""
 
 
 @sampling_options("temperature", "top_k", "top_p", "min_p")
@@ -70,13 +81,71 @@ def inspect(
     language_model = load(settings.model, "float32", settings.device)
     with interruptible("interrupted"):
         sampling = choices_for(language_model, settings).sampling
-        findings = Findings(language_model, given, sampling, token, (layer, head), top)
+        opened = _opened(language_model)
+        trace = opened.inspect(language_model.tokenizer.encode(given))
+        position = _position(token, len(trace.ids))
+        cell = _place("layer", layer, trace.layers), _place("head", head, trace.heads)
+        makers: dict[str, Callable[[], Finding]] = {
+            Tokens.name: lambda: Tokens.of(trace, top),
+            NextToken.name: lambda: NextToken.of(opened.stepper(trace.ids, sampling), top),
+            Attention.name: lambda: Attention.of(trace, position, *cell),
+            Layers.name: lambda: Layers.of(trace, position, top),
+        }
+        in_full = _in_full(trace, sections, top) if as_json and token is None else {}
+        findings = [makers[name]() for name in sections if name not in in_full]
         if as_json:
-            write_json(document(findings, sections, whole=token is None))
+            numbers = {each.name: each.to_json() for each in findings} | in_full
+            write_json({"model": language_model.name, "text": given, **numbers})
         elif output is not None:
-            _export(findings, sections, output, force=force)
+            _export(findings, output, force=force)
         else:
-            _show(findings, sections)
+            _show(findings)
+
+
+def _opened(model: "LanguageModel") -> "Inspectable":
+    """Raises UserError for a model that does not show its inside."""
+    from chatapp.lab.inspectable import inspectable
+
+    opened = inspectable(model)
+    if opened is None:
+        raise UserError(f"{model.name}: this kind of model does not show its inside")
+    return opened
+
+
+def _position(token: int | None, count: int) -> int:
+    """The place of --token among `count` tokens. Raises UserError when there is none."""
+    position = count - 1 if token is None else token + count * (token < 0)
+    if not 0 <= position < count:
+        raise UserError(f"--token is {token}; the text has {count} tokens, from 0 on")
+    return position
+
+
+def _place(name: str, value: int | None, size: int) -> int | None:
+    """A layer or head counted from 0, given as an option that counts from 1. Raises UserError."""
+    if value is not None and not 1 <= value <= size:
+        raise UserError(f"--{name} is {value}; the model has {size}, from 1 on")
+    return None if value is None else value - 1
+
+
+def _in_full(trace: "Trace", sections: list[str], top: int) -> dict[str, Any]:
+    """Attention and layers of every token, as the document has them where none is chosen.
+
+    Raises UserError for a text that is too long for that.
+    """
+    size = len(trace.ids)
+    wanted = {Attention.name, Layers.name} & set(sections)
+    if wanted and size > _MOST_IN_FULL:
+        raise UserError(
+            f"the text has {size} tokens, and attention and layers are given in full for "
+            f"{_MOST_IN_FULL} at most; choose one with --token, or --tokens or --next alone"
+        )
+    data: dict[str, Any] = {}
+    if Attention.name in wanted:
+        data[Attention.name] = trace.attentions().tolist()
+    if Layers.name in wanted:
+        by_token = [Layers.of(trace, position, top).to_json() for position in range(size)]
+        data[Layers.name] = list(zip(*by_token, strict=True))
+    return data
 
 
 def _check_output(output: Path, as_json: bool, force: bool) -> None:
@@ -89,16 +158,16 @@ def _check_output(output: Path, as_json: bool, force: bool) -> None:
         raise UserError(f"{output}: this file exists; --force replaces it")
 
 
-def _show(findings: Findings, sections: list[str]) -> None:
+def _show(findings: Sequence[Finding]) -> None:
     """Print on standard output, in colour where it is a terminal that has them."""
     from chatapp.commands.inspect_render import printed
 
     # Foreign text was made safe piece by piece; what else there is are Rich's own colours.
-    write(printed(findings, sections, in_color=sys.stdout.isatty()), verbatim=True)
+    write(printed(findings, in_color=sys.stdout.isatty()), verbatim=True)
 
 
-def _export(findings: Findings, sections: list[str], output: Path, *, force: bool) -> None:
+def _export(findings: Sequence[Finding], output: Path, *, force: bool) -> None:
     from chatapp.commands.inspect_render import html_page, svg_picture
 
     draw = html_page if output.suffix.lower() == ".html" else svg_picture
-    write_output(output, draw(findings, sections), force=force)
+    write_output(output, draw(findings), force=force)

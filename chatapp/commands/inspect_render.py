@@ -5,8 +5,8 @@ Keep: text of others becomes `Text` through `printable` or `visible`, never mark
 
 import io
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -17,7 +17,11 @@ from rich.text import Text
 
 from chatapp.common.foreign import printable
 from chatapp.common.shading import (
+    RGB,
     bar,
+    cell_color,
+    cell_number,
+    head_name,
     hexadecimal,
     ink_on,
     likelihood_color,
@@ -25,37 +29,40 @@ from chatapp.common.shading import (
     visible,
     weight_color,
 )
-from chatapp.lab.findings import Findings, alternatives
+from chatapp.lab.findings import Attention, Finding, Layers, NextToken, Tokens
+
+if TYPE_CHECKING:
+    from chatapp.lab.predictions import Prediction
 
 _EXPORT_WIDTH = 110
 _BAR = 12
 _LONGEST_TOKEN = 18
 
 
-def printed(findings: Findings, sections: list[str], *, in_color: bool) -> str:
-    """What a terminal is given for these sections of SECTIONS, as wide as it is.
+def printed(findings: Sequence[Finding], *, in_color: bool) -> str:
+    """What a terminal is given for these findings, as wide as it is.
 
     in_color: with the colours that the terminal has.
     """
     file = io.StringIO()
-    _render(Console(file=file, force_terminal=in_color, highlight=False), findings, sections)
+    _render(Console(file=file, force_terminal=in_color, highlight=False), findings)
     return file.getvalue()
 
 
-def html_page(findings: Findings, sections: list[str]) -> str:
-    """The sections as a page that needs no other file."""
-    return _recorded(findings, sections).export_html(theme=SVG_EXPORT_THEME, inline_styles=True)
+def html_page(findings: Sequence[Finding]) -> str:
+    """The findings as a page that needs no other file."""
+    return _recorded(findings).export_html(theme=SVG_EXPORT_THEME, inline_styles=True)
 
 
-def svg_picture(findings: Findings, sections: list[str]) -> str:
-    """The sections as a picture that needs no other file."""
-    picture = _recorded(findings, sections).export_svg(title="chatapp inspect")
+def svg_picture(findings: Sequence[Finding]) -> str:
+    """The findings as a picture that needs no other file."""
+    picture = _recorded(findings).export_svg(title="chatapp inspect")
     # Rich loads its font from the web. What stands behind the style sheet may be a user's text.
     style, end, drawing = picture.partition("</style>")
     return re.sub(r"@font-face \{.*?\}", "", style, flags=re.DOTALL) + end + drawing
 
 
-def _recorded(findings: Findings, sections: list[str]) -> Console:
+def _recorded(findings: Sequence[Finding]) -> Console:
     console = Console(
         file=io.StringIO(),
         record=True,
@@ -66,21 +73,15 @@ def _recorded(findings: Findings, sections: list[str]) -> Console:
         highlight=False,
         legacy_windows=False,
     )
-    _render(console, findings, sections)
+    _render(console, findings)
     return console
 
 
-def _render(console: Console, findings: Findings, sections: list[str]) -> None:
-    renderers = {
-        "tokens": _render_tokens,
-        "next": _render_next,
-        "attention": _render_attention,
-        "layers": _render_layers,
-    }
-    for number, name in enumerate(sections):
+def _render(console: Console, findings: Sequence[Finding]) -> None:
+    for number, finding in enumerate(findings):
         if number:
             console.print()
-        for part in renderers[name](findings, console.width):
+        for part in _RENDERERS[type(finding)](finding, console.width):
             console.print(part)
 
 
@@ -117,7 +118,9 @@ def _piece(text: str) -> Text:
     return Text.assemble(("│", "dim"), shown, ("│", "dim"))
 
 
-def _shaded(texts: tuple[str, ...], colors: list[Any], marked: int | None = None) -> Text:
+def _shaded(
+    texts: tuple[str, ...], colors: Sequence[RGB | None], marked: int | None = None
+) -> Text:
     """Running text, each token on its colour; None is no colour."""
     line = Text()
     for position, (text, color) in enumerate(zip(texts, colors, strict=True)):
@@ -128,40 +131,37 @@ def _shaded(texts: tuple[str, ...], colors: list[Any], marked: int | None = None
     return line
 
 
-def _render_tokens(findings: Findings, width: int) -> list[RenderableType]:
-    rows = findings.tokens()
-    colors = [
-        None if row["probability"] is None else likelihood_color(row["probability"]) for row in rows
-    ]
-    lines: list[list[Text | str]] = []
-    for position, row in enumerate(rows):
-        measures = ["", "", "", ""]
-        if row["probability"] is not None:
+def _render_tokens(tokens: Tokens, width: int) -> list[RenderableType]:
+    colors: list[RGB | None] = []
+    rows: list[list[Text | str]] = []
+    for position, (id, text) in enumerate(zip(tokens.ids, tokens.texts, strict=True)):
+        expected, actual = tokens.expected[position], tokens.actual(position)
+        measures, best = ["", "", "", ""], Text()
+        if expected is not None and actual is not None:
             measures = [
-                bar(row["probability"], _BAR if width >= 80 else 4),
-                percent(row["probability"]),
-                f"{row['rank']:,}",
-                f"{row['entropy']:.1f}",
+                bar(actual.probability, _BAR if width >= 80 else 4),
+                percent(actual.probability),
+                f"{actual.rank:,}",
+                f"{expected.entropy:.1f}",
             ]
-        best = _best(row["alternatives"])
-        lines.append([str(position), str(row["id"]), _piece(row["text"]), *measures, best])
-    table = _table([">#", ">id", "token", "", ">p", ">rank", ">bits", "expected"], lines, width)
-    title = _title(
-        f"Tokens: {len(rows):,}", "red was unlikely, green likely; bits of entropy before each"
-    )
-    return [title, _shaded(findings.trace.texts, colors), Text(), table]
+            best = _best(expected)
+        colors.append(likelihood_color(actual.probability) if actual is not None else None)
+        rows.append([str(position), str(id), _piece(text), *measures, best])
+    table = _table([">#", ">id", "token", "", ">p", ">rank", ">bits", "expected"], rows, width)
+    title = _title("Tokens", f"{tokens.sentence}; red was unlikely, green likely")
+    return [title, _shaded(tokens.texts, colors), Text(), table]
 
 
-def _best(candidates: list[dict[str, Any]]) -> Text:
+def _best(prediction: "Prediction") -> Text:
     line = Text()
-    for candidate in candidates:
-        line.append_text(_piece(candidate["text"]))
-        line.append(f" {percent(candidate['probability']).strip()}  ", "dim")
+    for candidate in prediction.candidates:
+        line.append_text(_piece(candidate.text))
+        line.append(f" {percent(candidate.probability).strip()}  ", "dim")
     return line
 
 
-def _render_next(findings: Findings, width: int) -> list[RenderableType]:
-    cut, sampling = findings.next(), findings.sampling
+def _render_next(next_token: NextToken, width: int) -> list[RenderableType]:
+    cut, sampling = next_token.cut, next_token.sampling
     size = _BAR if width >= 72 else 4
     rows: list[list[Text | str]] = [
         [
@@ -176,39 +176,28 @@ def _render_next(findings: Findings, width: int) -> list[RenderableType]:
         for candidate, drawn in zip(cut.before.candidates, cut.drawn, strict=True)
     ]
     table = _table([">", ">id", "token", ">softmax", "", ">drawn", ""], rows, width)
-    note = (
-        f"{cut.before.entropy:.2f} bits; {cut.entropy:.2f} after temperature "
-        f"{sampling.temperature:g}, top-k {sampling.top_k}, top-p {sampling.top_p:g}, "
-        f"min-p {sampling.min_p:g}, which keep {cut.kept:,}"
+    parameters = (
+        f"temperature {sampling.temperature:g}, top-k {sampling.top_k}, "
+        f"top-p {sampling.top_p:g}, min-p {sampling.min_p:g}"
     )
-    return [_title("Next token", note), table]
+    return [_title("Next token", f"{next_token.sentence}; {parameters}"), table]
 
 
-def _render_attention(findings: Findings, width: int) -> list[RenderableType]:
-    trace, weights = findings.trace, findings.weights()
-    chosen = f"layer {findings.layer}" if findings.layer else "all layers"
-    chosen += f", head {findings.head}" if findings.head else ", all heads"
-    order = sorted(range(len(weights)), key=lambda position: -weights[position])
+def _render_attention(attention: Attention, width: int) -> list[RenderableType]:
     most = Text("mostly on ")
-    for position in order[:5]:
-        most.append_text(_piece(trace.texts[position]))
-        most.append(f" {percent(weights[position]).strip()}  ")
-    texts = trace.texts[: findings.token + 1]
-    # The first token takes what a head has no use for, and would outshine the others.
-    brightest = max(weights[1:], default=0.0) or 1.0
-    colors = [weight_color(weight / brightest) for weight in weights]
-    target = next((position for position in order if position not in (0, findings.token)), order[0])
-    cells = trace.attention(findings.token)[:, :, target].tolist()
-    grid = _heat_map(cells, width)
-    named = f"of token {findings.token}, │{visible(trace.texts[findings.token])}│"
-    seen = f"each head's weight on token {target}, │{visible(trace.texts[target])}│, in percent"
+    for position in attention.order[:5]:
+        most.append_text(_piece(attention.texts[position]))
+        most.append(f" {percent(attention.weights[position]).strip()}  ")
+    colors = [weight_color(share) for share in attention.shares]
+    target = attention.target
+    seen = f"each head's weight on token {target} │{visible(attention.texts[target])}│, in percent"
     return [
-        _title("Attention", f"{named}; {chosen}"),
-        _shaded(texts, colors, findings.token),
+        _title("Attention", attention.sentence),
+        _shaded(attention.texts, colors, attention.position),
         most,
         Text(),
         _title("Layers and heads", seen),
-        grid,
+        _heat_map(attention.on(target), width),
     ]
 
 
@@ -216,32 +205,32 @@ def _heat_map(cells: list[list[float]], width: int) -> RenderableType:
     """A row a layer, a column a head; in tenths where percents have no room."""
     heads = len(cells[0])
     columns = 3 if 4 + 3 * heads <= width else 1
-    label = "".join(
-        f"{head:>{columns}}" if columns > 1 else str(head % 10) for head in range(1, heads + 1)
-    )
+    label = "".join(head_name(head, columns) for head in range(heads))
     lines = [Text("    " + label, "dim", no_wrap=True)]
     for layer, row in enumerate(cells, start=1):
         line = Text(f"{layer:>3} ", "dim", no_wrap=True)
         for weight in row:
-            color = weight_color(weight**0.5)  # most are small
+            color = cell_color(weight)
             style = f"{hexadecimal(ink_on(color))} on {hexadecimal(color)}"
-            number = min(99, round(100 * weight)) if columns > 1 else min(9, int(10 * weight))
-            line.append(f"{number:>{columns}}", style)
+            line.append(cell_number(weight, columns), style)
         lines.append(line)
     return Group(*lines)
 
 
-def _render_layers(findings: Findings, width: int) -> list[RenderableType]:
-    trace = findings.trace
-    lens = trace.lens(findings.token, findings.top)
-    came = lens[0].actual
+def _render_layers(layers: Layers, width: int) -> list[RenderableType]:
     rows: list[list[Text | str]] = []
-    for layer, guess in enumerate(lens):
+    for layer, guess in enumerate(layers.predictions):
         rank = [f"{guess.actual.rank:,}"] if guess.actual else []
-        rows.append([str(layer), f"{guess.entropy:.1f}", *rank, _best(alternatives(guess))])
-    table = _table([">layer", ">bits", *([">rank"] if came else []), "would predict"], rows, width)
-    after = visible(trace.texts[findings.token])
-    note = f"what each would predict after token {findings.token}, │{after}│"
-    if came:
-        note += f"; rank of what came, │{visible(came.text)}│"
-    return [_title("Layers", note), table]
+        rows.append([str(layer), f"{guess.entropy:.1f}", *rank, _best(guess)])
+    ranks = [">rank"] if layers.actual else []
+    table = _table([">layer", ">bits", *ranks, "would predict"], rows, width)
+    return [_title("Layers", layers.sentence), table]
+
+
+_RENDERERS: dict[type[Finding], Callable[[Any, int], list[RenderableType]]] = {
+    Tokens: _render_tokens,
+    NextToken: _render_next,
+    Attention: _render_attention,
+    Layers: _render_layers,
+}
+"""What draws each finding, in so many columns."""

@@ -58,6 +58,22 @@ def weight_color(weight: float) -> RGB:
     return _between(_WEIGHT, weight)
 
 
+def cell_color(weight: float) -> RGB:
+    """A weight's colour in a map of all heads, where most are small."""
+    return weight_color(weight**0.5)
+
+
+def cell_number(weight: float, columns: int) -> str:
+    """A weight in a map: in percent, or in tenths where there is one column."""
+    number = min(99, round(100 * weight)) if columns > 1 else min(9, int(10 * weight))
+    return f"{number:>{columns}}"
+
+
+def head_name(head: int, columns: int) -> str:
+    """A head's number above its column of a map, from 1; its last digit where there is one."""
+    return f"{head + 1:>{columns}}" if columns > 1 else str((head + 1) % 10)
+
+
 def contrast(one: RGB, other: RGB) -> float:
     """The contrast ratio of two colours as WCAG 2.2 has it, from 1 to 21."""
     darker, lighter = sorted((_luminance(one), _luminance(other)))

@@ -1,151 +1,289 @@
-"""What `chatapp inspect` says of a text: the numbers, and the JSON document made of them.
+"""What there is to show of a text: one result type for each question.
 
-Keep: whatever shows these numbers asks for them here, so that the terminal, a written file and
-the document agree. Nothing here knows a terminal.
+Keep: a finding holds every number that is drawn. The terminal, a written file, the JSON document
+and the inspector of the TUI draw findings and compute nothing, so that they agree. Nothing here
+knows a screen.
+
+To add one: a subclass of `Finding` with its numbers, made by a class method `of`; its row in
+`FINDINGS`; and how a terminal (`commands.inspect_render`) and the inspector's tab draw it.
 """
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from chatapp.common.userfiles import UserError
+from chatapp.common.shading import visible
 
 if TYPE_CHECKING:
-    from chatapp.engine.model import LanguageModel, Sampling
-    from chatapp.lab.predictions import Cut, Prediction
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from chatapp.engine.events import Token
+    from chatapp.engine.model import Sampling, Tokenizer
+    from chatapp.lab.predictions import Candidate, Cut, Prediction, Stepper
     from chatapp.lab.traces import Trace
 
-SECTIONS = ("tokens", "next", "attention", "layers")
 
-_MOST_IN_FULL = 128
-"""Tokens whose attention is given in full: layers · heads · 128² numbers."""
+class Finding(ABC):
+    """What was computed to answer one question about a text.
+
+    name: its key in the JSON document.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def sentence(self) -> str:
+        """What it shows, in one sentence, safe for a terminal."""
+
+    @abstractmethod
+    def to_json(self) -> Any:
+        """Its numbers as plain data. Probabilities are those of the plain softmax, entropies in
+        bits."""
 
 
-class Findings:
-    """What there is to show of a text, computed when it is asked for."""
+@dataclass(frozen=True, slots=True)
+class Tokens(Finding):
+    """The tokens of a text, and what was expected in the place of each.
 
-    def __init__(
-        self,
-        model: "LanguageModel",
-        text: str,
-        sampling: "Sampling",
-        token: int | None,
-        chosen: tuple[int | None, int | None],
-        top: int,
-    ) -> None:
-        """token: negative from the end. chosen: layer and head from 1, None for all.
+    expected: the prediction from the tokens before, with the token itself as its `actual`; None
+    where nothing predicts it, as the first, and where it is not known.
+    """
 
-        Raises UserError when there is no such token, layer or head, ModelError when the model
-        does not show its inside, ContextOverflow when the text is longer than its window.
+    name: ClassVar[str] = "tokens"
+
+    ids: tuple[int, ...]
+    texts: tuple[str, ...]
+    expected: "tuple[Prediction | None, ...]"
+
+    @classmethod
+    def of(cls, trace: "Trace", top: int = 10) -> Self:
+        """top: how many alternatives each token has."""
+        return cls(trace.ids, trace.texts, (None, *trace.predictions(top)[:-1]))
+
+    @classmethod
+    def of_served(
+        cls,
+        ids: Sequence[int],
+        start: int,
+        drawn: "Sequence[Token]",
+        tokenizer: "Tokenizer",
+    ) -> Self:
+        """Of a model on a server, which gives probabilities with the tokens of a reply alone.
+
+        ids: of the text, of which those from `start` on are the reply. drawn: the reply's tokens
+        as they came; nothing is known where they are others.
         """
-        from chatapp.lab.inspectable import inspectable
+        known = tuple(map(_served_prediction, drawn))
+        if any(id != token.id for id, token in zip(ids[start:], drawn, strict=False)):
+            known = ()
+        expected = (*[None] * start, *known, *[None] * len(ids))[: len(ids)]
+        return cls(tuple(ids), tuple(tokenizer.decode([id]) for id in ids), expected)
 
-        opened = inspectable(model)
-        if opened is None:
-            raise UserError(f"{model.name}: this kind of model does not show its inside")
-        self.text = text
-        self.model_name = model.name
-        self.sampling = sampling
-        self.top = top
-        self._opened = opened
-        self.trace: Trace = opened.inspect(model.tokenizer.encode(text))
-        count = len(self.trace.ids)
-        position = count - 1 if token is None else token + count * (token < 0)
-        if not 0 <= position < count:
-            raise UserError(f"--token is {token}; the text has {count} tokens, from 0 on")
-        self.token = position
-        for name, value, size in zip(
-            ("layer", "head"), chosen, (self.trace.layers, self.trace.heads), strict=True
-        ):
-            if value is not None and not 1 <= value <= size:
-                raise UserError(f"--{name} is {value}; the model has {size}, from 1 on")
-        self.layer, self.head = chosen
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{len(self.ids):,} tokens, the probability of each and the bits of entropy before it"
+        )
 
-    def tokens(self) -> list[dict[str, Any]]:
-        """Every token with what was expected in its place; nothing is expected of the first."""
-        rows: list[dict[str, Any]] = []
-        before: Prediction | None = None
-        for id, text, after in zip(
-            self.trace.ids, self.trace.texts, self.trace.predictions(self.top), strict=True
-        ):
-            came = before.actual if before else None
+    def actual(self, position: int) -> "Candidate | None":
+        """The token at a position with its probability; None where nothing predicts it."""
+        expected = self.expected[position]
+        return expected.actual if expected else None
+
+    def to_json(self) -> list[dict[str, Any]]:
+        rows = []
+        for position, (id, text) in enumerate(zip(self.ids, self.texts, strict=True)):
+            expected, actual = self.expected[position], self.actual(position)
             rows.append(
                 {
                     "id": id,
                     "text": text,
-                    "probability": came.probability if came else None,
-                    "rank": came.rank if came else None,
-                    "entropy": before.entropy if before else None,
-                    "alternatives": alternatives(before) if before else [],
+                    "probability": actual.probability if actual else None,
+                    "rank": actual.rank if actual else None,
+                    "entropy": expected.entropy if expected else None,
+                    "alternatives": _candidates(expected) if expected else [],
                 }
             )
-            before = after
         return rows
 
-    def next(self) -> "Cut":
-        """What may follow the text, before and after the sampling parameters' cut."""
-        return self._opened.stepper(self.trace.ids, self.sampling).look(self.top)
 
-    def weights(self) -> "list[float]":
-        """What the chosen token puts on each token up to itself, averaged over what is not
-        chosen of layers and heads."""
-        weights = self.trace.attention(self.token)
-        if self.layer is not None:
-            weights = weights[self.layer - 1 : self.layer]
-        if self.head is not None:
-            weights = weights[:, self.head - 1 : self.head]
-        averages: list[float] = weights.mean(axis=(0, 1)).tolist()
-        return averages
+def _served_prediction(token: "Token") -> "Prediction | None":
+    """What a server told of a token of its reply; the entropy is not known."""
+    from chatapp.lab.predictions import Candidate, Prediction
 
-
-def alternatives(prediction: "Prediction") -> list[dict[str, Any]]:
-    """The likeliest tokens of a prediction as plain data."""
-    return [asdict(candidate) for candidate in prediction.candidates]
+    if math.isnan(token.logprob):
+        return None
+    best = tuple(
+        Candidate(each.id, each.text, math.exp(each.logprob), rank)
+        for rank, each in enumerate(token.alternatives, start=1)
+    )
+    rank = next((each.rank for each in best if each.id == token.id), None)
+    actual = Candidate(token.id, token.piece, math.exp(token.logprob), rank)
+    return Prediction(None, best, actual)
 
 
-def document(findings: Findings, sections: list[str], *, whole: bool) -> dict[str, Any]:
-    """The JSON document. Probabilities are those of the plain softmax, entropies in bits.
+@dataclass(frozen=True, slots=True)
+class NextToken(Finding):
+    """What may follow a text, before and after what the sampling parameters cut off."""
 
-    whole: attention and layers of every token, else of the chosen one. Raises UserError for a
-    text that is too long for that.
-    """
-    trace = findings.trace
-    size = len(trace.ids)
-    if whole and size > _MOST_IN_FULL and {"attention", "layers"} & set(sections):
-        raise UserError(
-            f"the text has {size} tokens, and attention and layers are given in full for "
-            f"{_MOST_IN_FULL} at most; choose one with --token, or --tokens or --next alone"
+    name: ClassVar[str] = "next"
+
+    sampling: "Sampling"
+    cut: "Cut"
+
+    @classmethod
+    def of(cls, stepper: "Stepper", top: int = 10) -> Self:
+        """top: how many candidates."""
+        return cls(stepper.sampling, stepper.look(top))
+
+    @property
+    def sentence(self) -> str:
+        cut = self.cut
+        return (
+            f"{cut.before.entropy:.2f} bits before the cut, {cut.entropy:.2f} after; "
+            f"{cut.kept:,} token{'s' * (cut.kept > 1)} left"
         )
-    data: dict[str, Any] = {"model": findings.model_name, "text": findings.text}
-    if "tokens" in sections:
-        data["tokens"] = findings.tokens()
-    if "next" in sections:
-        data["next"] = _next(findings)
-    if "attention" in sections:
-        weights = trace.attentions() if whole else trace.attention(findings.token)
-        data["attention"] = weights.tolist()
-    if "layers" in sections:
-        positions = range(size) if whole else [findings.token]
-        by_token = [trace.lens(position, findings.top) for position in positions]
-        rows = [
-            [_guess(guesses[layer]) for guesses in by_token] for layer in range(trace.layers + 1)
+
+    def to_json(self) -> dict[str, Any]:
+        cut = self.cut
+        return {
+            "sampling": asdict(self.sampling),
+            "entropy": cut.before.entropy,
+            "entropy_after_cut": cut.entropy,
+            "kept": cut.kept,
+            "candidates": [
+                asdict(candidate) | {"drawn": drawn}
+                for candidate, drawn in zip(cut.before.candidates, cut.drawn, strict=True)
+            ],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Attention(Finding):
+    """What one token attends to.
+
+    texts: of the tokens up to it. by_head: (layers, heads, tokens), the weights on each of them.
+    layer, head: which of them count, from 0; None averages over all.
+    """
+
+    name: ClassVar[str] = "attention"
+
+    texts: tuple[str, ...]
+    by_head: "NDArray[np.float32]"
+    layer: int | None = None
+    head: int | None = None
+
+    @classmethod
+    def of(
+        cls, trace: "Trace", position: int, layer: int | None = None, head: int | None = None
+    ) -> Self:
+        return cls(trace.texts[: position + 1], trace.attention(position), layer, head)
+
+    @property
+    def position(self) -> int:
+        """The place of the token in its text."""
+        return len(self.texts) - 1
+
+    @cached_property
+    def weights(self) -> list[float]:
+        """The weight on each token, averaged over what is not chosen of layers and heads."""
+        layers = slice(None) if self.layer is None else [self.layer]
+        heads = slice(None) if self.head is None else [self.head]
+        weights: list[float] = self.by_head[layers][:, heads].mean(axis=(0, 1)).tolist()
+        return weights
+
+    @property
+    def shares(self) -> list[float]:
+        """The weights as shares of the largest, from 0 to 1.
+
+        The first token takes what a head has no use for, and would outshine the others: it does
+        not count as the largest.
+        """
+        brightest = max(self.weights[1:], default=0.0) or 1.0
+        return [min(1.0, weight / brightest) for weight in self.weights]
+
+    @property
+    def order(self) -> list[int]:
+        """The positions, that with the largest weight first."""
+        return sorted(range(len(self.weights)), key=lambda position: -self.weights[position])
+
+    @property
+    def target(self) -> int:
+        """The position with the largest weight, apart from the first and the token itself."""
+        order = self.order
+        others = (position for position in order if position not in (0, self.position))
+        return next(others, order[0])
+
+    @property
+    def chosen(self) -> str:
+        """Which layers and heads count, in words."""
+        if self.layer is None and self.head is None:
+            return "average of all heads"
+        layer = "average of all layers" if self.layer is None else f"layer {self.layer + 1}"
+        head = "average of its heads" if self.head is None else f"head {self.head + 1}"
+        return f"{layer}, {head}"
+
+    def on(self, target: int) -> list[list[float]]:
+        """Each head's weight on the token at `target`: a row a layer, a column a head."""
+        rows: list[list[float]] = self.by_head[:, :, target].tolist()
+        return rows
+
+    @property
+    def sentence(self) -> str:
+        return f"What {_named(self.texts, self.position)} attends to: {self.chosen}"
+
+    def to_json(self) -> list[list[list[float]]]:
+        weights: list[list[list[float]]] = self.by_head.tolist()
+        return weights
+
+
+@dataclass(frozen=True, slots=True)
+class Layers(Finding):
+    """What each layer would predict after a token, by the logit lens; see `Trace.layer_logits`.
+
+    texts: of the tokens up to it. predictions: of each layer, from the embeddings on.
+    """
+
+    name: ClassVar[str] = "layers"
+
+    texts: tuple[str, ...]
+    predictions: "tuple[Prediction, ...]"
+
+    @classmethod
+    def of(cls, trace: "Trace", position: int, top: int = 5) -> Self:
+        """top: how many candidates each layer has."""
+        return cls(trace.texts[: position + 1], tuple(trace.lens(position, top)))
+
+    @property
+    def actual(self) -> "Candidate | None":
+        """The token that did follow; None after the last one."""
+        return self.predictions[0].actual
+
+    @property
+    def sentence(self) -> str:
+        words = f"What each layer would predict after {_named(self.texts, len(self.texts) - 1)}"
+        return f"{words}; │{visible(self.actual.text)}│ followed" if self.actual else words
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [
+            {"entropy": each.entropy, "alternatives": _candidates(each)}
+            for each in self.predictions
         ]
-        data["layers"] = rows if whole else [row[0] for row in rows]
-    return data
 
 
-def _next(findings: Findings) -> dict[str, Any]:
-    cut = findings.next()
-    return {
-        "sampling": asdict(findings.sampling),
-        "entropy": cut.before.entropy,
-        "entropy_after_cut": cut.entropy,
-        "kept": cut.kept,
-        "candidates": [
-            asdict(candidate) | {"drawn": drawn}
-            for candidate, drawn in zip(cut.before.candidates, cut.drawn, strict=True)
-        ],
-    }
+FINDINGS: tuple[type[Finding], ...] = (Tokens, NextToken, Attention, Layers)
+"""In the order in which they are shown."""
 
 
-def _guess(prediction: "Prediction") -> dict[str, Any]:
-    return {"entropy": prediction.entropy, "alternatives": alternatives(prediction)}
+def _named(texts: Sequence[str], position: int) -> str:
+    """A token in a sentence, between bars, so that its spaces can be seen."""
+    return f"token {position} │{visible(texts[position])}│"
+
+
+def _candidates(prediction: "Prediction") -> list[dict[str, Any]]:
+    return [asdict(candidate) for candidate in prediction.candidates]

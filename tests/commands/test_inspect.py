@@ -108,7 +108,12 @@ def test_the_terminal_shows_all_of_it_at_every_width(
     result = run("inspect", TEXT, "--model", folder)
     assert result.status == 0
     assert max(map(len, result.out.split("\n"))) <= width
-    for words in ("Tokens: ", "Next token", "Attention", "Layers and heads", "Layers  what"):
+    for words in (
+        "Tokens  9 tokens",
+        "Next token",
+        "Attention  What token",
+        "Layers  What each layer",
+    ):
         assert words in result.out
     document = json.loads(run("inspect", TEXT, "--model", folder, "--json", "--tokens").out)
     shown = result.out[result.out.index("#") : result.out.index("Next token")].split("\n")

@@ -85,7 +85,10 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "tokens": ("token 25 is id 3 p <0.1% rank 29 entropy 3.56 bits", "› 1 sailed 14.3%"),
     "attention": ("on pinned attends to The 8.2%", "layer 5, head 1: 3.1% on sailed", "6 2 4 1 3"),
-    "layers": ("each layer's predictions after ⏎ ; Assistant: followed", "6 3.6 27 is 14.2%"),
+    "layers": (
+        "What each layer would predict after token 21 ⏎ ; Assistant: followed",
+        "6 3.6 27 is 14.2%",
+    ),
     "steps": ("3.56 bits before the cut, 1.00 after; 2 tokens left", "› 2 Assistant: 13.5%"),
     "stopped": ("stopped · c continues, r regenerates", "● stopped", "in waves and"),
     "notes": ("[1] tides.md, The sea › Tides, line 1", "[2] boats.txt, line 1"),

@@ -103,7 +103,7 @@ def bits(said: Said) -> float:
 
 
 def kept(said: Said) -> int:
-    return int(re.search(r"keep\s([\d,]+)", said.out)[1].replace(",", ""))  # type: ignore[index]
+    return int(re.search(r"([\d,]+)\s+tokens?\s+left", said.out)[1].replace(",", ""))  # type: ignore[index]
 
 
 CAPITAL = 'chatapp inspect "The capital of France is" --next'
@@ -131,7 +131,7 @@ def _fewer_tokens_are_left(said: Said, walk: Walk) -> None:
     " --attention --token 7"
 )
 def _token_7_is_he(said: Said, walk: Walk) -> None:
-    assert "of token 7, │ he│" in said.out
+    assert "What token 7 │ he│ attends to" in said.out
 
 
 @after("chatapp models info bundled")

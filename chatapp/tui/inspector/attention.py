@@ -7,8 +7,9 @@ A map of all heads of a model, a row a layer, one of them chosen.
 Keep: what a colour says is said by a number too, and without colours by how bold it is.
 """
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.color import Color as RichColor
 from rich.segment import Segment
@@ -25,16 +26,10 @@ from textual.strip import Strip
 from textual.widgets import Static
 
 from chatapp.common.foreign import printable
-from chatapp.common.shading import ink_on, percent, weight_color
+from chatapp.common.shading import cell_color, cell_number, head_name, ink_on, percent
+from chatapp.lab.findings import Attention
 from chatapp.tui.inspector.token_text import TokenText, attended, quoted, weight_legend
 from chatapp.tui.inspector.view import Compute, Look, View
-
-if TYPE_CHECKING:
-    from numpy import float32
-    from numpy.typing import NDArray
-
-    from chatapp.lab.traces import Trace
-
 
 _WIDEST = 8
 """Columns that a head gets at most."""
@@ -70,8 +65,6 @@ class HeatMap(ScrollView, can_focus=True):
 
     def show(self, cells: list[list[float]]) -> None:
         """Show other weights (layers, heads)."""
-        if self.cell is not None and (len(cells), len(cells[0])) != self._shape:
-            self.cell = None
         self._cells = cells
         size = Size(1, len(cells) + 1)
         if size != self.virtual_size:
@@ -98,16 +91,13 @@ class HeatMap(ScrollView, can_focus=True):
         dim = base + Style(dim=True)
         room = self._room
         if y == 0:
-            names = [
-                f"{head:>{room}}" if room > 1 else str(head % 10) for head in range(1, heads + 1)
-            ]
+            names = [head_name(head, room) for head in range(heads)]
             segments = [Segment("  L ", dim), Segment("".join(names), dim)]
             return Strip(segments).adjust_cell_length(width, base)
         segments = [Segment(f"{y:>3} ", dim)]
         for head, weight in enumerate(self._cells[y - 1]):
-            number = min(99, round(100 * weight)) if room > 1 else min(9, int(10 * weight))
             style = base + self._style(weight, (y - 1, head) == self.cell)
-            segments.append(Segment(f"{number:>{room}}", style))
+            segments.append(Segment(cell_number(weight, room), style))
         return Strip(segments).adjust_cell_length(width, base)
 
     def _style(self, weight: float, chosen: bool) -> Style:
@@ -115,7 +105,7 @@ class HeatMap(ScrollView, can_focus=True):
             return Style(reverse=True, bold=True, underline=not self.has_focus)
         if self.app.native_ansi_color:
             return Style(dim=weight < 0.05, bold=weight > 0.3)
-        color = weight_color(weight**0.5)  # most are small
+        color = cell_color(weight)
         return Style(color=RichColor.from_rgb(*ink_on(color)), bgcolor=RichColor.from_rgb(*color))
 
     def _choose(self, cell: tuple[int, int] | None) -> None:
@@ -164,17 +154,19 @@ class AttentionView(View):
     def show(self, look: Look) -> None:
         self._look = look
         self._held: int | None = None
-        self._attention: tuple[int, NDArray[float32]] | None = None
+        self._attention: Attention | None = None
         text = self.query_one(TokenText)
-        text.show(look.texts, self._first_choice(look))
-        self.query_one(HeatMap).display = True
+        text.show(look.tokens.texts, self._first_choice(look))
+        heat, trace = self.query_one(HeatMap), look.trace
+        heat.display = True
+        if trace and heat.cell and not (heat.cell[0] < trace.layers and heat.cell[1] < trace.heads):
+            heat.cell = None  # another model has fewer
         self._choose()
 
     def _first_choice(self, look: Look) -> int:
         """The last token, but in the example sentence the pronoun."""
-        if not look.template and " he" in look.texts:
-            return look.texts.index(" he")
-        return len(look.texts) - 1
+        texts = look.tokens.texts
+        return texts.index(" he") if not look.template and " he" in texts else len(texts) - 1
 
     @property
     def _source(self) -> int:
@@ -198,10 +190,10 @@ class AttentionView(View):
         trace, source = self._look.trace, self._source
         if trace is None:
             self._failed(self._look.reason)
-        elif self._attention is not None and self._attention[0] == source:
+        elif self._attention is not None and self._attention.position == source:
             self._draw()
         else:
-            work = partial(_with_source, trace, source)
+            work = partial(Attention.of, trace, source)
             self.post_message(Compute(work, self._computed, self._failed, "attention"))
 
     def _failed(self, reason: str) -> None:
@@ -209,43 +201,30 @@ class AttentionView(View):
         self.query_one("#attention-detail", Static).update(words)
         self.query_one(HeatMap).display = False
 
-    def _computed(self, attention: "tuple[int, NDArray[float32]]") -> None:
+    def _computed(self, attention: Attention) -> None:
         self._attention = attention
         self._draw()
 
     def _draw(self) -> None:
-        if self._attention is None or self._attention[0] != self._source:
+        source = self._source
+        if self._attention is None or self._attention.position != source:
             return
-        source, attention = self._attention
         heat, text = self.query_one(HeatMap), self.query_one(TokenText)
-        cell = heat.cell
-        weights: list[float] = (
-            attention.mean(axis=(0, 1)) if cell is None else attention[cell[0], cell[1]]
-        ).tolist()
-        order = sorted(range(len(weights)), key=lambda position: -weights[position])
-        # The first token takes what a head has no use for, and would outshine the others.
-        brightest = max(weights[1:], default=0.0) or 1.0
-        text.paint([attended(weight, brightest) for weight in weights], self._held)
-        target = next((position for position in order if position not in (0, source)), order[0])
-        if self._held is not None and text.cursor <= source:
-            target = text.cursor
-        heat.show(attention[:, :, target].tolist())
-        texts = self._look.texts
-        heads = (
-            "average of all heads" if cell is None else f"layer {cell[0] + 1}, head {cell[1] + 1}"
-        )
+        layer, head = heat.cell or (None, None)
+        attention = replace(self._attention, layer=layer, head=head)
+        texts, weights = attention.texts, attention.weights
+        text.paint([attended(share) for share in attention.shares], self._held)
+        is_pinned = self._held is not None
+        target = text.cursor if is_pinned and text.cursor <= source else attention.target
+        heat.show(attention.on(target))
         most = Content(" ").join(
             Content.assemble(quoted(texts[position]), f" {percent(weights[position]).strip()} ")
-            for position in order[:4]
+            for position in attention.order[:4]
         )
         detail = Content.assemble(
-            quoted(texts[source]), " pinned" if self._held is not None else "",
-            (" attends to ", "dim"), most, ("\n" + heads, "$text-accent"),
+            quoted(texts[source]), " pinned" if is_pinned else "",
+            (" attends to ", "dim"), most, ("\n" + attention.chosen, "$text-accent"),
             (f": {percent(weights[target]).strip()} on ", "dim"), quoted(texts[target]),
             ("; the map: % of each head", "dim"),
         )  # fmt: skip
         self.query_one("#attention-detail", Static).update(detail)
-
-
-def _with_source(trace: "Trace", source: int) -> "tuple[int, NDArray[float32]]":
-    return source, trace.attention(source)

@@ -175,7 +175,7 @@ class Inspector(Vertical, can_focus=True):
     def _show(self, shown: Look) -> None:
         self.query_one(ContentSwitcher).display = True
         self.remove_class("-failed")
-        reply = len(shown.ids) - shown.start
+        reply = len(shown.tokens.ids) - shown.start
         words = f"{shown.start:,} tokens of prompt" if shown.template else "An example sentence"
         if reply:
             words += f", {reply:,} of reply"

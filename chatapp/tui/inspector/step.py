@@ -17,13 +17,14 @@ from textual.widgets import OptionList, Static
 from chatapp.common.foreign import printable
 from chatapp.common.shading import bar, percent
 from chatapp.engine.model import Sampling
+from chatapp.lab.findings import NextToken
 from chatapp.tui.inspector.token_text import TokenText, likelihood_legend, padded, surprise
-from chatapp.tui.inspector.view import ALTERNATIVES, Branch, Compute, Look, View
+from chatapp.tui.inspector.view import Branch, Compute, Look, View
 from chatapp.tui.widgets.dialog import MarkedOptions
 
 if TYPE_CHECKING:
     from chatapp.lab.inspectable import Inspectable
-    from chatapp.lab.predictions import Candidate, Cut, Stepper
+    from chatapp.lab.predictions import Candidate, Stepper
     from chatapp.tui.conversation.conversation import Conversation
 
 _STEPS: dict[str, tuple[float, ...]] = {
@@ -40,10 +41,10 @@ _CONTEXT = 40
 
 @dataclass(frozen=True)
 class Step:
-    """Where a generation is. cut: what may come next; None when nothing can."""
+    """Where a generation is. next: what may come next; None when nothing can."""
 
     taken: "tuple[Candidate, ...]"
-    cut: "Cut | None"
+    next: NextToken | None
 
 
 def stepped(value: float, steps: tuple[float, ...], direction: int) -> float:
@@ -66,8 +67,8 @@ class LazyStepper:
             self._stepper = self._model.stepper(self._prompt, self._sampling)
         stepper = self._stepper
         change(stepper)
-        cut = None if stepper.is_over else stepper.look(ALTERNATIVES)
-        return Step(tuple(stepper.taken), cut)
+        after = None if stepper.is_over else NextToken.of(stepper)
+        return Step(tuple(stepper.taken), after)
 
 
 class StepView(View):
@@ -125,7 +126,7 @@ class StepView(View):
         if look.model is None:
             self._failed(look.reason)
             return
-        self._stepper = LazyStepper(look.model, look.ids[: look.start], self._sampling)
+        self._stepper = LazyStepper(look.model, look.tokens.ids[: look.start], self._sampling)
         self._change(lambda stepper: None)
 
     def take_focus(self) -> None:
@@ -155,7 +156,8 @@ class StepView(View):
 
     def _arrived(self, step: Step) -> None:
         self._step = step
-        context = self._look.texts[max(0, self._look.start - _CONTEXT) : self._look.start]
+        start = self._look.start
+        context = self._look.tokens.texts[max(0, start - _CONTEXT) : start]
         texts = [*context, *(candidate.text for candidate in step.taken)]
         paints = [surprise(candidate.probability) for candidate in step.taken]
         text = self.query_one(TokenText)
@@ -163,7 +165,7 @@ class StepView(View):
         text.paint([*[None] * len(context), *paints])
         self._show_parameters()
         self._list()
-        if step.cut is None:
+        if step.next is None:
             self._is_playing = False
         if self._is_playing:
             self.set_timer(_PAUSE, self._play_on)
@@ -175,14 +177,9 @@ class StepView(View):
             value = f" {name.replace('_', '-')} {getattr(self._sampling, name):g} "
             chosen = name == self._parameter
             parts.append(Content.styled(value, "reverse" if chosen else "dim"))
-        cut = self._step.cut
-        if cut is None:
-            words = "The reply has ended. Backspace undoes the last token."
-        else:
-            words = (
-                f"{cut.before.entropy:.2f} bits before the cut, {cut.entropy:.2f} after; "
-                f"{cut.kept:,} token{'s' * (cut.kept > 1)} left"
-            )
+        after = self._step.next
+        ended = "The reply has ended. Backspace undoes the last token."
+        words = ended if after is None else after.sentence
         state = "▶ " if self._is_playing else ""
         lines = (Content("").join(parts), Content.styled(f"{state}{words}", "$text-accent"))
         self.query_one("#step-parameters", Static).update(Content("\n").join(lines))
@@ -191,7 +188,8 @@ class StepView(View):
         choices = self.query_one(MarkedOptions)
         lines: list[tuple[str, Content]] = []
         size = max(2, (self.size.width - 46) // 2)
-        if (cut := self._step.cut) is not None:
+        if self._step.next is not None:
+            cut = self._step.next.cut
             for candidate, drawn in zip(cut.before.candidates, cut.drawn, strict=True):
                 probability = candidate.probability
                 left = percent(drawn) if drawn else "  cut"
@@ -207,7 +205,7 @@ class StepView(View):
         self._draw()
 
     def _draw(self) -> None:
-        if self._step.cut is not None:
+        if self._step.next is not None:
             self._change(lambda stepper: None if stepper.is_over else stepper.draw())
 
     def _play_on(self) -> None:
@@ -215,7 +213,7 @@ class StepView(View):
             self._draw()
 
     def action_play(self) -> None:
-        self._is_playing = not self._is_playing and self._step.cut is not None
+        self._is_playing = not self._is_playing and self._step.next is not None
         self._show_parameters()
         self._play_on()
 

@@ -22,6 +22,8 @@ from textual.widgets import OptionList, Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.shading import bar, percent
+from chatapp.lab.findings import Layers
+from chatapp.prompting.messages import Segment
 from chatapp.tui.inspector.token_text import (
     LONGEST,
     TokenText,
@@ -30,13 +32,14 @@ from chatapp.tui.inspector.token_text import (
     quoted,
     surprise,
 )
-from chatapp.tui.inspector.view import Branch, Compute, Look, View
+from chatapp.tui.inspector.view import EXAMPLE, Branch, Compute, Look, View
 from chatapp.tui.widgets.dialog import MarkedOptions
 from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, source_lines
 
 if TYPE_CHECKING:
-    from chatapp.lab.predictions import Candidate, Prediction
+    from chatapp.dialogue.session import Reading
+    from chatapp.lab.predictions import Candidate
 
 
 class TokensView(View):
@@ -59,19 +62,13 @@ class TokensView(View):
 
     def show(self, look: Look) -> None:
         self._look = look
-        text = self.query_one(TokenText)
-        text.show(look.texts, min(look.start, len(look.texts) - 1))
+        text, size = self.query_one(TokenText), len(look.tokens.ids)
+        text.show(look.tokens.texts, min(look.start, size - 1))
         # What a user wrote was not generated; it is shaded only where there is nothing else.
-        first = look.start if look.start < len(look.ids) else 1
-        predictions = [look.prediction_of(position) for position in range(len(look.ids))]
-        text.paint(
-            [
-                surprise(prediction.actual.probability)
-                if prediction is not None and prediction.actual is not None and position >= first
-                else None
-                for position, prediction in enumerate(predictions)
-            ]
-        )
+        first = look.start if look.start < size else 1
+        actual = [look.tokens.actual(position) for position in range(first, size)]
+        paints = [surprise(each.probability) if each is not None else None for each in actual]
+        text.paint([*[None] * first, *paints])
         self._choose()
 
     def on_resize(self) -> None:
@@ -83,24 +80,24 @@ class TokensView(View):
         look, position = self._look, self.query_one(TokenText).cursor
         if look is None:
             return
-        prediction = look.prediction_of(position)
+        tokens = look.tokens
+        expected, actual = tokens.expected[position], tokens.actual(position)
         line = Content.assemble(
-            ("token ", "dim"), f"{position} ", quoted(look.texts[position]),
-            (" id ", "dim"), f"{look.ids[position]}",
+            ("token ", "dim"), f"{position} ", quoted(tokens.texts[position]),
+            (" id ", "dim"), f"{tokens.ids[position]}",
         )  # fmt: skip
         lines: list[tuple[str, Content]] = []
-        if prediction is None or prediction.actual is None:
+        if expected is None or actual is None:
             words = look.reason or "Nothing comes before the first token, so nothing predicts it."
             line += Content.styled(f"\n{printable(words)}", "dim")
         else:
-            actual, entropy = prediction.actual, prediction.entropy
             line += Content.assemble(("  p ", "dim"), percent(actual.probability).strip())
             if actual.rank is not None:
                 line += Content.assemble(("  rank ", "dim"), f"{actual.rank:,}")
-            if entropy is not None:
-                line += Content.assemble(("  entropy ", "dim"), f"{entropy:.2f} bits")
-            for candidate in prediction.candidates:
-                came = candidate.id == prediction.actual.id
+            if expected.entropy is not None:
+                line += Content.assemble(("  entropy ", "dim"), f"{expected.entropy:.2f} bits")
+            for candidate in expected.candidates:
+                came = candidate.id == actual.id
                 line_id = f"{position} {candidate.id}"
                 lines.append((line_id, candidate_line(candidate, came, self.size.width)))
         self.query_one(MarkedOptions).show(lines)
@@ -114,10 +111,10 @@ class TokensView(View):
         position, id = map(int, str(event.option_id).split())
         if look.message is None or position < look.start:
             self.notify("Only a token of a reply can be replaced.", markup=False)
-        elif id == look.ids[position]:
+        elif id == look.tokens.ids[position]:
             self.notify("The reply has this token already.", markup=False)
         else:
-            begin = (*look.ids[look.start : position], id)
+            begin = (*look.tokens.ids[look.start : position], id)
             self.post_message(Branch(look.message.id, begin))
 
 
@@ -137,7 +134,7 @@ class LayersView(View):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._guesses: list[Prediction] = []
+        self._layers: Layers | None = None
 
     def legend(self) -> Content:
         words = "the token that followed", " · bits: how unsure the layer is"
@@ -151,9 +148,9 @@ class LayersView(View):
 
     def show(self, look: Look) -> None:
         self._look = look
-        self._guesses = []
+        self._layers = None
         text = self.query_one(TokenText)
-        text.show(look.texts, min(look.start, len(look.texts)) - 1)
+        text.show(look.tokens.texts, min(look.start, len(look.tokens.texts)) - 1)
         self._choose()
 
     @on(TokenText.Moved)
@@ -162,7 +159,7 @@ class LayersView(View):
         if trace is None:
             self._failed(self._look.reason)
         else:
-            work = partial(trace.lens, position)
+            work = partial(Layers.of, trace, position)
             self.post_message(Compute(work, self._computed, self._failed, "layers"))
 
     def _failed(self, reason: str) -> None:
@@ -173,19 +170,12 @@ class LayersView(View):
         self.query_one("#layers-detail", Static).update(words)
 
     def on_resize(self) -> None:
-        if self._guesses:
-            self._computed(self._guesses)
+        if self._layers is not None:
+            self._computed(self._layers)
 
-    def _computed(self, guesses: "list[Prediction]") -> None:
-        self._guesses = guesses
-        look, position = self._look, self.query_one(TokenText).cursor
-        actual = guesses[0].actual
-        words = Content.assemble(
-            ("each layer's predictions after ", "dim"), quoted(look.texts[position])
-        )
-        if actual is not None:
-            words += Content.assemble(("; ", "dim"), quoted(actual.text), (" followed", "dim"))
-        self._show_detail(words)
+    def _computed(self, layers: Layers) -> None:
+        self._layers, actual, guesses = layers, layers.actual, layers.predictions
+        self._show_detail(Content.styled(layers.sentence, "dim"))
         width = self.size.width - 2
         header = " layer  bits" + ("    rank" if actual else "") + "  predictions"
         rows = [Content.styled(header, "dim")]
@@ -225,20 +215,30 @@ class PromptView(View):
             yield Static(id="prompt-notes", markup=False)
 
     def show(self, look: Look) -> None:
-        self.query_one("#prompt-legend", Static).update(legend(look.segments))
-        self.query_one("#prompt-text", Static).update(colored(look.segments))
-        notes = list(shot_lines(look.shots, look.dropped_shots))
-        notes += source_lines(look.sources)
-        if look.sent_as_messages:
-            notes.append(Content.styled(_SERVED, "dim"))
-        if look.left_out:
-            count = len(look.left_out)
-            words = f"Left out for length: {count} message{'s' * (count > 1)}"
-            notes.append(Content.styled(words, "$text-warning"))
-            for message in look.left_out:
-                line = f"{SPEAKERS[message.role]}: {one_line(message.text)}"
-                notes.append(Content.styled(line, "dim"))
+        reading = look.reading
+        segments: tuple[Segment, ...] = (Segment("user", EXAMPLE),)
+        notes: list[Content] = []
+        if reading is not None:
+            segments = (*reading.prompt.segments, *reading.segments)
+            notes = _notes(reading)
+        self.query_one("#prompt-legend", Static).update(legend(segments))
+        self.query_one("#prompt-text", Static).update(colored(segments))
         self.query_one("#prompt-notes", Static).update(Content("\n").join(notes))
         outdated = self.query_one("#prompt-outdated", Static)
-        outdated.display = look.outdated
+        outdated.display = reading is not None and reading.outdated
         self.query_one("#prompt-scroll").scroll_home(animate=False)
+
+
+def _notes(reading: "Reading") -> list[Content]:
+    """What there is to know of a prompt: its demonstrations, its sources, what is left out."""
+    prompt, left_out = reading.prompt, reading.left_out
+    notes = [*shot_lines(prompt.shots, prompt.dropped_shots), *source_lines(prompt.sources)]
+    if prompt.messages:
+        notes.append(Content.styled(_SERVED, "dim"))
+    if left_out:
+        words = f"Left out for length: {len(left_out)} message{'s' * (len(left_out) > 1)}"
+        notes.append(Content.styled(words, "$text-warning"))
+        for message in left_out:
+            line = f"{SPEAKERS[message.role]}: {one_line(message.text)}"
+            notes.append(Content.styled(line, "dim"))
+    return notes

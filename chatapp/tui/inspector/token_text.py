@@ -63,9 +63,8 @@ def surprise(probability: float) -> Paint:
     return Paint(likelihood_color(probability), level)
 
 
-def attended(weight: float, brightest: float) -> Paint:
-    """For a token with this attention weight; `brightest` is the largest there is."""
-    share = min(1.0, weight / brightest) if brightest > 0 else 0.0
+def attended(share: float) -> Paint:
+    """For a token whose attention weight is this share of the largest."""
     return Paint(weight_color(share), sum(share > bound for bound in (0.1, 0.4, 0.75)))
 
 
@@ -265,7 +264,7 @@ def likelihood_legend(few_colors: bool) -> Content:
 
 def weight_legend(few_colors: bool) -> Content:
     """How much of the attention each token has."""
-    swatches = ((words, attended(weight, 1.0)) for words, weight in _WEIGHTS)
+    swatches = ((words, attended(share)) for words, share in _WEIGHTS)
     return Content("attention ") + _swatches(swatches, few_colors)
 
 

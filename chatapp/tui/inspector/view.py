@@ -1,15 +1,9 @@
-"""What all tabs of the inspector share: how a tab looks at a text, and what it asks for.
+"""What all tabs of the inspector share: the text they look at, and what they ask for.
 
-Keep: a view shows one `Look`, and asks the inspector, never the model, for what has to be
-computed.
-
-What the inspector looks at, gathered on a thread.
-
-Keep: everything here is plain data but for the trace, which is only asked on a thread too; the
-screen computes nothing.
+Keep: a view draws the findings of `chatapp.lab` and computes nothing. What has to be computed, it
+asks the inspector for, which does it on a thread.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,21 +12,16 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
 
-from chatapp.prompting.messages import Segment
+from chatapp.lab.findings import Tokens
 
 if TYPE_CHECKING:
     from chatapp.dialogue.session import Reading, Session
     from chatapp.dialogue.store.rows import StoredMessage
-    from chatapp.dialogue.writers.prompt import Shot
     from chatapp.lab.inspectable import Inspectable
-    from chatapp.lab.predictions import Prediction
     from chatapp.lab.traces import Trace
-    from chatapp.passages.sources import Source
 
 EXAMPLE = "The manager hired John because he has extensive experience."
 """The sentence the lectures show attention with: whom is "he" looking at?"""
-
-ALTERNATIVES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +40,31 @@ class Target:
 class Look:
     """A text as the model reads it.
 
-    ids, texts: its tokens, of which those from `start` on are the reply. message: the reply's
-    row, when there is one to branch from. template: in words, what laid it out; "" is nothing.
-    shots, dropped_shots: its demonstrations, and those that did not fit. sources: the passages of
-    documents found for it. is_draft: whether it was not sent yet. outdated: whether the reply was
-    generated from another prompt. sent_as_messages: whether a server puts the prompt into a
-    template of its own. predictions: what was expected after each token, None where that is not
-    known. trace, model: None when the model does not show its inside, and then `reason` says so.
+    tokens: of which those from `start` on are the reply. reading: what the text is in its chat;
+    None for the example sentence. template: in words, what laid it out; "" is nothing. is_draft:
+    whether it was not sent yet. trace, model: None when the model does not show its inside, and
+    then `reason` says so.
     """
 
-    segments: tuple[Segment, ...]
-    left_out: "tuple[StoredMessage, ...]"
-    ids: tuple[int, ...]
-    texts: tuple[str, ...]
+    tokens: Tokens
     start: int
-    message: "StoredMessage | None" = None
+    reading: "Reading | None" = None
     template: str = ""
-    shots: "tuple[Shot, ...]" = ()
-    dropped_shots: "tuple[Shot, ...]" = ()
-    sources: "tuple[Source, ...]" = ()
     is_draft: bool = False
-    outdated: bool = False
-    sent_as_messages: bool = False
     reason: str = ""
     model: "Inspectable | None" = None
     trace: "Trace | None" = None
-    predictions: "tuple[Prediction | None, ...]" = ()
+
+    @property
+    def message(self) -> "StoredMessage | None":
+        """The reply's row, when there is one to branch from."""
+        return self.reading.reply if self.reading else None
 
     def close(self) -> None:
         """Let go of the model, which takes much memory: for some time after widgets were removed
         Textual remembers them, and they what they showed.
         """
         self.model = self.trace = None
-
-    def prediction_of(self, position: int) -> "Prediction | None":
-        """What was expected in the place of a token; nothing is known of the first."""
-        return self.predictions[position - 1] if 0 < position <= len(self.predictions) else None
 
 
 def look(session: "Session", target: Target, *, example: bool = False) -> Look:
@@ -96,46 +74,26 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
     """
     from chatapp.lab.inspectable import inspectable
 
-    reading = None if example else _reading(session, target)
+    model, reading = session.model, None if example else _reading(session, target)
     if reading is None:
-        segments: tuple[Segment, ...] = (Segment("user", EXAMPLE),)
-        ids = tuple(session.model.tokenizer.encode(EXAMPLE))
+        ids = tuple(model.tokenizer.encode(EXAMPLE))
         start = len(ids)
     else:
-        segments = (*reading.prompt.segments, *reading.segments)
         ids, start = (*reading.prompt.ids, *reading.reply_ids), len(reading.prompt.ids)
-    model = session.model
-    trace: Trace | None = None
-    predictions: tuple[Prediction | None, ...] = ()
-    reason = ""
     opened = inspectable(model)
-    if opened is not None:
-        trace = opened.inspect(ids)
-        predictions = tuple(trace.predictions(ALTERNATIVES))
-        texts = trace.texts
-    else:
-        reason = f"The model {model.name} does not show its inside: only its text is known."
-        texts = tuple(model.tokenizer.decode([id]) for id in ids)
-        if reading is not None and start:
-            predictions = (*[None] * (start - 1), *_told(reading))
+    trace = None if opened is None else opened.inspect(ids)
+    drawn = reading.drawn if reading else ()
     return Look(
-        segments=segments,
-        left_out=reading.left_out if reading else (),
-        ids=ids,
-        texts=texts,
-        start=start,
-        message=reading.reply if reading else None,
+        Tokens.of(trace) if trace else Tokens.of_served(ids, start, drawn, model.tokenizer),
+        start,
+        reading,
         template=_layout(session) if reading else "",
-        shots=reading.prompt.shots if reading else (),
-        dropped_shots=reading.prompt.dropped_shots if reading else (),
-        sources=reading.prompt.sources if reading else (),
         is_draft=reading is not None and target.message_id is None and bool(target.draft),
-        outdated=reading is not None and reading.outdated,
-        sent_as_messages=reading is not None and bool(reading.prompt.messages),
-        reason=reason,
+        reason=""
+        if opened
+        else f"The model {model.name} does not show its inside: only its text is known.",
         model=opened,
         trace=trace,
-        predictions=predictions,
     )
 
 
@@ -147,24 +105,6 @@ def _reading(session: "Session", target: Target) -> "Reading | None":
         return session.draft(target.draft, target.instead_of)
     messages = session.messages
     return session.read(messages[-1].id) if messages else None
-
-
-def _told(reading: "Reading") -> "list[Prediction | None]":
-    """What a model said of each token of a reply while it drew them."""
-    from chatapp.lab.predictions import Candidate, Prediction
-
-    predictions: list[Prediction | None] = []
-    for id, token in zip(reading.reply_ids, reading.drawn, strict=False):
-        if id != token.id:
-            return []
-        best = tuple(
-            Candidate(each.id, each.text, math.exp(each.logprob), rank)
-            for rank, each in enumerate(token.alternatives, start=1)
-        )
-        rank = next((each.rank for each in best if each.id == id), None)
-        actual = Candidate(id, token.piece, math.exp(token.logprob), rank)
-        predictions.append(None if math.isnan(token.logprob) else Prediction(None, best, actual))
-    return predictions
 
 
 def _layout(session: "Session") -> str:

@@ -475,8 +475,8 @@ async def test_parameters_change_the_cut(open_app: OpenApp, gpt2: LocalModel) ->
         assert "temperature 0.8" in words(driver, "step-parameters")
         await driver.press_and_rest("right", "plus", "plus")
         assert "top-k 2" in words(driver, "step-parameters")
-        cut = view._step.cut
-        assert cut is not None
+        assert view._step.next is not None
+        cut = view._step.next.cut
         assert cut.kept <= 2
         assert "2 tokens left" in words(driver, "step-parameters")
         options = driver.chat.query_one("#step-candidates", OptionList)
@@ -507,7 +507,7 @@ async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.M
         await driver.press_and_rest("1", "5")
         assert len(taken(driver)) == paused
         await driver.press("p")
-        await driver.until(lambda: view._step.cut is None)
+        await driver.until(lambda: view._step.next is None)
         await driver.rest()
         assert "has ended" in words(driver, "step-parameters")
         ended = len(taken(driver))
