@@ -149,7 +149,7 @@ def predict_all(
     )
     waiting = unanswered(numbered, journal, predictor.identity, report)
     while batch := list(islice(waiting, STRETCH)):
-        good = [(row, each) for row, each in batch if isinstance(each, Labelled)]
+        good = [(row, each) for row, each in batch if not isinstance(each, UserError)]
         answers = predictor.answers([each for _, each in good])
         for (row, _), answer in zip(good, answers, strict=True):
             row |= answer

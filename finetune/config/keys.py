@@ -1,6 +1,6 @@
 """`finetune keys`: every key of a configuration with its values, its default and what it does.
 
-Keep: nothing is described here. What is told comes from the fields of `finetune.config`.
+Keep: nothing is described here: everything comes from the fields of `finetune.config`.
 """
 
 import json

@@ -1,21 +1,16 @@
-"""The [objective] table: one model a kind, told apart by the key `kind`.
+"""What an objective is told: the tables [objective] and [head], and the table of all objectives.
 
-Keep: a kind has only the keys that mean something to it, so that what is set is also used. The
-defaults are those of TRL where it has the objective.
+Keep: `OBJECTIVES` is the only list of objectives. The values that `kind` takes, `finetune keys` and
+what is trained and measured follow from it. A kind has only the keys that mean something to it, so
+that what is set is also used; the defaults are those of TRL where it has the objective.
 
-What every table of a configuration file has in common.
-
-Keep: a key that is not in the model is an error that names it, so a misspelt option never
-trains something else in silence.
-
-The checks that give rewards, [[objective.rewards]] of GRPO: one model a kind.
-
-Keep: a check gives a reply a number by itself, from 0 to 1 unless it is a model's or the user's
-own; what is worth more has a larger weight.
+A check of [[objective.rewards]] gives a reply a number by itself, from 0 to 1 unless it is a
+model's or the user's own; what is worth more has a larger weight.
 """
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, Self, Union, get_args
 
 from pydantic import (
     AfterValidator,
@@ -29,7 +24,8 @@ from pydantic import (
 
 
 class Section(BaseModel):
-    """A table of a configuration file."""
+    """A table of a configuration file. A key that is not in it is an error that names the key, so
+    that a misspelt option never trains something else in silence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -53,6 +49,10 @@ class _Check(Section):
     weight: float = Field(
         1.0, ge=-1000, le=1000, description="what the check gives counts so many times"
     )
+
+    def relocated(self, there: Callable[[str], str]) -> Self:
+        """The same with the paths that it names as `there` gives them."""
+        return self
 
 
 class ExactMatch(_Check):
@@ -106,6 +106,9 @@ class Model(_Check):
     kind: Literal["model"]
     run: str = Field(min_length=1, description="a run with objective.kind = 'reward'")
 
+    def relocated(self, there: Callable[[str], str]) -> Self:
+        return self.model_copy(update={"run": there(self.run)})
+
 
 class Function(_Check):
     """What a function of the user's own gives, which runs as any program of theirs."""
@@ -116,6 +119,10 @@ class Function(_Check):
         "it gives a number. It is code of your own, and runs"
     )
     timeout: float = Field(10.0, gt=0, le=3600, description="seconds that a call may take")
+
+    def relocated(self, there: Callable[[str], str]) -> Self:
+        file, colon, name = self.function.rpartition(":")
+        return self.model_copy(update={"function": there(file) + colon + name})
 
 
 Check = Annotated[
@@ -135,7 +142,22 @@ AuxSpan = Literal["prompt", "prompt-without-template", "full"]
 SupervisedSpan = Literal["response", "prompt", "prompt-without-template", "full"]
 
 
-class L3Settings(Section):
+class ObjectiveSettings(Section):
+    """The table [objective] of one kind."""
+
+    kind: str
+
+    @property
+    def stops(self) -> Sequence[str]:
+        """Texts that end a reply, beside those of the template."""
+        return ()
+
+    def relocated(self, there: Callable[[str], str]) -> Self:
+        """The same with the paths that it names as `there` gives them."""
+        return self
+
+
+class L3Settings(ObjectiveSettings):
     """L3 = L2 + λ·L1: the response loss and the auxiliary language-model loss."""
 
     kind: Literal["l3"] = "l3"
@@ -151,7 +173,7 @@ class L3Settings(Section):
     )
 
 
-class DpoSettings(Section):
+class DpoSettings(ObjectiveSettings):
     """Direct preference optimization, beside λ·L1 of the chosen replies."""
 
     kind: Literal["dpo"]
@@ -173,7 +195,7 @@ class DpoSettings(Section):
     )
 
 
-class KtoSettings(Section):
+class KtoSettings(ObjectiveSettings):
     """Kahneman-Tversky optimization, of replies that are good or bad each for itself."""
 
     kind: Literal["kto"]
@@ -190,7 +212,7 @@ class KtoSettings(Section):
     )
 
 
-class OrpoSettings(Section):
+class OrpoSettings(ObjectiveSettings):
     """Odds-ratio preference optimization, which needs no reference."""
 
     kind: Literal["orpo"]
@@ -200,7 +222,7 @@ class OrpoSettings(Section):
     )
 
 
-class RewardSettings(Section):
+class RewardSettings(ObjectiveSettings):
     """A reward model: a linear head that scores a whole reply, by Bradley-Terry."""
 
     kind: Literal["reward"]
@@ -209,7 +231,7 @@ class RewardSettings(Section):
     )
 
 
-class GrpoSettings(Section):
+class GrpoSettings(ObjectiveSettings):
     """Group relative policy optimization, of replies that can be checked."""
 
     kind: Literal["grpo"]
@@ -240,19 +262,58 @@ class GrpoSettings(Section):
         True, description="divide a group's advantages by the deviation of its rewards"
     )
 
+    @property
+    def stops(self) -> Sequence[str]:
+        return self.stop
+
+    def relocated(self, there: Callable[[str], str]) -> Self:
+        return self.model_copy(update={"rewards": [each.relocated(there) for each in self.rewards]})
+
+
+class Head(Section):
+    """A linear head on the last token instead of a reply (Radford et al., 2018)."""
+
+    task: Literal["classification", "entailment", "similarity", "multiple-choice"] = Field(
+        description="which fields a row has, and how they are read"
+    )
+    problem_type: Literal["single_label_classification", "regression"] = Field(
+        "single_label_classification",
+        description="regression: labels are numbers, learnt by the mean squared error",
+    )
+    labels: list[str] = Field([], description="the classes in order; those of the rows when empty")
+    delimiter: str = Field("\n", min_length=1, description="text between the two sentences")
+
+
+OBJECTIVES: Mapping[type[Section], str] = {
+    L3Settings: "l3:L3",
+    DpoSettings: "dpo:Dpo",
+    KtoSettings: "kto:Kto",
+    OrpoSettings: "orpo:Orpo",
+    RewardSettings: "reward:Reward",
+    GrpoSettings: "grpo:Grpo",
+    Head: "heads:HeadObjective",
+}
+"""Every objective: its table of the configuration, and its module and class in
+`finetune.objectives`, by name because they import torch, for which `finetune keys` does not wait.
+A configuration with a [head] has that objective; else `kind` of [objective] chooses."""
+
 
 def _kind(value: object) -> str:
     kind = value.get("kind", "l3") if isinstance(value, dict) else getattr(value, "kind", "l3")
     return str(kind)
 
 
-Objectives = Annotated[
-    Annotated[L3Settings, Tag("l3")]
-    | Annotated[DpoSettings, Tag("dpo")]
-    | Annotated[KtoSettings, Tag("kto")]
-    | Annotated[OrpoSettings, Tag("orpo")]
-    | Annotated[RewardSettings, Tag("reward")]
-    | Annotated[GrpoSettings, Tag("grpo")],
-    Discriminator(_kind),
-]
-"""Every kind of objective; without `kind` it is l3."""
+if TYPE_CHECKING:
+    Objectives = ObjectiveSettings
+else:
+    Objectives = Annotated[
+        Union[  # noqa: UP007
+            tuple(
+                Annotated[table, Tag(get_args(table.model_fields["kind"].annotation)[0])]
+                for table in OBJECTIVES
+                if "kind" in table.model_fields
+            )
+        ],
+        Discriminator(_kind),
+    ]
+    """The tables [objective]; one without `kind` is that of l3."""

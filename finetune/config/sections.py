@@ -20,7 +20,7 @@ from pydantic import (
 
 from chatapp.common import validation
 from chatapp.common.userfiles import UserError, parse_toml, read_required
-from finetune.config.objectives import L3Settings, Objectives, Section
+from finetune.config.objectives import Head, L3Settings, Objectives, Section
 
 
 class ConfigError(UserError, ValueError):
@@ -249,20 +249,6 @@ class Samples(Section):
     held_out: int = Field(2, ge=0, description="of how many held-out rows; 0 with no prompts: none")
     every: int = Field(0, ge=0, description="steps; 0: with each measurement")
     max_tokens: int = Field(48, ge=1, description="of a reply")
-
-
-class Head(Section):
-    """A linear head on the last token instead of a reply (Radford et al., 2018)."""
-
-    task: Literal["classification", "entailment", "similarity", "multiple-choice"] = Field(
-        description="which fields a row has, and how they are read"
-    )
-    problem_type: Literal["single_label_classification", "regression"] = Field(
-        "single_label_classification",
-        description="regression: labels are numbers, learnt by the mean squared error",
-    )
-    labels: list[str] = Field([], description="the classes in order; those of the rows when empty")
-    delimiter: str = Field("\n", min_length=1, description="text between the two sentences")
 
 
 def _without_nul(path: str) -> str:

@@ -29,6 +29,11 @@ class TrainingExample:
     text: str = ""
     parts: tuple[str, ...] = ()
 
+    @property
+    def reply(self) -> str:
+        """The last one; "" of a plain text."""
+        return self.messages[-1].text if self.messages else "".join(self.parts[-1:])
+
 
 Read = TypeVar("Read", covariant=True)
 

@@ -58,6 +58,15 @@ class Preference:
     def key(self) -> str:
         return content_key([self.chosen.key, self.rejected.key])
 
+    @property
+    def examples(self) -> tuple[TrainingExample, ...]:
+        return self.chosen, self.rejected
+
+    def encoded(self, sequences: Sequence[Encoded], is_cut: bool) -> "EncodedPair":
+        """The same as the tokens of its examples. is_cut: see `EncodedPair`."""
+        chosen, rejected = sequences
+        return EncodedPair(chosen, rejected, self.key, self.prompt_key, self.margin, is_cut)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -71,6 +80,15 @@ class Verdict:
     @property
     def key(self) -> str:
         return content_key([self.reply.key, self.desirable])
+
+    @property
+    def examples(self) -> tuple[TrainingExample, ...]:
+        return (self.reply,)
+
+    def encoded(self, sequences: Sequence[Encoded], is_cut: bool) -> "EncodedVerdict":
+        """The same as the tokens of its reply. is_cut: see `EncodedPair`."""
+        (reply,) = sequences
+        return EncodedVerdict(reply, self.desirable, self.key, self.prompt_key, is_cut)
 
 
 Judged = Preference | Verdict
@@ -282,6 +300,19 @@ class EncodedPair:
     def content(self) -> bytes:
         return self.chosen.content + self.rejected.content + np.float64(self.margin).tobytes()
 
+    @property
+    def liked(self) -> Encoded | None:
+        """The better reply."""
+        return self.chosen
+
+    @property
+    def verdicts(self) -> "tuple[EncodedVerdict, ...]":
+        """The chosen reply is a good one, the other a bad one."""
+        return tuple(
+            EncodedVerdict(reply, is_good, self.key, self.split_key, self.is_cut)
+            for reply, is_good in ((self.chosen, True), (self.rejected, False))
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedVerdict:
@@ -296,6 +327,15 @@ class EncodedVerdict:
     @property
     def content(self) -> bytes:
         return self.reply.content + bytes([self.desirable])
+
+    @property
+    def liked(self) -> Encoded | None:
+        """The reply, if it is a good one."""
+        return self.reply if self.desirable else None
+
+    @property
+    def verdicts(self) -> "tuple[EncodedVerdict, ...]":
+        return (self,)
 
 
 EncodedJudged = EncodedPair | EncodedVerdict
@@ -326,15 +366,8 @@ class PairEncoder:
 
     def encode(self, judged: Judged) -> list[EncodedJudged]:
         """Raises ExampleTooLong, and BadRow when the template refuses the chat."""
-        if isinstance(judged, Verdict):
-            (reply,), is_cut = self._encode([judged.reply])
-            return [EncodedVerdict(reply, judged.desirable, judged.key, judged.prompt_key, is_cut)]
-        (chosen, rejected), is_cut = self._encode([judged.chosen, judged.rejected])
-        return [
-            EncodedPair(
-                chosen, rejected, judged.key, judged.prompt_key, judged.margin, is_cut=is_cut
-            )
-        ]
+        sequences, is_cut = self._encode(judged.examples)
+        return [judged.encoded(sequences, is_cut)]
 
     def _encode(self, examples: Sequence[TrainingExample]) -> tuple[list[Encoded], bool]:
         """The sequences behind one prompt, and whether that had to be cut for the longest."""
@@ -356,17 +389,8 @@ class PairEncoder:
 
 
 def as_verdicts(judged: Sequence[EncodedJudged]) -> list[EncodedVerdict]:
-    """Verdicts as they are, and each preference as two: its chosen reply good, the other bad."""
-    verdicts = []
-    for each in judged:
-        if isinstance(each, EncodedVerdict):
-            verdicts.append(each)
-        else:
-            for reply, desirable in ((each.chosen, True), (each.rejected, False)):
-                verdicts.append(
-                    EncodedVerdict(reply, desirable, each.key, each.split_key, each.is_cut)
-                )
-    return verdicts
+    """Verdicts unchanged, and each preference as two."""
+    return [verdict for each in judged for verdict in each.verdicts]
 
 
 def _last_reply(encoded: Encoded) -> Encoded:

@@ -30,6 +30,10 @@ _ANY_REPLY = Message("assistant", "-")
 class PromptOnly(TrainingExample):
     """A request without a reply: the last message stands there for the template alone."""
 
+    @property
+    def reply(self) -> str:
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -93,14 +97,11 @@ class PromptEncoder:
         prompt = slice(0, response.start)
         written = encoded.ids[prompt][encoded.spans[prompt] == Span.PROMPT]
         text = decode(written.tolist()).strip()
-        reference = ""
-        if not isinstance(example, PromptOnly):
-            reference = example.messages[-1].text if example.messages else example.parts[-1]
         return Asked(
             encoded.ids[prompt].tolist(),
             text,
             example.messages[:-1] or (Message("user", text),),
-            reference.strip(),
+            example.reply.strip(),
             encoded.key,
             encoded.content,
         )

@@ -23,13 +23,8 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional
 
-from chatapp.engine.model import PieceTokenizer
-from chatapp.prompting.chat_template import Template
 from finetune.config.objectives import DpoSettings
-from finetune.config.sections import FinetuneConfig
-from finetune.objectives.objective import RowSets
 from finetune.objectives.pair_objective import PairObjective, Replies, Worth
-from finetune.objectives.rows import read_preference_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +41,9 @@ class Dpo(PairObjective):
 
     @classmethod
     def of(cls, settings: DpoSettings) -> "Dpo":
-        """The objective that a configuration asks for."""
         return cls(
             weight=settings.aux_weight,
+            span=settings.aux_span,
             loss=settings.loss,
             beta=settings.beta,
             smoothing=settings.label_smoothing,
@@ -81,16 +76,3 @@ class Dpo(PairObjective):
             return right
         wrong = -functional.logsigmoid(-margin)
         return ((1 - self.smoothing) * right - self.smoothing * wrong) / (1 - 2 * self.smoothing)
-
-
-def make_dpo(
-    config: FinetuneConfig,
-    settings: DpoSettings,
-    template: Template,
-    tokenizer: PieceTokenizer,
-    window: int,
-    start: list[int],
-) -> tuple[Dpo, RowSets]:
-    """The objective and its rows; see `read_chat_rows`. Raises ConfigError."""
-    rows = read_preference_rows(config, template, tokenizer, window, start, settings.aux_span)
-    return Dpo.of(settings), rows

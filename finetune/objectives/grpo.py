@@ -20,30 +20,43 @@ Keep: a reply's advantage comes from its own group, and a token's weight is one 
 of the whole optimizer step, so the loss is the same however the step is cut, padded or packed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, cast
 
+import numpy as np
 import torch
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from chatapp.common.foreign import printable
 from chatapp.engine.backends.head import in_place_of
-from chatapp.engine.model import PieceTokenizer
-from chatapp.prompting.chat_template import Template
+from chatapp.engine.model import PieceTokenizer, Tokenizer
 from finetune.config.objectives import GrpoSettings
-from finetune.config.sections import ConfigError, FinetuneConfig
-from finetune.data.batches import Tensors, collate
+from finetune.config.sections import ConfigError, FinetuneConfig, Metric
+from finetune.data.batches import Tensors, TrainingRows, collate
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows
 from finetune.data.preparation import RowKind, encode_rows, length_of
 from finetune.data.prompts import PROMPT_FIELDS, Asked, PromptEncoder, detect_prompt
+from finetune.objectives.l3 import ChatEvaluator
 from finetune.objectives.log_probs import reply_sums, token_log_probs
-from finetune.objectives.objective import RowSets, model_inputs
-from finetune.objectives.rewards import Rewards
+from finetune.objectives.objective import (
+    Evaluator,
+    ModelText,
+    Objective,
+    Question,
+    RowSets,
+    model_inputs,
+)
+from finetune.objectives.previews import lengths_document, short_middling_long
+from finetune.objectives.rewards import DrawnReply, Rewards
 
 _SMALLEST_DEVIATION = 1e-4
 
@@ -74,34 +87,34 @@ class PromptRows(Dataset[Tensors]):
         }
 
 
-SAID = ("advantage", "reward", "no_signal")
-"""What is said of each drawn reply; no_signal is 1 where its whole group has one reward."""
+REPLY_FIGURES = ("advantage", "reward", "no_signal")
+"""The figures of each drawn reply; no_signal is 1 where its whole group has one reward."""
 
 
 class ReplyRows(Dataset[Tensors]):
     """Drawn replies behind their prompts: rows as those of `Rows`, and on all tokens of a reply
-    what is said of it, under the keys of `SAID` (float)."""
+    its figures, under the keys of `REPLY_FIGURES` (float)."""
 
     def __init__(
         self,
         examples: Sequence[Encoded],
-        said: Tensor,
+        figures: Tensor,
         bins: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """said: (keys of SAID, replies). bins: see `pack`."""
+        """figures: (keys of REPLY_FIGURES, replies). bins: see `pack`."""
         self.rows = Rows(examples, "response", bins)
         self.lengths = self.rows.lengths
-        self._said = said
+        self._figures = figures
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Tensors:
         row = self.rows[index]
-        of_row = self._said[:, self.rows.bins[index]]
+        of_row = self._figures[:, self.rows.bins[index]]
         # Column 0 is padding.
         on_tokens = functional.pad(of_row, (1, 0))[:, row["example_ids"]]
-        return row | dict(zip(SAID, on_tokens, strict=True))
+        return row | dict(zip(REPLY_FIGURES, on_tokens, strict=True))
 
 
 def advantages(rewards: Tensor, scaled: bool) -> Tensor:
@@ -119,7 +132,7 @@ def with_signal(batch: Tensors) -> Tensors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grpo:
+class Grpo(Objective):
     """See above. config: its table of the configuration.
 
     A batch is of `ReplyRows`, with two keys more where they are needed: `old` and `reference`,
@@ -130,39 +143,68 @@ class Grpo:
     config: GrpoSettings
     rewards: Rewards
 
-    added = ""
-    replies = True
-    dropout = False
-    needs_reference = False
+    draws_replies = True
+
+    @classmethod
+    def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
+        data, settings = config.data, cast(GrpoSettings, config.objective)
+        template, tokenizer, start = text.chat_template, text.tokenizer, text.start
+        if settings.max_tokens >= text.window:
+            raise ConfigError(
+                f"objective.max_tokens is {settings.max_tokens:,}; the model's window has "
+                f"{text.window:,} tokens, prompt and reply together"
+            )
+        rewards = Rewards(settings.rewards)
+        length = length_of(data, text.window)
+        encoder = PromptEncoder(template, tokenizer, length, data.too_long, start)
+        kind = RowKind(PROMPT_FIELDS, detect_prompt, encoder, phrased=True)
+        prepared = encode_rows(data, kind, config.seed)
+        for asked in (prepared.train, *prepared.held_out.values()):
+            rewards.check_references(asked)
+        return cls(config=settings, rewards=rewards), RowSets(
+            train=PromptRows(prepared.train, start),
+            held_out={name: PromptRows(asked, start) for name, asked in prepared.held_out.items()},
+            collate=partial(collate, pad_id=tokenizer.end_id),
+            examples=len(prepared.train),
+            dropped=prepared.report.dropped,
+            hashes=prepared.report.hashes,
+            response_labels=0,
+            aux_labels=0,
+            report=prepared.report,
+        )
+
+    def questions(
+        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
+    ) -> Iterator[Question]:
+        prompts = cast(PromptRows, rows).asked
+        return (Question(each.ids, each.text, each.reference, each) for each in prompts)
+
+    def reward(self, question: Question, reply: str, tokenizer: Tokenizer) -> float | None:
+        if question.asked is None:  # a prompt of the configuration, which has no row
+            return None
+        return self.rewards.of(question.asked, _as_drawn(reply, tokenizer, ends=False))
 
     @property
     def names(self) -> tuple[str, ...]:
-        return ("grpo", *self._told)
+        return ("grpo", *self._step_figures)
 
     @property
     def figures(self) -> Mapping[str, str]:
-        return {"grpo": "GRPO", **self._told, "eval_reward": "held-out reward"}
+        return {"grpo": "GRPO", **self._step_figures, "eval_reward": "held-out reward"}
 
     @property
     def curves(self) -> tuple[str, ...]:
         return ("reward", "no_signal", *(["kl"] if self.config.beta else []), "eval_reward")
 
     @property
-    def _told(self) -> dict[str, str]:
+    def _step_figures(self) -> dict[str, str]:
         """The figures of a step's replies, by their keys in the log."""
-        told = {"reward": "reward", "no_signal": "no signal", "length": "tokens a reply"}
+        figures = {"reward": "reward", "no_signal": "no signal", "length": "tokens a reply"}
         if self.config.beta:
-            told["kl"] = "KL"
+            figures["kl"] = "KL"
         if self.config.iterations > 1:
-            told["clipped"] = "clipped"
-        return told
-
-    def extend(self, model: Any, seed: int) -> None: ...
-    def save(self, model: Any, folder: Path) -> None: ...
-    def load(self, model: Any, folder: Path) -> None: ...
-
-    def settings(self, done: float) -> dict[str, float]:
-        return {}
+            figures["clipped"] = "clipped"
+        return figures
 
     def summary(self, data: RowSets) -> str:
         """What is minimised, and over how much."""
@@ -198,14 +240,16 @@ class Grpo:
             logps = self.log_probs(hidden, model, learnt)
             ratios = (logps - learnt.get("old", logps.detach())).exp()
             loss, kl, clipped = self._of_tokens(logps, ratios, learnt)
-            told = {
+            figures = {
                 "reward": mean("reward"),
                 "no_signal": mean("no_signal"),
                 "length": batch["response_mask"].sum() / n_replies,
                 "kl": (kl.detach() * mask).sum() / n_tokens,
                 "clipped": (clipped * mask).sum() / n_tokens,
             }
-            return torch.stack([(loss * mask).sum() / n_tokens, *(told[n] for n in self._told)])
+            return torch.stack(
+                [(loss * mask).sum() / n_tokens, *(figures[n] for n in self._step_figures)]
+            )
 
         with in_place_of(model.get_output_embeddings(), compute):
             losses: Tensor = call(**model_inputs(learnt)).logits
@@ -231,6 +275,41 @@ class Grpo:
         head = model.get_output_embeddings()
         return token_log_probs(hidden, head, batch, batch["response_mask"], self.config.temperature)
 
+    def preview(
+        self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
+    ) -> Mapping[str, Sequence[RenderableType]]:
+        rows = cast(PromptRows, data.train)
+        lengths = [len(each.ids) for each in rows.asked]
+        lines = [
+            printable(self.summary(data)),
+            f"prompts: {np.mean(lengths):,.0f} tokens on average, at most {max(lengths):,}",
+        ]
+        if references := _references(rows, tokenizer):
+            rewards = [self.rewards.of(*each) for each in references]
+            lines.append(
+                f"the rows' own replies earn {fmean(rewards):.3g} on average, from "
+                f"{min(rewards):.3g} to {max(rewards):.3g} (the first {len(rewards)})"
+            )
+        table = _show_rewards(rows, self.rewards, lengths, tokenizer)
+        return {"Prompts": [*map(Text, lines), table]}
+
+    def preview_figures(self, data: RowSets, tokenizer: PieceTokenizer) -> dict[str, Any]:
+        rows = cast(PromptRows, data.train)
+        rewards = [self.rewards.of(*each) for each in _references(rows, tokenizer)]
+        return {
+            "prompt_lengths": lengths_document(np.array([len(each.ids) for each in rows.asked])),
+            "reference_reward": fmean(rewards) if rewards else None,
+        }
+
+    @property
+    def best_metrics(self) -> tuple[Metric, ...]:
+        """loss is minus the mean reward."""
+        return ("loss",)
+
+    @classmethod
+    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
+        return ChatEvaluator(config, text)
+
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """The mean reward and length of greedy replies; loss, by which the best is chosen, is minus
         the reward."""
@@ -241,35 +320,36 @@ class Grpo:
         }
 
 
-def make_grpo(
-    config: FinetuneConfig,
-    settings: GrpoSettings,
-    template: Template,
-    tokenizer: PieceTokenizer,
-    window: int,
-    start: list[int],
-) -> tuple[Grpo, RowSets]:
-    """The objective and its prompts; see `read_chat_rows`. Raises ConfigError and ModelError."""
-    data = config.data
-    if settings.max_tokens >= window:
-        raise ConfigError(
-            f"objective.max_tokens is {settings.max_tokens:,}; the model's window has {window:,} "
-            "tokens, prompt and reply together"
-        )
-    rewards = Rewards(settings.rewards)
-    encoder = PromptEncoder(template, tokenizer, length_of(data, window), data.too_long, start)
-    kind = RowKind(PROMPT_FIELDS, detect_prompt, encoder, phrased=True)
-    prepared = encode_rows(data, kind, config.seed)
-    for asked in (prepared.train, *prepared.held_out.values()):
-        rewards.check_references(asked)
-    return Grpo(config=settings, rewards=rewards), RowSets(
-        train=PromptRows(prepared.train, start),
-        held_out={name: PromptRows(asked, start) for name, asked in prepared.held_out.items()},
-        collate=partial(collate, pad_id=tokenizer.end_id),
-        examples=len(prepared.train),
-        dropped=prepared.report.dropped,
-        hashes=prepared.report.hashes,
-        response_labels=0,
-        aux_labels=0,
-        report=prepared.report,
-    )
+_SHOWN_REWARDS = 50
+"""Rows whose own replies get rewards in a preview."""
+
+
+def _references(rows: PromptRows, tokenizer: Tokenizer) -> list[tuple[Asked, DrawnReply]]:
+    """The first rows that have a reply of their own, with it."""
+    replied = [each for each in rows.asked if each.reference][:_SHOWN_REWARDS]
+    return [(each, _as_drawn(each.reference, tokenizer, ends=True)) for each in replied]
+
+
+def _as_drawn(reply: str, tokenizer: Tokenizer, *, ends: bool) -> DrawnReply:
+    """A text as if it were drawn. ends: whether its end token belongs to it."""
+    ids = tokenizer.encode(reply, begins=False)
+    return DrawnReply([*ids, tokenizer.end_id] if ends else ids, reply)
+
+
+def _show_rewards(
+    rows: PromptRows, rewards: Rewards, lengths: Sequence[int], tokenizer: Tokenizer
+) -> Table:
+    """Three prompts with what each check gives the row's own reply."""
+    table = Table(show_edge=False, padding=(0, 1), header_style="dim")
+    for name in ("prompt", "its own reply"):
+        table.add_column(name, ratio=1, overflow="fold")
+    for name in rewards.names:
+        table.add_column(name, justify="right")
+    for number in short_middling_long(np.argsort(lengths, kind="stable").tolist()):
+        asked = rows.asked[number]
+        given = [""] * len(rewards.names)
+        if asked.reference:
+            reply = _as_drawn(asked.reference, tokenizer, ends=True)
+            given = [f"{each:.3g}" for each in rewards.each(asked, reply)]
+        table.add_row(Text(printable(asked.text)), Text(printable(asked.reference)), *given)
+    return table

@@ -18,12 +18,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from chatapp.engine.backends.head import HeadEncoder, HeadSpec, HeadTask, Sequences
 from chatapp.engine.model import Tokenizer
-from finetune.config.sections import ConfigError, Data, FinetuneConfig, Head, TooLong, TrainSource
+from finetune.config.objectives import Head
+from finetune.config.sections import ConfigError, Data, FinetuneConfig, TooLong, TrainSource
 from finetune.data.batches import Tensors, collate
 from finetune.data.formats import Labelled, read_labelled
 from finetune.data.preparation import HELD_OUT, length_of
 from finetune.data.tables import BadRow, draw, is_held_out
-from finetune.objectives.objective import RowSets
+from finetune.objectives.objective import ModelText, RowSets
 
 ROLES: dict[HeadTask, tuple[str, ...]] = {
     "classification": ("text", "label"),
@@ -155,23 +156,19 @@ def classes(rows: Iterable[Labelled]) -> tuple[str, ...]:
 
 
 def read_labelled_rows(
-    config: FinetuneConfig,
-    tokenizer: Tokenizer,
-    window: int,
-    start: Sequence[int],
-    spec: HeadSpec | None = None,
+    config: FinetuneConfig, text: ModelText, spec: HeadSpec | None = None
 ) -> tuple[HeadSpec, RowSets]:
-    """Read and encode the labelled rows of a configuration with a [head]. Raises ConfigError.
+    """The labelled rows of a configuration with a [head]. Raises ConfigError.
 
-    window: tokens that the model takes behind `start`. spec: of the head that is to read them; a
-    new one when there is none.
+    spec: of the head that is to read them; a new one when there is none.
     """
     data, head = config.data, config.head
     assert head is not None
     for key in ("template", "held_out_clusters"):
         if getattr(data, key):
             raise ConfigError(f"data.{key} has no meaning with a head; leave it out")
-    window += len(start)
+    tokenizer, start = text.tokenizer, text.start
+    window = text.window + len(start)
     files, share = ([], data.held_out) if isinstance(data.held_out, float) else (data.held_out, 0.0)
     dropped: Counter[str] = Counter()
     sources = [(source, _read(source, data, head.task, dropped)) for source in data.train]

@@ -1,49 +1,63 @@
 """Linear heads on a language model (Radford et al., 2018, section 3.3).
 
-A linear layer reads the last block's state at the extract token. As in the paper the objective
-is L2, here the cross-entropy of the labels, or the mean squared error of numbers, plus λ·L1 over
-the sequences.
+A linear layer reads the last block's state at the last token. As in the paper the objective is L2,
+here the cross-entropy of the labels, or the mean squared error of numbers, plus λ·L1 over the
+sequences.
 
-Keep: L1 is computed by `l3` alone, so that a head's auxiliary loss is that of a chat.
-
-The linear layer of a head on its model: made, saved, loaded, and asked.
-
-Keep: the layer is a child of the model, `task_head`, and is saved beside the model's files and
-never in them, so the folder loads as a plain language model too.
-
-What a head answers, as plain data, and how right its answers are.
-
-Keep: figures are computed from the same outputs that are given out, and by the names that they
-have in `chatapp eval`.
+Keep: `l3` alone computes L1, so that a head's auxiliary loss is that of a chat, and the engine's
+`HeadModel` alone reads texts with a trained head. The layer is a child of the model, `task_head`,
+and is saved beside the model's files, never in them, so the folder loads as a language model too.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.text import Text
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from chatapp.common.foreign import printable
 from chatapp.engine.backends.head import (
+    HEAD_FILE,
     HEAD_WEIGHTS,
+    HeadModel,
     HeadSpec,
     HeadTask,
     head_logits,
     in_place_of,
 )
 from chatapp.engine.errors import ModelError
+from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.evaluation.metrics import macro_f1
-from finetune.data.batches import Tensors
-from finetune.objectives.head_rows import HeadExample
+from finetune.config.objectives import L3Settings
+from finetune.config.sections import ConfigError, FinetuneConfig, Metric
+from finetune.data.batches import Tensors, TrainingRows
+from finetune.objectives.head_rows import HeadExample, HeadRows, read_labelled_rows
 from finetune.objectives.l3 import L3, count_labels
-from finetune.objectives.objective import model_inputs
+from finetune.objectives.objective import (
+    Evaluator,
+    Figures,
+    ModelText,
+    Objective,
+    Question,
+    RowSets,
+    Tell,
+    model_inputs,
+)
+
+_STRETCH = 256
+"""Rows between two reports of what is done."""
 
 MODULE = "task_head"
 
@@ -167,8 +181,24 @@ class HeadObjective(L3):
     """
 
     spec: HeadSpec
+    uses_template = False
     added = MODULE
     replies = False
+
+    @classmethod
+    def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
+        if not isinstance(config.objective, L3Settings):
+            raise ConfigError(
+                f"objective.kind is {config.objective.kind}, which learns from replies; with a "
+                "[head] it is l3"
+            )
+        spec, rows = read_labelled_rows(config, text)
+        return cls.of(config.objective, spec=spec), rows
+
+    def questions(
+        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
+    ) -> Iterator[Question]:
+        return iter(())
 
     @property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -217,6 +247,41 @@ class HeadObjective(L3):
         loss = functional.cross_entropy(logits, label, reduction="sum")
         return loss, (logits.argmax(1) == label).sum()
 
+    def preview(
+        self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
+    ) -> Mapping[str, Sequence[RenderableType]]:
+        rows = cast(HeadRows, data.train)
+        labels = [example.label for example in rows.examples]
+        if self.spec.scale:
+            lines = [
+                f"numbers from {min(labels):g} to {max(labels):g}, mean {self.spec.scale[0]:g}, "
+                f"standard deviation {self.spec.scale[1]:g}"
+            ]
+        else:
+            lines = [
+                f"{count:,} {self.spec.labels[label] if self.spec.labels else f'choice {label}'}"
+                for label, count in sorted(Counter(map(int, labels)).items())
+            ]
+        lines.append(
+            f"{fmean(rows.lengths):.0f} tokens a row on average, at most {max(rows.lengths):,}"
+        )
+        return {"Labels": [Text(printable(line)) for line in lines]}
+
+    @property
+    def best_metrics(self) -> tuple[Metric, ...]:
+        if self.spec.scale:
+            return ("loss", "pearson", "spearman")
+        return ("loss", "accuracy", "macro_f1") if self.spec.labels else ("loss", "accuracy")
+
+    def answer_figures(self, model: Any, rows: TrainingRows, text: ModelText) -> dict[str, float]:
+        examples = cast(HeadRows, rows).examples
+        head = head_model(model, self.spec, text)
+        return head_figures(self.spec, head.outputs([e.sequences for e in examples]), examples)
+
+    @classmethod
+    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
+        return HeadEvaluator(config, text)
+
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss in nats a row and accuracy, or loss and mse, in squares of what is counted; l1 in
         nats a token."""
@@ -229,5 +294,55 @@ class HeadObjective(L3):
         return metrics
 
 
+def head_model(model: Any, spec: HeadSpec, text: ModelText) -> HeadModel:
+    """A network with its head as the engine's model, which reads texts."""
+    layer = model.task_head
+    return HeadModel(text.name, text.folder, spec, model, layer, text.tokenizer, text.start)
+
+
 def _examples_read(batch: Tensors) -> int:
     return len(set(owners(batch)[batch["response_mask"].any(1)].tolist()))
+
+
+@dataclass(frozen=True)
+class HeadEvaluator(Evaluator):
+    """Measures a model with a head on labelled rows, which it reads as its own spec has them."""
+
+    def __post_init__(self) -> None:
+        assert self.config.head is not None
+        if not (self.text.folder / HEAD_FILE).is_file():
+            raise ConfigError(
+                f"{self.text.name} has no head; the run has one for {self.config.head.task}"
+            )
+
+    @cached_property
+    def spec(self) -> HeadSpec:
+        return HeadSpec.load(self.text.folder)
+
+    @property
+    def title(self) -> str:
+        return f"head: {self.spec.task}"
+
+    def read_rows(self) -> tuple[Sequence[HeadExample], dict[str, Sequence[HeadExample]]]:
+        _, sets = read_labelled_rows(self.config, self.text, self.spec)
+        held_out = {name: cast(HeadRows, rows).examples for name, rows in sets.held_out.items()}
+        return cast(HeadRows, sets.train).examples, held_out
+
+    def extend(self, model: Any) -> None:
+        load_head(model, self.text.folder)
+
+    def measure(self, model: Any, rows: Sequence[HeadExample], tell: Tell) -> Figures:
+        """Accuracy, macro-F1 and loss of a head, beside the share of the most frequent label."""
+        head = head_model(model, self.spec, self.text)
+        outputs: list[Output] = []
+        for start in range(0, len(rows), _STRETCH):
+            tell("labels", start)
+            outputs += head.outputs([each.sequences for each in rows[start : start + _STRETCH]])
+        predictions = [
+            {"label": self._gold(row), **answer_document(self.spec, output)}
+            for row, output in zip(rows, outputs, strict=True)
+        ]
+        return Figures(head_figures(self.spec, outputs, rows), predictions=predictions)
+
+    def _gold(self, row: HeadExample) -> str | float:
+        return self.spec.labels[int(row.label)] if self.spec.labels else row.label

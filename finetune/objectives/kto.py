@@ -18,55 +18,102 @@ Keep: what a reply is worth hangs on its own verdict and on the step, never on i
 micro-batch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.text import Text
 from torch import Tensor, nn
 
 from chatapp.engine.backends.head import in_place_of
-from chatapp.engine.model import PieceTokenizer
-from chatapp.prompting.chat_template import Template
+from chatapp.engine.model import PieceTokenizer, Tokenizer
+from chatapp.evaluation.metrics import wilson
 from finetune.config.objectives import KtoSettings
 from finetune.config.sections import FinetuneConfig
-from finetune.data.batches import Tensors
+from finetune.data.batches import Tensors, TrainingRows
 from finetune.data.encoding import Encoded, Span
-from finetune.data.preferences import EncodedJudged, EncodedVerdict, as_verdicts, detect_judged
+from finetune.data.formats import Layout
+from finetune.data.preferences import (
+    EncodedJudged,
+    EncodedPair,
+    EncodedVerdict,
+    Judged,
+    as_verdicts,
+    detect_judged,
+)
+from finetune.data.tables import Row
+from finetune.objectives.dpo import Dpo
 from finetune.objectives.log_probs import side, token_log_probs
-from finetune.objectives.objective import RowSets, model_inputs
-from finetune.objectives.pair_objective import LOGP_FIGURES, REWARD_FIGURES, replies_of
-from finetune.objectives.rows import PairRows, RowMaker, encode_judged, pair_row_sets
+from finetune.objectives.objective import (
+    Evaluator,
+    Figures,
+    ModelText,
+    Objective,
+    Question,
+    RowSets,
+    Tell,
+    model_inputs,
+)
+from finetune.objectives.pair_objective import (
+    LOGP_FIGURES,
+    REWARD_FIGURES,
+    FeedbackEvaluator,
+    PairEvaluator,
+    replies_of,
+)
+from finetune.objectives.previews import (
+    cut_line,
+    lengths_document,
+    lengths_line,
+    reply_lengths,
+    show_pairs,
+)
+from finetune.objectives.rows import (
+    PairRows,
+    RowMaker,
+    encode_judged,
+    pair_row_sets,
+    row_questions,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kto:
+class Kto(Objective):
     """beta, desirable (λ_D), undesirable (λ_U): see above."""
 
     beta: float = 0.1
     desirable: float = 1.0
     undesirable: float = 1.0
 
-    added = ""
-    replies = True
-    dropout = False
     needs_reference = True
     names = ("kto", "kl", *REWARD_FIGURES, *LOGP_FIGURES)
     curves = ("kto",)
+
+    @classmethod
+    def of(cls, settings: KtoSettings, verdicts: Sequence[EncodedVerdict]) -> "Kto":
+        """The objective that a table of the configuration asks for, on these verdicts."""
+        desirable, undesirable = weights(settings, verdicts)
+        return cls(beta=settings.beta, desirable=desirable, undesirable=undesirable)
+
+    @classmethod
+    def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
+        prepared = encode_judged(config, text, detect_judged)
+        objective = cls.of(cast(KtoSettings, config.objective), as_verdicts(prepared.train))
+        return objective, pair_row_sets(prepared, config, text, "response", verdict_rows)
+
+    def questions(
+        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
+    ) -> Iterator[Question]:
+        return row_questions(cast(PairRows, rows).first.examples, tokenizer, context, skip)
 
     @property
     def figures(self) -> Mapping[str, str]:
         right = {"accuracy": "verdicts right"}
         return {"kto": "KTO", "kl": "KL"} | REWARD_FIGURES | right | LOGP_FIGURES
-
-    def extend(self, model: Any, seed: int) -> None: ...
-    def save(self, model: Any, folder: Path) -> None: ...
-    def load(self, model: Any, folder: Path) -> None: ...
-
-    def settings(self, done: float) -> dict[str, float]:
-        return {}
 
     def summary(self, data: RowSets) -> str:
         """What is minimised, and over how much."""
@@ -103,11 +150,11 @@ class Kto:
             weight = self.desirable * good.float() + self.undesirable * bad.float()
             # 1 - σ(x) as σ(-x), which is exact where it is small.
             loss = (weight * torch.sigmoid(-self.beta * sign * (ratios - kl))).sum() / n
-            told = ratios.detach()
+            learnt = ratios.detach()
             shares = (good / max(1.0, n_good), bad / max(1.0, n_bad))
-            rewards = [(self.beta * told * share).sum() for share in shares]
+            rewards = [(self.beta * learnt * share).sum() for share in shares]
             logps = [(replies.logps.detach() * share).sum() for share in shares]
-            right = ((told - kl) * sign > 0).sum() / n
+            right = ((learnt - kl) * sign > 0).sum() / n
             here = kl * (good.sum() + bad.sum()) / n
             return torch.stack([loss, here, right, rewards[0] - rewards[1], *rewards, *logps])
 
@@ -126,10 +173,44 @@ class Kto:
             ratios: Tensor = call(**model_inputs(rows)).logits
         return ratios
 
+    def preview(
+        self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
+    ) -> Mapping[str, Sequence[RenderableType]]:
+        rows = cast(PairRows, data.train)
+        good = _are_good(rows)
+        lengths = reply_lengths(rows.first.examples)
+        lines = [
+            Text(self.summary(data)),
+            Text(f"good: {int(good.sum()):,} of {len(good):,} replies ({good.mean():.1%})"),
+            *(
+                lengths_line(f"{name} replies", lengths[chosen])
+                for name, chosen in (("good", good), ("bad", ~good))
+                if chosen.any()
+            ),
+            cut_line(data),
+        ]
+        titles = [("good" if each else "bad", "mismatched, for the KL") for each in good]
+        return {"Pairs": [*lines, *show_pairs(rows, titles, tokenizer, marked)]}
+
+    def preview_figures(self, data: RowSets, tokenizer: PieceTokenizer) -> dict[str, Any]:
+        rows = cast(PairRows, data.train)
+        return {
+            "reply_tokens": lengths_document(reply_lengths(rows.first.examples)),
+            "desirable": int(_are_good(rows).sum()),
+        }
+
+    @classmethod
+    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
+        return VerdictEvaluator(config, text)
+
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss, and the figures of the replies."""
         names = ("kl", *REWARD_FIGURES, *LOGP_FIGURES)
         return {"loss": means["kto"]} | {name: means[name] for name in names}
+
+
+def _are_good(rows: PairRows) -> NDArray[np.bool_]:
+    return np.array(rows.values) > 0.5
 
 
 def _log_probs(hidden: Tensor, model: Any, rows: Tensors) -> Tensor:
@@ -175,17 +256,26 @@ def weights(settings: KtoSettings, verdicts: Sequence[EncodedVerdict]) -> tuple[
     return desirable, undesirable
 
 
-def make_kto(
-    config: FinetuneConfig,
-    settings: KtoSettings,
-    template: Template,
-    tokenizer: PieceTokenizer,
-    window: int,
-    start: list[int],
-) -> tuple[Kto, RowSets]:
-    """The objective and its rows; see `read_chat_rows`. Raises ConfigError."""
-    prepared = encode_judged(config, template, tokenizer, window, start, detect_judged)
-    desirable, undesirable = weights(settings, as_verdicts(prepared.train))
-    rows = pair_row_sets(prepared, config, tokenizer, start, "response", verdict_rows)
-    kto = Kto(beta=settings.beta, desirable=desirable, undesirable=undesirable)
-    return kto, rows
+@dataclass(frozen=True)
+class VerdictEvaluator(FeedbackEvaluator):
+    """Measures a model on verdicts by KTO, and on preferences by DPO, which ranks their replies."""
+
+    def detect(self, row: Row) -> Layout[Judged]:
+        return detect_judged(row)
+
+    def measure(self, model: Any, rows: Sequence[EncodedJudged], tell: Tell) -> Figures:
+        """The means over the replies; the share of right verdicts with Wilson's interval."""
+        settings = cast(KtoSettings, self.config.objective)
+        if all(isinstance(each, EncodedPair) for each in rows):
+            ranking = PairEvaluator(self.config, self.text, Dpo(beta=settings.beta))
+            return ranking.measure(model, rows, tell)
+        objective = Kto.of(settings, as_verdicts(rows))
+        made = self.pair_rows(rows, verdict_rows)
+        batches = list(self.batches(model, made, objective.needs_reference, tell))
+        with torch.no_grad():
+            counts = objective.count(batches, model, model)
+            parts = [objective.losses(model, model, each, counts, 0.0) for each in batches]
+        total = torch.stack(parts).cpu().double().sum(0)
+        means = dict(zip(objective.names, total.tolist(), strict=True))
+        right = wilson(round(means["accuracy"] * len(made)), len(made))
+        return Figures(objective.metrics(means, 0.0), {"accuracy": right})

@@ -7,23 +7,37 @@ Keep: a label's weight depends on the counts of its whole optimizer step and on 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
+from rich.console import RenderableType
+from rich.text import Text
 from torch import Tensor, nn
 
-from chatapp.engine.backends.head import in_place_of
-from chatapp.engine.model import PieceTokenizer
-from chatapp.prompting.chat_template import Template
+from chatapp.engine.backends.head import HEAD_FILE, in_place_of
+from chatapp.engine.model import PieceTokenizer, Tokenizer
 from finetune.config.objectives import L3Settings
-from finetune.config.sections import FinetuneConfig
-from finetune.data.batches import Tensors
+from finetune.config.sections import ConfigError, FinetuneConfig, Metric
+from finetune.data.batches import ByLength, Tensors, TrainingRows, collate, loader
+from finetune.data.encoding import Encoded
+from finetune.data.packing import Rows, response_labels
 from finetune.objectives.log_probs import LinearCrossEntropy
-from finetune.objectives.objective import RowSets, model_inputs
-from finetune.objectives.rows import read_chat_rows
+from finetune.objectives.objective import (
+    MEASURED_AT_ONCE,
+    Evaluator,
+    Figures,
+    ModelText,
+    Objective,
+    Question,
+    RowSets,
+    Tell,
+    model_inputs,
+)
+from finetune.objectives.previews import show_lengths, show_masks
+from finetune.objectives.rows import encode_run_chats, read_chat_rows, row_questions, with_start
 
 AuxNorm = Literal["token", "sequence"]
 
@@ -116,7 +130,7 @@ def _labels_of_example(batch: Tensors) -> Tensor:
 
 
 @dataclass(frozen=True)
-class L3:
+class L3(Objective):
     """L2 of the responses plus λ times L1, computed by the language-model head alone.
 
     aux_weight: λ. aux_norm: see `l3_losses`. aux_decays: λ falls to 0 in a straight line.
@@ -128,10 +142,7 @@ class L3:
 
     names = ("l3", "l2", "l1", "accuracy")
     curves = ("l2", "l1")
-    added = ""
-    replies = True
     dropout = True
-    needs_reference = False
 
     @classmethod
     def of(cls, settings: L3Settings, **fields: Any) -> Self:
@@ -139,14 +150,20 @@ class L3:
         decays = settings.aux_decay == "linear"
         return cls(settings.aux_weight, settings.aux_norm, decays, **fields)
 
+    @classmethod
+    def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
+        settings = cast(L3Settings, config.objective)
+        return cls.of(settings), read_chat_rows(config, text, settings.aux_span)
+
+    def questions(
+        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
+    ) -> Iterator[Question]:
+        return row_questions(cast(Rows, rows).examples, tokenizer, context, skip)
+
     @property
     def figures(self) -> Mapping[str, str]:
         """Without λ there is no L1, and L3 is L2."""
         return {"l3": "L3", "l2": "L2", "l1": "L1"} if self.aux_weight else {"l2": "L2"}
-
-    def extend(self, model: Any, seed: int) -> None: ...
-    def save(self, model: Any, folder: Path) -> None: ...
-    def load(self, model: Any, folder: Path) -> None: ...
 
     def weight(self, done: float) -> float:
         """λ after this share of the run."""
@@ -201,6 +218,36 @@ class L3:
             bias=head.bias,
         )
 
+    def preview(
+        self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
+    ) -> Mapping[str, Sequence[RenderableType]]:
+        rows = cast(Rows, data.train)
+        labels = [
+            f"labels: {data.response_labels:,} of L2 (responses), {data.aux_labels:,} of L1 "
+            f"({rows.aux_span}); N_response/N_prompt = "
+            f"{data.response_labels / max(1, data.aux_labels):.3g}"
+        ]
+        if data.aux_labels:
+            labels.append(
+                f"λ = {self.aux_weight:g}: a token of L1 counts "
+                f"{self.prompt_weight(data):.3g} times as much as one of L2"
+            )
+        return {
+            "Tokens": [*show_lengths(rows.examples), *map(Text, labels)],
+            "Masks": list(show_masks(rows.examples, tokenizer, marked)),
+        }
+
+    def preview_figures(self, data: RowSets, tokenizer: PieceTokenizer) -> dict[str, Any]:
+        return {"effective_prompt_weight": self.prompt_weight(data)}
+
+    @property
+    def best_metrics(self) -> tuple[Metric, ...]:
+        return ("loss", "accuracy", "exact_match")
+
+    @classmethod
+    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
+        return ChatEvaluator(config, text)
+
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss and l1 in nats a token, perplexity, accuracy on response tokens."""
         loss = means["l2"]
@@ -208,14 +255,47 @@ class L3:
         return measured | ({"l1": means["l1"]} if self.weight(done) else {})
 
 
-def make_l3(
-    config: FinetuneConfig,
-    settings: L3Settings,
-    template: Template,
-    tokenizer: PieceTokenizer,
-    window: int,
-    start: list[int],
-) -> tuple[L3, RowSets]:
-    """The objective and its rows; see `read_chat_rows`. Raises ConfigError."""
-    rows = read_chat_rows(config, template, tokenizer, window, start, settings.aux_span)
-    return L3.of(settings), rows
+@dataclass(frozen=True)
+class ChatEvaluator(Evaluator):
+    """Measures how well a model predicts the replies of chats; their prompts can be asked."""
+
+    def __post_init__(self) -> None:
+        if (self.text.folder / HEAD_FILE).is_file():
+            raise ConfigError(
+                f"{self.text.name} has a head; compare it with the run of another head"
+            )
+
+    def read_rows(self) -> tuple[list[Encoded], dict[str, list[Encoded]]]:
+        sets = encode_run_chats(self.config, self.text)
+        return sets.train, sets.held_out
+
+    def is_whole(self, row: Encoded) -> bool:
+        return not row.is_window
+
+    def questions(self, rows: Sequence[Encoded]) -> Iterator[Question]:
+        return row_questions(rows, self.text.tokenizer, self.text.window)
+
+    @torch.inference_mode()
+    def measure(self, model: Any, rows: Sequence[Encoded], tell: Tell) -> Figures:
+        """Loss, perplexity and accuracy of the response tokens, and the loss a byte of replies."""
+        objective, tokenizer = L3(aux_weight=0.0), self.text.tokenizer
+        behind_start = Rows(with_start(list(rows), self.text.start), "prompt")
+        pad = partial(collate, pad_id=tokenizer.end_id)
+        batches = loader(behind_start, ByLength(behind_start.lengths), MEASURED_AT_ONCE, pad)
+        counts = objective.count(batches, model, model)
+        total = torch.zeros(len(objective.names), dtype=torch.float64)
+        for number, batch in enumerate(batches):
+            tell("loss", number * MEASURED_AT_ONCE)
+            here = {key: value.to(model.device) for key, value in batch.items()}
+            total += objective.losses(model, model, here, counts, 0.0).cpu()
+        metrics = objective.metrics(dict(zip(objective.names, total.tolist(), strict=True)), 0.0)
+        size = sum(_reply_bytes(each, tokenizer) for each in rows)
+        figures = {"token_accuracy" if key == "accuracy" else key: metrics[key] for key in metrics}
+        return Figures(
+            figures | {"loss_per_byte": figures["loss"] * float(counts[0]) / max(1, size)}
+        )
+
+
+def _reply_bytes(example: Encoded, tokenizer: Tokenizer) -> int:
+    learnt = example.ids[response_labels(example)].tolist()
+    return len(tokenizer.decode(learnt).strip().encode())

@@ -15,13 +15,8 @@ from dataclasses import dataclass
 
 from torch.nn import functional
 
-from chatapp.engine.model import PieceTokenizer
-from chatapp.prompting.chat_template import Template
 from finetune.config.objectives import OrpoSettings
-from finetune.config.sections import FinetuneConfig
-from finetune.objectives.objective import RowSets
 from finetune.objectives.pair_objective import PairObjective, Replies, Worth
-from finetune.objectives.rows import read_preference_rows
 
 # Of a mean log-probability: at 0 the odds would be infinite.
 _HIGHEST = -1e-7
@@ -36,6 +31,10 @@ class Orpo(PairObjective):
 
     name = "orpo"
     title = "ORPO"
+
+    @classmethod
+    def of(cls, settings: OrpoSettings) -> "Orpo":
+        return cls(span=settings.span, beta=settings.beta)
 
     def of_replies(self, chosen: Replies, rejected: Replies) -> Worth:
         means = [
@@ -52,16 +51,3 @@ class Orpo(PairObjective):
             chosen_logp=means[0],
             rejected_logp=means[1],
         )
-
-
-def make_orpo(
-    config: FinetuneConfig,
-    settings: OrpoSettings,
-    template: Template,
-    tokenizer: PieceTokenizer,
-    window: int,
-    start: list[int],
-) -> tuple[Orpo, RowSets]:
-    """The objective and its rows; see `read_chat_rows`. Raises ConfigError."""
-    rows = read_preference_rows(config, template, tokenizer, window, start, settings.span)
-    return Orpo(beta=settings.beta), rows

@@ -8,18 +8,59 @@ Keep: a pair's weight is one through the pairs of the whole optimizer step, so t
 same however the step is cut, padded or packed.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
+from rich.console import RenderableType
+from rich.text import Text
 from torch import Tensor, nn
 
-from chatapp.engine.backends.head import in_place_of
-from finetune.data.batches import Tensors
+from chatapp.engine.backends.head import HEAD_FILE, in_place_of
+from chatapp.engine.backends.transformers_loading import load_causal
+from chatapp.engine.model import PieceTokenizer, Tokenizer
+from chatapp.evaluation.metrics import wilson
+from chatapp.models.resolving import find_model
+from finetune.config.objectives import SupervisedSpan
+from finetune.config.sections import ConfigError, FinetuneConfig
+from finetune.data.batches import ByLength, Tensors, TrainingRows, collate, loader
+from finetune.data.formats import Layout
+from finetune.data.preferences import EncodedJudged, Judged, detect_preference
+from finetune.data.tables import Row
 from finetune.objectives.log_probs import reply_sums, side, token_log_probs
-from finetune.objectives.objective import RowSets, model_inputs
+from finetune.objectives.objective import (
+    MEASURED_AT_ONCE,
+    Evaluator,
+    Figures,
+    ModelText,
+    Objective,
+    Question,
+    RowSets,
+    Tell,
+    model_inputs,
+)
+from finetune.objectives.previews import (
+    count_alike,
+    cut_line,
+    lengths_document,
+    lengths_line,
+    reply_lengths,
+    show_pairs,
+)
+from finetune.objectives.reference import give_reference
+from finetune.objectives.rows import (
+    MakeRows,
+    PairRows,
+    RowMaker,
+    encode_judged,
+    pair_row_sets,
+    preference_rows,
+    row_questions,
+)
 
 REWARD_FIGURES = {
     "accuracy": "pairs right",
@@ -44,7 +85,7 @@ class Replies(NamedTuple):
 
 
 class Worth(NamedTuple):
-    """What pairs are worth, each (pairs,). loss has a gradient, the others are told.
+    """What pairs are worth, each (pairs,). loss has a gradient, the others are figures.
 
     counts: False for a pair without labels, which is there to fill a batch.
     """
@@ -56,21 +97,21 @@ class Worth(NamedTuple):
     chosen_logp: Tensor | None = None
     rejected_logp: Tensor | None = None
 
-    def told(self) -> dict[str, Tensor]:
-        """The figures of each pair, by name."""
+    def figures(self) -> dict[str, Tensor]:
+        """Of each pair, by name."""
         margin = (self.chosen_reward - self.rejected_reward).detach()
-        told = {
+        figures = {
             "accuracy": (margin > 0).float(),
             "margin": margin,
             "chosen_reward": self.chosen_reward.detach(),
             "rejected_reward": self.rejected_reward.detach(),
         }
         if self.chosen_logp is not None and self.rejected_logp is not None:
-            told |= {
+            figures |= {
                 "chosen_logp": self.chosen_logp.detach(),
                 "rejected_logp": self.rejected_logp.detach(),
             }
-        return told
+        return figures
 
 
 def replies_of(logps: Tensor, batch: Tensors) -> Replies:
@@ -86,21 +127,38 @@ def replies_of(logps: Tensor, batch: Tensors) -> Replies:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairObjective:
-    """Losses of pairs, and weight · L1. A kind of it says what pairs are worth, in `worth`.
+class PairObjective(Objective):
+    """Losses of pairs, and weight · L1. Each kind computes what pairs are worth, in `of_replies`.
 
-    weight: of the supervised term. name: of what is minimised, in the log; title: in words.
+    weight, span: of the supervised term, and the tokens of the chosen sequences that it is over.
+    name: of what is minimised, in the log; title: in words.
     """
 
     weight: float = 0.0
+    span: SupervisedSpan = "response"
     name = "pairs"
     title = "pairs"
-
-    added = ""
-    replies = True
-    dropout = False
-    needs_reference = False
     logp_figures: ClassVar[Mapping[str, str]] = LOGP_FIGURES
+
+    @classmethod
+    @abstractmethod
+    def of(cls, settings: Any) -> "PairObjective":
+        """The objective that a table of the configuration asks for."""
+
+    def of_replies(self, chosen: Replies, rejected: Replies) -> Worth:
+        """What pairs are worth by the log-probabilities of their replies."""
+        raise NotImplementedError
+
+    @classmethod
+    def build(cls, config: FinetuneConfig, text: ModelText) -> tuple[Objective, RowSets]:
+        objective = cls.of(config.objective)
+        prepared = encode_judged(config, text, detect_preference)
+        return objective, pair_row_sets(prepared, config, text, objective.span, preference_rows)
+
+    def questions(
+        self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
+    ) -> Iterator[Question]:
+        return row_questions(cast(PairRows, rows).first.examples, tokenizer, context, skip)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,13 +172,6 @@ class PairObjective:
     @property
     def curves(self) -> tuple[str, ...]:
         return (self.name,)
-
-    def extend(self, model: Any, seed: int) -> None: ...
-    def save(self, model: Any, folder: Path) -> None: ...
-    def load(self, model: Any, folder: Path) -> None: ...
-
-    def settings(self, done: float) -> dict[str, float]:
-        return {}
 
     def summary(self, data: RowSets) -> str:
         """What is minimised, and over how much."""
@@ -148,29 +199,29 @@ class PairObjective:
             worth = self.worth(hidden, logps, model, batch)
             share = worth.counts / n_pairs
             pair_loss = (worth.loss * share).sum()
-            told = [(each * share).sum() for each in worth.told().values()]
+            figures = [(each * share).sum() for each in worth.figures().values()]
             l1 = l1.to(pair_loss)
             whole = pair_loss + self.weight * l1
-            return torch.stack([whole, pair_loss.detach(), l1.detach(), *told])
+            return torch.stack([whole, pair_loss.detach(), l1.detach(), *figures])
 
         with in_place_of(model.get_output_embeddings(), compute):
             losses: Tensor = call(**model_inputs(batch)).logits
         return losses
 
     @torch.no_grad()
-    def each(self, model: Any, batch: Tensors) -> dict[str, Tensor]:
-        """The figures of each pair of a batch."""
-        found: dict[str, Tensor] = {}
+    def pair_figures(self, model: Any, batch: Tensors) -> dict[str, Tensor]:
+        """The loss and the figures of each pair of a batch, each (pairs,)."""
+        figures: dict[str, Tensor] = {}
 
         def compute(hidden: Tensor) -> Tensor:
             logps = self._log_probs(hidden, model, batch)
             worth = self.worth(hidden, logps, model, batch)
-            found.update({"loss": worth.loss, **worth.told()})
+            figures.update({"loss": worth.loss, **worth.figures()})
             return hidden
 
         with in_place_of(model.get_output_embeddings(), compute):
             model(**model_inputs(batch))
-        return found
+        return figures
 
     def worth(self, hidden: Tensor, logps: Tensor, model: Any, batch: Tensors) -> Worth:
         """What the pairs of a batch are worth.
@@ -183,18 +234,124 @@ class PairObjective:
         )
         return self.of_replies(chosen, rejected)
 
-    def of_replies(self, chosen: Replies, rejected: Replies) -> Worth:
-        """What pairs are worth by the log-probabilities of their replies."""
-        raise NotImplementedError
-
     def _log_probs(self, hidden: Tensor, model: Any, batch: Tensors) -> Tensor:
         labelled = batch["response_mask"]
         if self.weight:
             labelled = labelled | batch["aux_mask"]
         return token_log_probs(hidden, model.get_output_embeddings(), batch, labelled)
 
+    def preview(
+        self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
+    ) -> Mapping[str, Sequence[RenderableType]]:
+        rows = cast(PairRows, data.train)
+        margins = (f", margin {value:g}" if value else "" for value in rows.values)
+        titles = [(f"chosen{margin}", "rejected") for margin in margins]
+        lines = [
+            Text(self.summary(data)),
+            lengths_line("chosen replies", reply_lengths(rows.first.examples)),
+            lengths_line("rejected replies", reply_lengths(rows.second.examples)),
+            Text(
+                f"alike, nine tokens in ten the same: {count_alike(rows):,} of "
+                f"{len(rows.first.examples):,} pairs"
+            ),
+            cut_line(data),
+        ]
+        return {"Pairs": [*lines, *show_pairs(rows, titles, tokenizer, marked)]}
+
+    def preview_figures(self, data: RowSets, tokenizer: PieceTokenizer) -> dict[str, Any]:
+        rows = cast(PairRows, data.train)
+        return {
+            "chosen_tokens": lengths_document(reply_lengths(rows.first.examples)),
+            "rejected_tokens": lengths_document(reply_lengths(rows.second.examples)),
+            "alike": count_alike(rows),
+        }
+
+    @classmethod
+    def evaluator(cls, config: FinetuneConfig, text: ModelText) -> Evaluator:
+        return PairEvaluator(config, text, cls.of(config.objective))
+
     def metrics(self, means: Mapping[str, float], done: float) -> dict[str, float]:
         """loss in nats a pair, and the figures of the pairs."""
         measured = {"loss": means[self.name]}
         measured |= {name: means[name] for name in (*REWARD_FIGURES, *self.logp_figures)}
         return measured | ({"l1": means["l1"]} if self.weight else {})
+
+
+@dataclass(frozen=True)
+class FeedbackEvaluator(Evaluator):
+    """Measures a model on feedback; rewards are those against the reference of the run, the model
+    that it began with, whichever model is measured."""
+
+    def detect(self, row: Row) -> Layout[Judged]:
+        """What a row is. Raises BadRow."""
+        return detect_preference(row)
+
+    def read_rows(self) -> tuple[list[EncodedJudged], dict[str, list[EncodedJudged]]]:
+        sets = encode_judged(self.config, self.text, self.detect)
+        return sets.train, sets.held_out
+
+    def questions(self, rows: Sequence[EncodedJudged]) -> Iterator[Question]:
+        """The prompts of the better replies, and of those that are good."""
+        liked = [each.liked for each in rows if each.liked is not None]
+        return row_questions(liked, self.text.tokenizer, self.text.window)
+
+    def pair_rows(self, rows: Sequence[EncodedJudged], make: MakeRows) -> PairRows:
+        """Examples as rows of one pair each."""
+        maker = RowMaker("response", self.text.tokenizer.end_id, self.text.start, None)
+        return make(rows, maker)
+
+    def batches(
+        self, model: Any, rows: PairRows, needs_reference: bool, tell: Tell
+    ) -> Iterator[Tensors]:
+        """The rows where the model is, with the reference in them if that is needed."""
+        pad = partial(collate, pad_id=self.text.tokenizer.end_id)
+        if needs_reference:
+            reference = load_causal(find_model(self.config.model)).eval()
+
+            def progress(done: int, total: int) -> None:
+                tell("the reference", done)
+
+            give_reference(reference, {"": rows}, pad, "float32", progress)
+        device = next(model.parameters()).device
+        order = ByLength(rows.lengths)
+        for number, batch in enumerate(loader(rows, order, MEASURED_AT_ONCE, pad)):
+            tell("pairs", number * MEASURED_AT_ONCE)
+            yield {key: value.to(device) for key, value in batch.items()}
+
+
+@dataclass(frozen=True)
+class PairEvaluator(FeedbackEvaluator):
+    """Measures a model on pairs by an objective."""
+
+    objective: PairObjective
+
+    def __post_init__(self) -> None:
+        if self.objective.added and not (self.text.folder / HEAD_FILE).is_file():
+            raise ConfigError(
+                f"{self.text.name} has no head that scores replies; compare reward models"
+            )
+
+    def extend(self, model: Any) -> None:
+        self.objective.extend(model, seed=0)
+        self.objective.load(model, self.text.folder)
+
+    def questions(self, rows: Sequence[EncodedJudged]) -> Iterator[Question]:
+        return super().questions(rows) if self.objective.replies else iter(())
+
+    def measure(self, model: Any, rows: Sequence[EncodedJudged], tell: Tell) -> Figures:
+        """Means over pairs; the share of right ones with Wilson's interval, the margin with that
+        of a normal mean."""
+        made = self.pair_rows(rows, preference_rows)
+        found: dict[str, list[Tensor]] = {}
+        for batch in self.batches(model, made, self.objective.needs_reference, tell):
+            for name, values in self.objective.pair_figures(model, batch).items():
+                found.setdefault(name, []).append(values.cpu().double())
+        figures = {name: torch.cat(values) for name, values in found.items()}
+        margins, count = figures["margin"], len(rows)
+        middle = float(margins.mean())
+        half = 1.96 * float(margins.std()) / math.sqrt(count) if count > 1 else math.inf
+        intervals = {
+            "accuracy": wilson(int(figures["accuracy"].sum()), count),
+            "margin": (middle - half, middle + half),
+        }
+        return Figures({name: float(each.mean()) for name, each in figures.items()}, intervals)

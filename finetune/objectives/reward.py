@@ -9,7 +9,7 @@ The second term centres scores around 0, which the first leaves free (Eisenstein
 arXiv 2312.09244, equation 2).
 
 Keep: a reply is scored behind its prompt, closed as the template closes it, at its last token;
-`chatapp.engine.backends.head` reads it there too.
+the engine's `RewardModel` reads it there too.
 """
 
 from collections.abc import Mapping
@@ -22,16 +22,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from chatapp.engine.backends.head import REWARD, HeadSpec
-from chatapp.engine.model import PieceTokenizer
-from chatapp.prompting.chat_template import Template
 from finetune.config.objectives import RewardSettings
-from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.objectives.heads import MODULE, add_head, load_head_weights, save_head
 from finetune.objectives.log_probs import reply_sums, side
-from finetune.objectives.objective import RowSets
 from finetune.objectives.pair_objective import PairObjective, Worth, replies_of
-from finetune.objectives.rows import read_preference_rows
 
 REWARD_SPEC = HeadSpec(REWARD, (), "")
 
@@ -47,6 +42,10 @@ class Reward(PairObjective):
     added = MODULE
     replies = False
     logp_figures: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def of(cls, settings: RewardSettings) -> "Reward":
+        return cls(centring=settings.centring)
 
     def extend(self, model: Any, seed: int) -> None:
         add_head(model, REWARD_SPEC, seed)
@@ -76,16 +75,3 @@ def _last_tokens(batch: Tensors) -> Tensor:
     """Which tokens end an example, (sequences, tokens) bool."""
     ids = batch["example_ids"]
     return (ids > 0) & (ids != functional.pad(ids, (0, 1))[:, 1:])
-
-
-def make_reward(
-    config: FinetuneConfig,
-    settings: RewardSettings,
-    template: Template,
-    tokenizer: PieceTokenizer,
-    window: int,
-    start: list[int],
-) -> tuple[Reward, RowSets]:
-    """The objective and its rows; see `read_chat_rows`. Raises ConfigError."""
-    rows = read_preference_rows(config, template, tokenizer, window, start, "response")
-    return Reward(centring=settings.centring), rows

@@ -1,73 +1,59 @@
-"""Pairs of sequences as rows of tensors: chosen and rejected, or a reply and a mismatched one.
+"""The rows of objectives on replies: chats, plain texts and few-shot prompts, and pairs.
 
-Keep: a row has two sequences, and the examples of the one stand beside those of the other in the
-same order, one pair a row or several packed.
-
-The rows of objectives on replies: chats, plain texts and few-shot prompts.
-
-Keep: every row begins with the special tokens that the model is prompted with in a chat.
+Keep: every row begins with the special tokens that the model is prompted with in a chat. A row of
+pairs has two sequences, chosen and rejected or a reply and a mismatched one, and the examples of
+the one stand beside those of the other in the same order.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from chatapp.engine.model import PieceTokenizer
-from chatapp.prompting.chat_template import Template
+from chatapp.engine.model import Tokenizer
 from finetune.config.objectives import AuxSpan, SupervisedSpan
 from finetune.config.sections import FinetuneConfig
 from finetune.data.batches import Tensors, collate
-from finetune.data.encoding import Encoded, Span
+from finetune.data.encoding import Encoded, Span, last_response
 from finetune.data.formats import Layout
 from finetune.data.packing import Rows, aux_labels, pack, response_labels
-from finetune.data.preferences import (
-    FIELDS,
-    EncodedJudged,
-    EncodedPair,
-    Judged,
-    PairEncoder,
-    detect_preference,
-)
+from finetune.data.preferences import FIELDS, EncodedJudged, EncodedPair, Judged, PairEncoder
 from finetune.data.preparation import ExampleSets, RowKind, encode_chats, encode_rows, length_of
 from finetune.data.tables import Row
-from finetune.objectives.objective import RowSets
+from finetune.objectives.objective import ModelText, Question, RowSets
 
 # Rows of several examples are made this long when no example is longer: attention costs more
 # the longer a row, and at this length hardly any of it stays empty.
 PACKED_LENGTH = 512
 
 
-def read_chat_rows(
-    config: FinetuneConfig,
-    template: Template,
-    tokenizer: PieceTokenizer,
-    window: int,
-    start: list[int],
-    span: AuxSpan,
-) -> RowSets:
-    """The chats, texts and few-shot prompts of a configuration as rows. Raises ConfigError.
+def encode_run_chats(config: FinetuneConfig, text: ModelText) -> ExampleSets[Encoded]:
+    """The chats, texts and few-shot prompts of a configuration as tokens. Raises ConfigError."""
+    template, tokenizer = text.chat_template, text.tokenizer
+    return encode_chats(config.data, template, tokenizer, text.window, config.seed, text.start)
 
-    window: tokens of the longest example. start: special tokens before every sequence.
-    span: the tokens of L1.
-    """
-    prepared = encode_chats(config.data, template, tokenizer, window, config.seed, start)
-    examples = with_start(prepared.train, start)
+
+def read_chat_rows(config: FinetuneConfig, text: ModelText, span: AuxSpan) -> RowSets:
+    """The same as rows. span: the tokens of L1. Raises ConfigError."""
+    prepared = encode_run_chats(config, text)
+    examples = with_start(prepared.train, text.start)
     if config.data.packing:
         longest = max(len(each.ids) for each in examples)
-        limit = min(PACKED_LENGTH, config.data.max_length or window)
+        limit = min(PACKED_LENGTH, config.data.max_length or text.window)
         train = Rows.packed(examples, span, max(longest, limit), config.seed)
     else:
         train = Rows(examples, span)
     return RowSets(
         train=train,
         held_out={
-            name: Rows(with_start(kept, start), span) for name, kept in prepared.held_out.items()
+            name: Rows(with_start(kept, text.start), span)
+            for name, kept in prepared.held_out.items()
         },
-        collate=partial(collate, pad_id=tokenizer.end_id),
+        collate=partial(collate, pad_id=text.tokenizer.end_id),
         examples=len(examples),
         dropped=prepared.report.dropped,
         hashes=prepared.report.hashes,
@@ -75,6 +61,26 @@ def read_chat_rows(
         aux_labels=sum(int(aux_labels(each, span).sum()) for each in examples),
         report=prepared.report,
     )
+
+
+def row_questions(
+    examples: Sequence[Encoded], tokenizer: Tokenizer, context: int, skip: int = 0
+) -> Iterator[Question]:
+    """The questions of examples, in their order; of each the last.
+
+    A plain text asks nothing and is left out, as is a prompt that fills the window.
+    skip: tokens at the start of a row that the model puts there itself.
+    """
+    for example in examples:
+        ids, spans = example.ids[skip:], example.spans[skip:]
+        response = last_response(spans)
+        first = response.start
+        if 0 < first < context:
+            yield Question(
+                ids[:first].tolist(),
+                tokenizer.decode(ids[:first][spans[:first] == Span.PROMPT].tolist()).strip(),
+                tokenizer.decode(ids[response].tolist()).strip(),
+            )
 
 
 def with_start(examples: list[Encoded], start: list[int]) -> list[Encoded]:
@@ -92,7 +98,7 @@ def with_start(examples: list[Encoded], start: list[int]) -> list[Encoded]:
 class PairRows(Dataset[Tensors]):
     """Rows of one pair or several, each key (2, T); see `Rows` for what they hold.
 
-    Beside it `value`: what is said of each pair, on all its tokens (float): the margin of a
+    Beside it `value`, the verdict on each pair, on all its tokens (float): the margin of a
     preference; of a verdict 1 for a good reply, 0 for a bad one. And `reference`: what the
     reference gives each label, its log-probability (float), zeros until it was computed.
     L1 has no labels in the second sequence.
@@ -134,27 +140,14 @@ class PairRows(Dataset[Tensors]):
         return row
 
 
-Detect = Callable[[Row], Layout[Judged]]
-
-
 def encode_judged(
-    config: FinetuneConfig,
-    template: Template,
-    tokenizer: PieceTokenizer,
-    window: int,
-    start: list[int],
-    detect: Detect,
+    config: FinetuneConfig, text: ModelText, detect: Callable[[Row], Layout[Judged]]
 ) -> ExampleSets[EncodedJudged]:
-    """The rows of feedback of a configuration as tokens. Raises ConfigError.
-
-    window, start: as in `read_chat_rows`.
-    """
+    """The rows of feedback of a configuration as tokens. Raises ConfigError."""
     data = config.data
-    encoder = PairEncoder(template, tokenizer, length_of(data, window), data.too_long, start)
+    length = length_of(data, text.window)
+    encoder = PairEncoder(text.chat_template, text.tokenizer, length, data.too_long, text.start)
     return encode_rows(data, RowKind(FIELDS, detect, encoder), config.seed)
-
-
-MakeRows = Callable[[Sequence[EncodedJudged], "RowMaker"], PairRows]
 
 
 class RowMaker:
@@ -172,26 +165,30 @@ class RowMaker:
         return PairRows(first, second, values, self.span, self.pad_id, self.packed)
 
 
+MakeRows = Callable[[Sequence[EncodedJudged], RowMaker], PairRows]
+"""Makes rows of examples."""
+
+
 def pair_row_sets(
     prepared: ExampleSets[EncodedJudged],
     config: FinetuneConfig,
-    tokenizer: PieceTokenizer,
-    start: list[int],
+    text: ModelText,
     span: SupervisedSpan,
     make: MakeRows,
 ) -> RowSets:
     """What an objective makes of its rows, to learn from (packed, if so configured) and to measure.
 
-    make: rows of examples.
+    span: the tokens of the first sequences that L1 is over.
     """
+    pad_id = text.tokenizer.end_id
     packed = (config.data.max_length or PACKED_LENGTH, config.seed) if config.data.packing else None
-    train = make(prepared.train, RowMaker(span, tokenizer.end_id, start, packed))
-    measured = RowMaker(span, tokenizer.end_id, start, None)
+    train = make(prepared.train, RowMaker(span, pad_id, text.start, packed))
+    measured = RowMaker(span, pad_id, text.start, None)
     replies = [*train.first.examples, *train.second.examples]
     return RowSets(
         train=train,
         held_out={name: make(rows, measured) for name, rows in prepared.held_out.items()},
-        collate=partial(collate, pad_id=tokenizer.end_id),
+        collate=partial(collate, pad_id=pad_id),
         examples=len(train.first.examples),
         dropped=prepared.report.dropped,
         hashes=prepared.report.hashes,
@@ -203,25 +200,9 @@ def pair_row_sets(
 
 def preference_rows(judged: Sequence[EncodedJudged], maker: RowMaker) -> PairRows:
     """Rows of preferences: chosen, rejected, and the margin."""
-    pairs = [each for each in judged if isinstance(each, EncodedPair)]
+    pairs = cast(Sequence[EncodedPair], judged)
     return maker.rows(
         [each.chosen for each in pairs],
         [each.rejected for each in pairs],
         [each.margin for each in pairs],
     )
-
-
-def read_preference_rows(
-    config: FinetuneConfig,
-    template: Template,
-    tokenizer: PieceTokenizer,
-    window: int,
-    start: list[int],
-    span: SupervisedSpan,
-) -> RowSets:
-    """The preferences of a configuration as rows; see `read_chat_rows`. Raises ConfigError.
-
-    span: the tokens of the chosen sequences that L1 is over.
-    """
-    prepared = encode_judged(config, template, tokenizer, window, start, detect_preference)
-    return pair_row_sets(prepared, config, tokenizer, start, span, preference_rows)

@@ -13,7 +13,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from rich.console import Group, RenderableType
@@ -23,8 +22,6 @@ from rich.table import Table
 from rich.text import Text
 
 from chatapp.common.foreign import printable
-
-Row = TypeVar("Row")
 
 Points = Sequence[tuple[float, float]]
 """(step, nats a token), by rising step."""
@@ -170,12 +167,6 @@ def duration(seconds: float) -> str:
 def memory(size: float) -> str:
     """Bytes in GiB or MiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
-
-
-def short_middling_long(by_length: Sequence[Row]) -> list[Row]:
-    """Of rows in the order of their length a short, a middling and a long one, each once."""
-    places = dict.fromkeys(int(share * len(by_length)) for share in (0.1, 0.5, 0.9))
-    return [by_length[place] for place in places]
 
 
 def peak_memory() -> int:

@@ -40,7 +40,7 @@ Keep: a step stands in the log once, however often the run was broken off and go
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,6 @@ from typing import Any
 from chatapp.common.paths import RUN_RECORD
 from chatapp.common.userfiles import read_json_object, write_whole
 from chatapp.models.resolving import BUNDLED
-from finetune.config.objectives import Check, Function, GrpoSettings, Model
 from finetune.config.sections import ConfigError, FinetuneConfig, TrainSource, validated
 
 RESULT_FILE = "result.json"
@@ -92,22 +91,13 @@ def configuration_of(folder: Path, record: dict[str, Any]) -> FinetuneConfig:
     if isinstance(config.data.held_out, list):
         data["held_out"] = placed(config.data.held_out)
     model = config.model if config.model == BUNDLED else there(config.model)
-    changes: dict[str, Any] = {"model": model, "data": config.data.model_copy(update=data)}
-    if isinstance(config.objective, GrpoSettings):
-        rewards = [_placed_check(check, there) for check in config.objective.rewards]
-        changes["objective"] = config.objective.model_copy(update={"rewards": rewards})
-    return config.model_copy(update=changes)
-
-
-def _placed_check(check: Check, there: Callable[[str], str]) -> Check:
-    """A check with the path of its file or run as it was."""
-    match check:
-        case Model():
-            return check.model_copy(update={"run": there(check.run)})
-        case Function():
-            file, colon, name = check.function.rpartition(":")
-            return check.model_copy(update={"function": there(file) + colon + name})
-    return check
+    return config.model_copy(
+        update={
+            "model": model,
+            "data": config.data.model_copy(update=data),
+            "objective": config.objective.relocated(there),
+        }
+    )
 
 
 def begun_on(record: dict[str, Any] | None) -> date | None:

@@ -35,7 +35,7 @@ from finetune.data.batches import Tensors, TrainingRows
 from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import pack
 from finetune.data.prompts import Asked
-from finetune.objectives.grpo import SAID, Grpo, PromptRows, ReplyRows, advantages
+from finetune.objectives.grpo import REPLY_FIGURES, Grpo, PromptRows, ReplyRows, advantages
 from finetune.objectives.objective import has_adapter, model_inputs
 from finetune.objectives.rewards import DrawnReply
 from finetune.objectives.rows import PACKED_LENGTH, with_start
@@ -136,11 +136,9 @@ class Rollouts:
     """Draws the replies of a run of GRPO and makes batches of them."""
 
     def __init__(self, setup: RunSetup) -> None:
-        assert isinstance(setup.objective, Grpo)
-        assert setup.template is not None
-        self.setup, self.objective = setup, setup.objective
-        self.config = setup.objective.config
-        self.stop = (*setup.template.stop, *setup.objective.config.stop)
+        self.setup, self.objective = setup, cast(Grpo, setup.objective)
+        self.config = self.objective.config
+        self.stop = setup.stops
         self._kept: list[Tensors] = []
         self._frozen: Any = None
 
@@ -211,22 +209,22 @@ class Rollouts:
         if not groups:
             zeros = torch.zeros(prompts["input_ids"].shape)
             unlabelled = {key: value for key, value in prompts.items() if key != "row"}
-            return unlabelled | dict.fromkeys((*SAID, "reference"), zeros)
+            return unlabelled | dict.fromkeys((*REPLY_FIGURES, "reference"), zeros)
         examples = [_example(group.asked, reply) for group in groups for reply in group.replies]
         examples = with_start(examples, self.setup.start)
         bins = None
         if self.setup.config.data.packing:
             lengths = [len(each.ids) for each in examples]
             bins = pack(lengths, max([PACKED_LENGTH, *lengths]), self.setup.config.seed)
-        said = torch.stack([self._said(group) for group in groups], 1).flatten(1)
-        rows = ReplyRows(examples, said, bins)
+        figures = torch.stack([self._figures(group) for group in groups], 1).flatten(1)
+        rows = ReplyRows(examples, figures, bins)
         batch = self.setup.data.collate([rows[index] for index in range(len(rows))])
         if self.config.beta:
             batch["reference"] = self._reference(batch)
         return batch
 
-    def _said(self, group: _Group) -> Tensor:
-        """Of each reply what `SAID` names, (names, replies)."""
+    def _figures(self, group: _Group) -> Tensor:
+        """The `REPLY_FIGURES` of each reply, (names, replies)."""
         rewards = torch.tensor(group.rewards, dtype=torch.float32)[None]
         if len(group.rewards) == 1:  # to measure
             return torch.stack([torch.zeros(1), rewards[0], torch.zeros(1)])

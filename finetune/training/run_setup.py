@@ -14,7 +14,7 @@ from datetime import date
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -29,14 +29,16 @@ from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers import chat_tokenizer
 from chatapp.models.resolving import find_model
 from chatapp.prompting.chat_template import Template
-from finetune.config.objectives import L3Settings
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.data.preparation import choose_template, on_day
-from finetune.objectives.head_rows import read_labelled_rows
-from finetune.objectives.heads import HeadObjective
-from finetune.objectives.kinds import make_objective
-from finetune.objectives.objective import Objective, RowSets, model_inputs
+from finetune.objectives.objective import (
+    ModelText,
+    Objective,
+    RowSets,
+    model_inputs,
+    objective_class,
+)
 from finetune.objectives.reference import REFERENCE_FILE, give_reference
 from finetune.objectives.rows import PairRows
 from finetune.training.adapters import (
@@ -51,21 +53,38 @@ from finetune.training.adapters import (
 class RunSetup:
     """Everything that a run needs before its first step.
 
-    files: of the model as named, an adapter's included. start: special tokens before each
-    sequence. template: None for a head. record: plain data that tells this run from another,
-    see `finetune.training.record`. device: what it is trained on, "cpu" or a GPU.
+    files: of the model as named, an adapter's included. text: how rows become its tokens.
+    record: plain data that tells this run from another, see `finetune.training.record`. device:
+    what it is trained on, "cpu" or a GPU.
     """
 
     config: FinetuneConfig
     files: ModelFiles
     model: Any
-    tokenizer: PieceTokenizer
-    start: list[int]
-    template: Template | None
+    text: ModelText
     objective: Objective
     data: RowSets
     record: dict[str, Any]
     device: str
+
+    @property
+    def tokenizer(self) -> PieceTokenizer:
+        return self.text.tokenizer
+
+    @property
+    def start(self) -> list[int]:
+        """Special tokens before each sequence."""
+        return self.text.start
+
+    @property
+    def template(self) -> Template | None:
+        """None for a head."""
+        return self.text.template
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """What ends a reply: the template's texts, and those that the objective has."""
+        return (*self.text.chat_template.stop, *self.config.objective.stops)
 
     @property
     def precision(self) -> str:
@@ -80,14 +99,18 @@ def set_up_run(config: FinetuneConfig, device: str = "auto", begun: date | None 
     begun: the day of a run that is gone on with; rows are laid out as on that day.
     """
     device, begun = _device(device), begun or date.today()
+    kind = objective_class(config)
     files = find_model(config.model)
     tokenizer, start = chat_tokenizer(files)
-    template = _template(config, files, tokenizer, begun)
+    template = None
+    if kind.uses_template:
+        template = on_day(choose_template(config.data, files.path, tokenizer.special), begun)
     model = _load(config, files, device)
     _check_model(config, model, tokenizer, template)
     fuse_activations(model)
     window = context_of(model.config) - len(start)
-    objective, data = _objective(config, template, tokenizer, window, start)
+    text = ModelText(config.model, files.path, template, tokenizer, window, start)
+    objective, data = kind.build(config, text)
     model = _choose_weights(config, model, objective, files)
     record = {
         "config": config.model_dump(mode="json"),
@@ -100,37 +123,7 @@ def set_up_run(config: FinetuneConfig, device: str = "auto", begun: date | None 
         "processes": processes(),
         "versions": _versions(),
     }
-    return RunSetup(
-        config, files, model, tokenizer, start, template, objective, data, record, device
-    )
-
-
-def _template(
-    config: FinetuneConfig, files: ModelFiles, tokenizer: PieceTokenizer, begun: date
-) -> Template | None:
-    """What rows are laid out in; None for a head. Raises ConfigError."""
-    if config.head:
-        return None
-    return on_day(choose_template(config.data, files.path, tokenizer.special), begun)
-
-
-def _objective(
-    config: FinetuneConfig,
-    template: Template | None,
-    tokenizer: PieceTokenizer,
-    window: int,
-    start: list[int],
-) -> tuple[Objective, RowSets]:
-    """The objective of a run and its rows. Raises ConfigError and ModelError."""
-    if template is not None:
-        return make_objective(config, template, tokenizer, window, start)
-    if not isinstance(config.objective, L3Settings):
-        raise ConfigError(
-            f"objective.kind is {config.objective.kind}, which learns from replies; with a "
-            "[head] it is l3"
-        )
-    spec, data = read_labelled_rows(config, tokenizer, window, start)
-    return HeadObjective.of(config.objective, spec=spec), data
+    return RunSetup(config, files, model, text, objective, data, record, device)
 
 
 def _choose_weights(
@@ -284,7 +277,7 @@ def keep_reference(setup: RunSetup, folder: Path, console: Console) -> None:
     """
     data, record = setup.data, setup.record
     sets = {"train": data.train, **{f"held out, {k}": v for k, v in data.held_out.items()}}
-    pairs = {name: rows for name, rows in sets.items() if isinstance(rows, PairRows)}
+    pairs = cast(dict[str, PairRows], sets)  # no other rows have a reference
     digest = json.dumps([record["data"], record["weights"], record["template"]])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / REFERENCE_FILE if is_first_process() else None

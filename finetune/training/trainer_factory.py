@@ -18,7 +18,6 @@ from transformers.utils import logging as transformers_logging
 
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import BucketSampler, ProbeOrder, RowOrder, micro_batches
-from finetune.objectives.grpo import Grpo
 from finetune.objectives.objective import RowSets
 from finetune.training.adapters import trained_parameters
 from finetune.training.best_metric import best_figure
@@ -119,11 +118,11 @@ def build_trainer(setup: RunSetup, output: Path, *, probe: bool = False) -> Obje
         ),
     )
     trainer.complete = partial(complete, setup)
-    if isinstance(setup.objective, Grpo):
+    if setup.objective.draws_replies:
         if trainer.is_fsdp_enabled:
             raise ConfigError(
-                "objective.kind grpo draws replies from the whole model, and FSDP cuts it; use "
-                "data-parallel processes"
+                f"objective.kind {config.objective.kind} draws replies from the whole model, and "
+                "FSDP cuts it; use data-parallel processes"
             )
         trainer.draws = Rollouts(setup)
     if metric := best_figure(setup):

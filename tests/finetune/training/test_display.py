@@ -12,7 +12,6 @@ from finetune.training.display import (
     line,
     memory,
     render,
-    short_middling_long,
 )
 
 
@@ -86,10 +85,3 @@ def test_units() -> None:
     assert [duration(s) for s in (9.4, 309, 3909)] == ["0:09", "5:09", "1:05:09"]
     assert memory(3 * 2**30) == "3.00 GiB"
     assert memory(5 * 2**20) == "5 MiB"
-
-
-@pytest.mark.parametrize(
-    ("rows", "shown"), [("a", "a"), ("ab", "ab"), ("abc", "abc"), ("abcdefghij", "bfj")]
-)
-def test_of_few_rows_none_is_shown_twice(rows: str, shown: str) -> None:
-    assert short_middling_long(rows) == list(shown)
