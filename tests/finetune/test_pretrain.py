@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_finetune as tiny
 import torch
 from rich.console import Console
 from tokenizers import Tokenizer
@@ -50,17 +51,13 @@ def losses(folder: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
-class Killed(BaseException):
-    """Stands for a signal: nothing after it runs."""
-
-
 class KillAt(TrainerCallback):
     def __init__(self, step: int) -> None:
         self.step = step
 
     def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:
         if state.global_step == self.step:
-            raise Killed
+            raise tiny.Killed
 
 
 def killed_at(step: int) -> Any:
@@ -100,7 +97,7 @@ def test_killed_and_gone_on_gives_the_unbroken_trace(
     settings = config(tmp_path / "broken", optimizer=optimizer)
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointingTrainer, "train", killed_at(12))
-        with pytest.raises(Killed):
+        with pytest.raises(tiny.Killed):
             pretrain(settings, QUIET)
     assert last_checkpoint(Path(settings.output)).name == "checkpoint-10"
     resumed = losses(pretrain(settings, QUIET))
@@ -140,7 +137,7 @@ def test_changed_documents_in_the_same_folder_are_refused(
     settings = config(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointingTrainer, "train", killed_at(12))
-        with pytest.raises(Killed):
+        with pytest.raises(tiny.Killed):
             pretrain(settings, QUIET)
     corpus = tmp_path / "corpus.jsonl"
     text = corpus.read_text()
@@ -206,11 +203,11 @@ def test_a_window_may_be_shorter_than_the_context(
 
     def recorded(config: PretrainConfig, model: object, windows: Ids, held_out: Ids) -> None:
         shapes.append((windows.shape[1], held_out.shape[1], model.config.n_positions))
-        raise Killed
+        raise tiny.Killed
 
     monkeypatch.setattr("finetune.pretrain._trainer", recorded)
     for window in (0, 8):
-        with pytest.raises(Killed):
+        with pytest.raises(tiny.Killed):
             pretrain(config(tmp_path / str(window), window=window), QUIET)
     assert shapes == [(32, 32, 32), (8, 8, 32)]
     for window in (33, 1):

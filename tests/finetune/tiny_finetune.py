@@ -1,7 +1,8 @@
 """Tiny models and encoded examples for the tests of training."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,26 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Any) -> None:
         return original(self, **arguments)
 
     monkeypatch.setattr(ObjectiveTrainer, "train", changed)
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing after it runs."""
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    """A function that raises the error."""
+
+    def act(*_: object) -> None:
+        raise error
+
+    return act
+
+
+def environment() -> dict[str, str]:
+    """For a command in a process of its own; several talk over the loopback alone."""
+    own = {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    return {**os.environ, **own}

@@ -350,17 +350,11 @@ def test_a_run_learns_what_is_rewarded(
 def test_a_run_that_was_broken_off_goes_on_with_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: dict[str, Any]
 ) -> None:
-    class Killed(BaseException):
-        pass
-
-    def kill() -> None:
-        raise Killed
-
     made = config(tmp_path, **objective)
     whole = train(made.model_copy(update={"output": str(tmp_path / "whole")}), QUIET, "cpu")
     with monkeypatch.context() as patch:
-        tiny.at_step(patch, 5, kill)
-        with pytest.raises(Killed):
+        tiny.at_step(patch, 5, tiny.raising(tiny.Killed()))
+        with pytest.raises(tiny.Killed):
             train(made, QUIET, "cpu")
     resume(tmp_path / "run", [], QUIET, "cpu")
     for key in ("grpo", "reward", "length"):

@@ -88,17 +88,11 @@ def test_the_reference_is_kept_and_computed_anew_when_it_is_gone(tmp_path: Path)
 def test_a_run_that_was_broken_off_goes_on_with_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    class Killed(BaseException):
-        pass
-
-    def kill() -> None:
-        raise Killed
-
     settings = config(tmp_path, kind)
     whole = train(settings.model_copy(update={"output": str(tmp_path / "whole")}), QUIET, "cpu")
     with monkeypatch.context() as patch:
-        tiny.at_step(patch, 5, kill)
-        with pytest.raises(Killed):
+        tiny.at_step(patch, 5, tiny.raising(tiny.Killed()))
+        with pytest.raises(tiny.Killed):
             train(settings, QUIET, "cpu")
     # The weights have moved; the reference is still what the run began with.
     resume(tmp_path / "run", [], QUIET, "cpu")

@@ -1,0 +1,140 @@
+"""Every command of both programs: it has help, a guide names it, a test file is its own, and it
+refuses wrong input in one sentence. A command that is forgotten in one of these places fails here.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from guides import GUIDES, commands
+from typer.core import TyperCommand, TyperGroup
+from typer.testing import CliRunner
+
+import chatapp.cli
+import finetune.cli
+from chatapp.common.paths import database_path, settings_path
+
+TESTS = Path(__file__).parent.parent
+
+
+class Wrong(NamedTuple):
+    """Wrong input of a command, and what is said about it. settings: the user's file of them.
+    chats: what stands where the chats should."""
+
+    arguments: str
+    words: str
+    settings: str = ""
+    chats: str = ""
+
+
+WRONG = {
+    "chatapp ask": Wrong("Hi --best-of 2", "--best-of needs a reward model"),
+    "chatapp complete": Wrong("", "there is no text to continue"),
+    "chatapp run": Wrong("nosuch --input x", "nosuch: there is no such file"),
+    "chatapp eval": Wrong("", "name prompt files with --test"),
+    "chatapp perplexity": Wrong("nosuch.txt", "nosuch.txt"),
+    "chatapp inspect": Wrong("", "there is no text to look at"),
+    "chatapp tokens": Wrong("", "tokens takes a text, or a file"),
+    "chatapp render": Wrong("nosuch.json", "nosuch.json"),
+    "chatapp bench": Wrong("--precision float3", "float3"),
+    "chatapp serve": Wrong("--host 0.0.0.0", "--expose allows that"),
+    "chatapp history list": Wrong("", "chats.db", chats="no database" * 100),
+    "chatapp history search": Wrong("word", "chats.db", chats="no database" * 100),
+    "chatapp history show": Wrong("7", "7"),
+    "chatapp history export": Wrong("", "give either the id of a chat or --all"),
+    "chatapp history import": Wrong("nosuch.json", "nosuch.json"),
+    "chatapp history delete": Wrong("7", "7"),
+    "chatapp docs search": Wrong("word nosuch", "nosuch"),
+    "chatapp models get": Wrong("./nosuch", "nosuch"),
+    "chatapp models remove": Wrong("nosuch --yes", "nosuch"),
+    "chatapp models export": Wrong("nosuch . --force", ".: is a folder"),
+    "chatapp models list": Wrong("", "there is no setting 'modle'", settings="modle = 'x'\n"),
+    "chatapp models info": Wrong("./nosuch", "nosuch"),
+    "finetune check": Wrong("nosuch.toml", "nosuch.toml"),
+    "finetune train": Wrong("nosuch.toml", "nosuch.toml"),
+    "finetune resume": Wrong("nosuch", "nosuch: there is no run.json"),
+    "finetune eval": Wrong("./nosuch", "nosuch"),
+    "finetune predict": Wrong("nosuch", "expected --input with a text, or --inputs"),
+    "finetune feedback": Wrong("", "there is not enough feedback to learn from"),
+    "finetune merge": Wrong("./nosuch out", "nosuch"),
+    "finetune push": Wrong("./nosuch name", "nosuch"),
+    "finetune keys": Wrong("trian", "trian"),
+    "finetune pretrain": Wrong("nosuch.toml", "nosuch.toml"),
+}
+
+
+def walk(command: Any, name: str) -> Iterator[tuple[str, TyperCommand]]:
+    if isinstance(command, TyperGroup):
+        for word, inner in command.commands.items():
+            yield from walk(inner, f"{name} {word}")
+    else:
+        yield name, command
+
+
+COMMANDS = {
+    name: command
+    for program, app in (("chatapp", chatapp.cli.app), ("finetune", finetune.cli.app))
+    for name, command in walk(typer.main.get_command(app), program)
+}
+
+
+def test_every_command_has_an_entry_here() -> None:
+    assert list(WRONG) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_says_what_it_is_for(name: str) -> None:
+    program, *words = name.split()
+    app = {"chatapp": chatapp.cli.app, "finetune": finetune.cli.app}[program]
+    result = CliRunner().invoke(app, [*words, "--help"])
+    assert result.exit_code == 0
+    (first, *_) = (COMMANDS[name].help or "").split("\n\n")
+    assert first
+    assert " ".join(first.split()) in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_guide_names_it(name: str) -> None:
+    words = tuple(name.split())
+    guides = (guide for guide in GUIDES if guide.name not in ("CHANGELOG.md", "CONTRIBUTING.md"))
+    named = (command.words[: len(words)] for guide in guides for command in commands(guide))
+    assert words in named
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_test_file_is_its_own(name: str) -> None:
+    """Of chatapp that of the module it stands in; of finetune that of its name."""
+    program, *words = name.split()
+    if program == "chatapp":
+        callback = COMMANDS[name].callback
+        assert callback is not None
+        names = [f"commands/test_{callback.__module__.rpartition('.')[2]}.py"]
+    else:
+        names = [f"finetune/**/test_{words[0]}.py", f"finetune/**/test_finetune_{words[0]}.py"]
+    assert [path for pattern in names for path in TESTS.glob(pattern)]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_wrong_input_is_one_sentence(
+    name: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = WRONG[name]
+    for path, text in ((settings_path(), wrong.settings), (database_path(), wrong.chats)):
+        if text:
+            path.parent.mkdir(parents=True)
+            path.write_text(text)
+    program, *words = name.split()
+    words += wrong.arguments.split()
+    if program == "chatapp":
+        status, out, err = run(*words)
+        assert err.startswith("chatapp: ")
+    else:
+        result = CliRunner().invoke(finetune.cli.app, words, catch_exceptions=False)
+        status, out, err = result.exit_code, result.stdout, result.stderr
+    assert (status, out) == (2, "")
+    assert wrong.words in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err

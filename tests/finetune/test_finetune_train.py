@@ -1,0 +1,256 @@
+"""`finetune train`: a run from rows to a model one chats with."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_finetune as tiny
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from chatapp.dialogue.oneshot import ask
+from chatapp.engine.model import Sampling
+from chatapp.models.loading import load_model
+from chatapp.models.resolving import used_models
+from chatapp.prompting.template import ALPACA, CHAT, load_template
+from finetune.cli import app
+from finetune.config.sections import ConfigError
+from finetune.run import train
+from finetune.training.checkpoints import SaveError, last_checkpoint
+from finetune.training.run_setup import set_up_run
+from finetune.training.trainer import NotFinite, ObjectiveTrainer
+
+QUIET = Console(stderr=True, quiet=True)
+
+
+def test_a_run_is_a_model_that_chats_in_its_template(tmp_path: Path) -> None:
+    prompts = ["What comes after [red]3?"]
+    config = tiny.config(
+        tmp_path,
+        data={"template": "alpaca", "packing": True},
+        train={"epochs": 6},
+        samples={"prompts": prompts, "max_tokens": 8},
+    )
+    console = Console(file=open(tmp_path / "told", "w"), width=200)  # noqa: SIM115
+    run = train(config, console)
+    assert load_template(run) == ALPACA
+    trained, expected = load_model(str(run)), load_file(run / "model.safetensors")
+    assert any(
+        not torch.equal(expected[k], v)
+        for k, v in load_file(tmp_path / "base" / "model.safetensors").items()
+    )
+    events = list(ask(trained, ALPACA, "What comes after 3?", sampling=Sampling(max_tokens=9)))
+    assert events[-1].reason in ("stop", "length")
+    AutoModelForCausalLM.from_pretrained(run)
+    AutoTokenizer.from_pretrained(run)
+
+    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "l3" in row]
+    measured = [row for row in rows if "eval_loss" in row]
+    result = json.loads((run / "result.json").read_text())
+    assert [row["step"] for row in steps] == list(range(1, result["steps"] + 1))
+    for row in steps:
+        assert row["l3"] == pytest.approx(row["l2"] + 0.25 * row["l1"], rel=1e-5)
+        assert row["tokens_per_second"] > 0 < row["memory_bytes"]
+    assert measured[-1]["eval_loss"] < measured[0]["eval_loss"]
+    assert [r["step"] for r in rows if "samples" in r] == [row["step"] for row in measured]
+    (sample,) = next(row["samples"] for row in rows if "samples" in row)
+    assert sample["prompt"] == prompts[0]
+
+    told = (tmp_path / "told").read_text()
+    assert "template alpaca" in told
+    record = json.loads((run / "run.json").read_text())
+    assert record["template"]["name"] == "alpaca"
+    assert len(record["data"][str(tmp_path / "rows.json")]) == 64
+    assert {"torch", "transformers", "chatapp"} <= record["versions"].keys()
+    report = (run / "report.md").read_text()
+    assert f"{result['eval_loss']:.4f}" in report
+    assert r"after \[red\]3?" in report
+    assert not list(run.glob("unfinished*"))
+    assert not (run / "training_args.bin").exists()
+
+
+def test_the_header_tells_the_effective_prompt_weight(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path, objective={"aux_weight": 0.5}, train={"epochs": 0.2})
+    console = Console(file=open(tmp_path / "told", "w"), width=200)  # noqa: SIM115
+    run = train(config, console)
+    told = (tmp_path / "told").read_text()
+    found = re.search(r"L1 over ([\d,]+) tokens, L2 over ([\d,]+):", told)
+    aux, response = (int(each.replace(",", "")) for each in found.groups())
+    assert f"counts {0.5 * response / aux:.3g} times as much" in told
+    assert run.is_dir()
+
+
+def test_without_prompts_the_replies_are_those_of_held_out_rows(tmp_path: Path) -> None:
+    run = train(tiny.config(tmp_path, train={"epochs": 0.4}), QUIET)
+    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    (samples,) = [row["samples"] for row in rows if "samples" in row]
+    assert len(samples) == 2
+    assert all(each["prompt"].startswith("What comes after") for each in samples)
+    none = tiny.config(
+        tmp_path, output=str(tmp_path / "none"), train={"epochs": 0.4}, samples={"held_out": 0}
+    )
+    assert "samples" not in (train(none, QUIET) / "log.jsonl").read_text()
+    long = tiny.config(tmp_path, output=str(tmp_path / "long"), samples={"prompts": ["x" * 500]})
+    with pytest.raises(ConfigError, match=r"samples\.prompts: 'x"):
+        train(long, QUIET)
+    assert not (tmp_path / "long" / "run.json").exists()
+
+
+def test_the_best_checkpoint_is_kept_and_early_stop_ends_the_run(tmp_path: Path) -> None:
+    # A rate this high soon makes the model worse.
+    config = tiny.config(
+        tmp_path,
+        data={"held_out": 0.4},
+        train={"epochs": 30, "learning_rate": 0.3, "save_every": 2, "early_stop": 2,
+               "schedule": "constant", "warmup": 0.0},
+    )  # fmt: skip
+    run = train(config, QUIET)
+    result = json.loads((run / "result.json").read_text())
+    rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
+    best = min(losses, key=lambda step: losses[step])
+    assert result["best_step"] == best
+    assert result["steps"] == best + 4 < 30
+    assert result["eval_loss"] == pytest.approx(losses[best], rel=1e-6)
+    kept = load_file(run / f"checkpoint-{best}" / "model.safetensors")
+    published = load_file(run / "model.safetensors")
+    assert all(torch.equal(published[name], value) for name, value in kept.items())
+
+
+def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(ObjectiveTrainer, "_save_rng_state", full)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(100, 100, 0))
+    with pytest.raises(SaveError, match=r"could not be written: the disk is full; there is none"):
+        train(tiny.config(tmp_path), QUIET)
+
+
+def test_weights_that_are_no_numbers_stop_the_run_and_name_the_batch(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path)
+    path = tmp_path / "base" / "model.safetensors"
+    weights = load_file(path)
+    weights["transformer.wpe.weight"][11] = torch.nan
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(NotFinite, match=r"loss is nan at step 1; .*bad_batch\.jsonl; there is no"):
+        train(config, QUIET)
+    bad = (tmp_path / "run" / "bad_batch.jsonl").read_text().splitlines()
+    assert len(bad) == 8
+    assert "What comes after" in json.loads(bad[0])["text"]
+
+
+def test_a_step_that_spoils_the_weights_is_never_a_checkpoint(tmp_path: Path) -> None:
+    # The step itself has finite losses and gradients; what it makes of the weights has not.
+    config = tiny.config(
+        tmp_path, train={"learning_rate": 1e30, "save_every": 1, "schedule": "constant"}
+    )
+    with pytest.raises(NotFinite, match=r"held-out loss is nan after step (\d); .*bad_batch"):
+        train(config, QUIET)
+    checkpoint = last_checkpoint(tmp_path / "run")
+    kept = load_file(checkpoint / "model.safetensors") if checkpoint else {}
+    assert all(value.abs().max() < 1e6 for value in kept.values())
+
+
+def test_the_command_under_two_processes(tmp_path: Path) -> None:
+    one = train(tiny.config(tmp_path, output=str(tmp_path / "one"), train={"batch_size": 4}), QUIET)
+    path = tiny.written(
+        tiny.config(
+            tmp_path,
+            output=str(tmp_path / "two"),
+            train={"batch_size": 2},
+            samples={"prompts": ["What comes after 3?"], "max_tokens": 4},
+        ),
+        tmp_path / "config.toml",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
+         "-m", "finetune", "train", str(path)],
+        env=tiny.environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'two'}\n"
+    assert "processes 2" in done.stderr
+    assert tiny.trace(tmp_path / "two") == pytest.approx(tiny.trace(one), rel=1e-4)
+    assert load_template(tmp_path / "two") == CHAT
+
+
+def test_the_commands_and_their_exit_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny.written(tiny.config(tmp_path, train={"method": "lora"}), tmp_path / "config.toml")
+    run, runner = str(tmp_path / "run"), CliRunner()
+    with monkeypatch.context() as patch:
+        tiny.at_step(patch, 4, lambda: os.kill(os.getpid(), signal.SIGINT))
+        done = runner.invoke(app, ["train", str(path)])
+    assert (done.exit_code, done.stdout) == (130, "")
+    assert "`finetune resume" in done.stderr
+    assert used_models()[0] == Path(run), "an unfinished run is known as well"
+    done = runner.invoke(app, ["train", str(path)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "holds a run already" in done.stderr
+    done = runner.invoke(app, ["resume", run])
+    assert (done.exit_code, done.stdout) == (0, f"{run}\n"), done.stderr
+    done = runner.invoke(app, ["merge", run, str(tmp_path / "merged")])
+    assert (done.exit_code, done.stdout) == (0, f"{tmp_path / 'merged'}\n")
+    assert used_models()[:2] == [tmp_path / "merged", Path(run)]  # `chatapp models list` has them
+    done = runner.invoke(app, ["merge", run, str(tmp_path / "merged")])
+    assert done.exit_code == 2
+    done = runner.invoke(app, ["train", str(path), f"output={tmp_path / 'a'}", "train.epoch=1"])
+    assert done.exit_code == 2
+    assert "did you mean 'epochs'" in done.stderr
+    done = runner.invoke(
+        app, ["train", str(path), f"output={tmp_path / 'a'}", "train.learning_rate=1e30"]
+    )
+    assert done.exit_code == 1
+    assert "bad_batch.jsonl" in done.stderr
+    assert "Traceback" not in done.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr("finetune.run.set_up_run", tiny.raising(KeyboardInterrupt()))
+        done = runner.invoke(app, ["train", str(path), f"output={tmp_path / 'b'}"])
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [({"avx512_bf16": True}, "float32"), ({"amx_bf16": True}, "bfloat16"), ({}, "float32")],
+)
+def test_auto_takes_bfloat16_on_a_cpu_where_it_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], expected: str
+) -> None:
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
+    setup = set_up_run(tiny.config(tmp_path, train={"precision": "auto"}), "cpu")
+    assert (setup.precision, setup.device) == (expected, "cpu")
+
+
+def test_the_device_of_the_settings_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATAPP_HOME", str(tmp_path / "home"))
+    path = tiny.written(tiny.config(tmp_path, train={"epochs": 0.3}), tmp_path / "c.toml")
+    monkeypatch.setenv("CHATAPP_DEVICE", "mps")
+    for command in (["train", str(path)], ["check", str(path)]):
+        refused = CliRunner().invoke(app, command)
+        assert refused.exit_code == 2
+        assert "device is 'mps', which torch cannot use here" in refused.stderr
+    monkeypatch.setenv("CHATAPP_DEVICE", "cpu")
+    monkeypatch.setattr("finetune.training.run_setup._precision", lambda _, device: device)
+    monkeypatch.setattr("finetune.training.run_setup.torch.cuda.is_available", lambda: True)
+
+    def build_trainer(setup: Any, output: Path) -> None:
+        raise ConfigError(f"trains on {setup.precision}")
+
+    monkeypatch.setattr("finetune.run.build_trainer", build_trainer)
+    assert CliRunner().invoke(app, ["train", str(path)]).stderr == "trains on cpu\n"
