@@ -127,6 +127,13 @@ class Driver:
             await self.press(key)
             await self.rest()
 
+    async def worked(self) -> None:
+        """Wait until nothing is looked for any more that the screen in front shows."""
+        workers = self.app.workers
+        await self.until(
+            lambda: all(each.is_finished for each in workers if each.node is self.app.screen)
+        )
+
     async def listed(self) -> None:
         """Wait until the list of chats beside the chat, if there is one, shows them all."""
         await self.until(lambda: not any(worker.group == "sidebar" for worker in self.app.workers))

@@ -94,10 +94,7 @@ async def go_to(driver: Driver, place: str) -> None:
     for key in PLACES[place]:
         await driver.press(key)
         await driver.idle()
-    await driver.app.workers.wait_for_complete(
-        worker for worker in driver.app.workers if worker.node is driver.app.screen
-    )
-    await driver.settle()
+    await driver.worked()
 
 
 @pytest.fixture

@@ -6,7 +6,10 @@
 from collections.abc import Callable
 
 import pytest
-from scenes import PICTURED, SETTINGS
+from chat_scenes import CHAT_SCENES
+from inspector_scenes import INSPECTOR_SCENES
+from scenes import SETTINGS, SMALL, USUAL
+from screen_scenes import SCREEN_SCENES
 from stage import Stage
 from textual.pilot import Pilot
 from tui_driver import Driver
@@ -14,10 +17,9 @@ from tui_driver import Driver
 from chatapp.dialogue.store import Store
 from chatapp.tui.app import ChatApp
 
-PICTURES = [
-    *((name, (100, 30)) for name in PICTURED),
-    *((name, (60, 20)) for name in ("streaming", "attention")),
-]
+SCENES = CHAT_SCENES | SCREEN_SCENES | INSPECTOR_SCENES
+PICTURES = [(name, USUAL) for name, scene in SCENES.items() if scene.pictured]
+PICTURES += [(name, SMALL) for name in ("streaming", "attention")]
 
 
 @pytest.mark.parametrize(
@@ -28,13 +30,13 @@ PICTURES = [
 def test_picture(
     snap_compare: Callable[..., bool], store: Store, stage: Stage, name: str, size: tuple[int, int]
 ) -> None:
-    act, make_model = PICTURED[name]
-    app = ChatApp(SETTINGS, load=lambda: make_model(stage), store=store)
+    scene = SCENES[name]
+    app = ChatApp(SETTINGS, load=lambda: scene.make_model(stage), store=store)
 
     async def play(pilot: Pilot[int]) -> None:
         driver = Driver(app, pilot)
         await driver.ready()
-        await act(driver)
+        await scene.act(driver)
         await driver.listed()
 
     assert snap_compare(app, terminal_size=size, run_before=play)
