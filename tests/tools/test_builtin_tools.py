@@ -1,5 +1,6 @@
 """Clock, calendar, units and the searches, as a model calls them."""
 
+import re
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,10 +91,41 @@ def test_documents_are_searched_where_the_chat_has_some(tmp_path: Path) -> None:
     assert run(nothing, {"query": "x"}, stopped).ending in ("failed", "stopped")
 
 
-def test_what_is_built_in_asks_for_nothing() -> None:
-    tools = find_tools(DocumentSet(("x",))).tools
-    assert set(tools) == {"calculator", "clock", "calendar", "units", "manual", "documents"}
-    assert not any(tool.asks for tool in tools.values())
+USES: dict[str, tuple[dict[str, object], str, dict[str, object], str]] = {
+    "calculator": ({"expression": "15% of 80"}, "12", {"expression": "1/0"}, "it divides by zero"),
+    "clock": ({"zone": "Europe/Paris"}, "week", {"zone": "Atlantis"}, "there is no time zone"),
+    "calendar": (
+        *({"date": "2026-11-23", "until": "2026-12-24"}, "31 days until"),
+        *({"date": "2026-13-01"}, "'2026-13-01' is no date"),
+    ),
+    "units": (
+        *({"value": "5", "unit": "miles", "into": "km"}, "= 8.04672 km"),
+        *({"value": "5", "unit": "miles", "into": "kg"}, "'miles' is length"),
+    ),
+    "manual": ({"query": "how do I branch a reply"}, "[1] ", {"query": 5}, "'query' is the number"),
+    "documents": ({"query": "clams"}, "A walrus eats clams.", {}, "'query' is missing"),
+}
+"""For each tool that is built in: a call, a part of its text, a wrong call, and a part of why."""
+
+
+def test_each_tool_that_is_built_in_is_called(tmp_path: Path) -> None:
+    (tmp_path / "walrus.txt").write_text("A walrus eats clams.")
+    tools = find_tools(DocumentSet((str(tmp_path / "walrus.txt"),))).tools
+    assert set(tools) == set(USES)
+
+    def call(name: str, arguments: dict[str, object]) -> str:
+        if problem := misfit_of(tools, name, arguments):
+            raise ToolError(problem)
+        return tools[name].run(arguments, threading.Event())
+
+    for name, (arguments, text, wrong, reason) in USES.items():
+        assert text in call(name, arguments), name
+        with pytest.raises(ToolError, match=re.escape(reason)):
+            call(name, wrong)
+        with pytest.raises(ToolError, match="there is no argument 'nonsense'"):
+            call(name, arguments | {"nonsense": 1})
+        assert not tools[name].asks
+        assert tools[name].description.endswith(".")
 
 
 def test_a_tool_there_is_not_is_named() -> None:
