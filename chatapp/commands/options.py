@@ -122,9 +122,9 @@ def personas() -> Iterable[str]:
 @_offered
 def methods() -> Iterable[tuple[str, str]]:
     """Ways to choose demonstrations."""
-    from chatapp.prompting.selection.methods import METHODS
+    from chatapp.prompting.selection.installed import usable_methods
 
-    return [(name, method.summary) for name, method in METHODS.items()]
+    return [(name, method.summary) for name, method in usable_methods().items()]
 
 
 lists_of_methods = _for_lists(methods)

@@ -8,12 +8,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeVar, cast, get_args
 
-from chatapp.common.userfiles import did_you_mean, quoted
+from chatapp.common.userfiles import quoted, suggestion
 from chatapp.engine.model import LanguageModel
 from chatapp.models.encoders import Progress, load_encoder
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.files.promptfile import PromptFile, Scoring, Style
-from chatapp.prompting.selection.methods import METHODS, Selector, with_encoder
+from chatapp.prompting.selection.installed import find_method, listed_methods, usable_methods
+from chatapp.prompting.selection.methods import Selector, with_encoder
 from chatapp.prompting.selection.select import ShotOrder, build_selector
 
 ORDERS: tuple[ShotOrder, ...] = get_args(ShotOrder)
@@ -26,28 +27,38 @@ _Name = TypeVar("_Name", bound=str)
 def one_of(value: str, known: Collection[_Name], option: str) -> _Name:
     """The value as one of the known names. Raises PromptError that lists them."""
     if value not in known:
-        hint = did_you_mean(value, known) or f"; there are {', '.join(known)}"
-        raise PromptError(f"{option} is {quoted(value)}, which is not known{hint}")
+        raise PromptError(_not_known(option, value, known))
     return cast(_Name, value)
+
+
+def _not_known(option: str, value: str, known: Collection[str]) -> str:
+    return f"{option} is {quoted(value)}, which is not known{suggestion(value, known)}"
 
 
 def method_and_encoder(value: str) -> tuple[str, str | None]:
     """`knn` or `knn:minilm`: how to select, and by which encoder. Raises PromptError."""
     name, colon, encoder = value.partition(":")
-    method = one_of(name, METHODS, "--select")
-    if colon and not METHODS[method].needs_encoder:
-        raise PromptError(
-            f"--select is {quoted(value)}; only {', '.join(with_encoder())} take an encoder"
-        )
+    method = _named(name)
+    if colon and not method.needs_encoder:
+        known = ", ".join(with_encoder(usable_methods()))
+        raise PromptError(f"--select is {quoted(value)}; only {known} take an encoder")
     if colon and not encoder:
         raise PromptError(f"--select is {quoted(value)}; expected an encoder after the colon")
-    return method, encoder or None
+    return name, encoder or None
 
 
 def method_of(selection: str) -> type[Selector]:
     """The method of a selection such as "knn:minilm". Raises PromptError."""
-    method, _ = method_and_encoder(selection)
-    return METHODS[method]
+    name, _ = method_and_encoder(selection)
+    return _named(name)
+
+
+def _named(name: str) -> type[Selector]:
+    method = find_method(name)
+    if method is None:
+        known, clashes = listed_methods()
+        raise PromptError(f"{_not_known('--select', name, known)}{clashes}")
+    return method
 
 
 def changed(

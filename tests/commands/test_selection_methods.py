@@ -84,7 +84,7 @@ def test_errors_name_it(run: Run, task: Path, model: ScriptedModel) -> None:
     refused = run("run", str(task), "--input", "x", "--select", "zzz").err
     assert f"there are {', '.join(METHODS)}" in refused
     refused = run("run", str(task), "--input", "x", "--select", "bm25:tfidf").err
-    assert f"only {', '.join(with_encoder())} take an encoder" in refused
+    assert f"only {', '.join(with_encoder(METHODS))} take an encoder" in refused
     task.write_text(TASK.replace("shortest", "zzz"))
     assert "or 'shortest'" in run("run", str(task), "--input", "x").err
     task.write_text("\n".join(line for line in TASK.splitlines() if "labels" not in line))

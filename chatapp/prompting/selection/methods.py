@@ -1,6 +1,6 @@
-"""The table of selection methods, each a class that says of itself what others need to know.
+"""The table of built-in selection methods: classes whose attributes say how to use them.
 
-A class added to METHODS is known to prompt files, options, help, errors, plots and completion.
+Prompt files, options, help, errors, plots and completion know a class as soon as it is in METHODS.
 
 Keep: a selector sees the inputs of a pool, never what it should not know. The outputs are no part
 of any index (only `Balanced` reads them, to draw evenly), and a pool item that is the same as the
@@ -10,7 +10,7 @@ query is never chosen for it.
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -237,16 +237,19 @@ METHODS: dict[str, type[Selector]] = {
 }
 
 
-def with_encoder() -> list[str]:
+def with_encoder(methods: Mapping[str, type[Selector]]) -> list[str]:
     """The names of the methods that need an encoder."""
-    return [name for name, method in METHODS.items() if method.needs_encoder]
+    return [name for name, method in methods.items() if method.needs_encoder]
 
 
 def help_on_methods() -> str:
-    """What the methods choose, for the help of a command."""
+    """What the built-in methods choose, for the help of a command."""
     summaries = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
-    *most, last = with_encoder()
-    return f"{summaries}. {', '.join(most)} and {last} also with an encoder, as knn:minilm."
+    *most, last = with_encoder(METHODS)
+    return (
+        f"{summaries}. {', '.join(most)} and {last} also with an encoder, as knn:minilm. "
+        "Installed packages may offer more."
+    )
 
 
 def vote(pool: Pool, indices: Sequence[int]) -> str:

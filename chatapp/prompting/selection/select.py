@@ -1,6 +1,6 @@
 """The [select] table of a prompt file, and the selector it describes.
 
-Keep: the methods are those of the table `METHODS`, and nothing here knows any of them.
+Keep: methods are found by name, and nothing here knows any of them.
 """
 
 from typing import Annotated, Any, Literal
@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from chatapp.prompting.examples import Pool
-from chatapp.prompting.selection.methods import METHODS, Fixed, Selector
+from chatapp.common.userfiles import quoted
+from chatapp.prompting.examples import Pool, PromptError
+from chatapp.prompting.selection.installed import find_method, listed_methods
+from chatapp.prompting.selection.methods import Fixed, Selector
 from chatapp.prompting.selection.similarity import Encoder, Metric
 
 ShotOrder = Literal["nearest-first", "nearest-last", "shuffled"]
@@ -17,18 +19,22 @@ Pooling = Literal["mean", "cls"]
 
 
 def _known(value: Any) -> str:
-    if isinstance(value, str) and value in METHODS:
-        return value
-    *names, last = map(repr, METHODS)
+    try:
+        if isinstance(value, str) and find_method(value):
+            return value
+    except PromptError as error:
+        raise ValueError(f"is {quoted(value)}: {error}") from None
+    known, clashes = listed_methods()
+    *names, last = map(repr, known)
     # In pydantic's own words for a choice, so that all choices are refused alike.
-    message = f"Input should be {', '.join(names)} or {last}"
+    message = f"Input should be {', '.join(names)} or {last}{clashes}"
     raise PydanticCustomError("literal_error", "{message}", {"message": message})
 
 
 class Select(BaseModel):
     """Which demonstrations are shown, in which order.
 
-    method: one of METHODS. k: how many.
+    method: its name, see `find_method`. k: how many.
     order: how they are printed; None is `nearest-last` where the method ranks, so that the
         best one stands next to the query, else as chosen.
     seed: of methods that draw, and of `shuffled`.
@@ -52,8 +58,10 @@ class Select(BaseModel):
 
     @property
     def selector(self) -> type[Selector]:
-        """The class of the method, which says what it needs."""
-        return METHODS[self.method]
+        """The class of the method, whose attributes say what it needs."""
+        method = find_method(self.method)
+        assert method is not None, self.method  # validation found it
+        return method
 
 
 def build_selector(pool: Pool, select: Select, encoder: Encoder | None = None) -> Selector:
