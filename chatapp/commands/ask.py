@@ -7,6 +7,7 @@ model loads.
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.dialogue.events import ReplyEvent
-    from chatapp.dialogue.store.rows import Chat
+    from chatapp.dialogue.store.rows import StoredChat
     from chatapp.dialogue.tool_calls import Toolbox
     from chatapp.engine.events import Event
     from chatapp.engine.model import Generate, LanguageModel, Sampling
@@ -160,7 +161,7 @@ def ask(
 
 
 def _check_together(
-    chat: "Chat | None",
+    chat: "StoredChat | None",
     system: str | None,
     persona: str | None,
     best_of: int,
@@ -196,7 +197,7 @@ def _template(model: "LanguageModel", requested: str, asked: str, think: bool | 
 
 
 def _documents(
-    paths: "Sequence[str] | None", method: str, chat: "Chat | None"
+    paths: "Sequence[str] | None", method: str, chat: "StoredChat | None"
 ) -> "DocumentSet | None":
     """What `--docs` names; for a chat, wherever it goes on. Raises DocumentsError."""
     from chatapp.prompting.files.documents import DocumentSet
@@ -304,7 +305,7 @@ class _Question:
 
 
 def _answer_in(
-    chat: "Chat",
+    chat: "StoredChat",
     model: "LanguageModel",
     template: "Template",
     text: str,
@@ -320,15 +321,16 @@ def _answer_in(
     documents, tools: those that the chat is to go on with, if not its own. allowed: the names
     of tools that may run though they ask. sources: gets the passages that the reply is given.
     """
+    from chatapp.dialogue.chat import Chat
     from chatapp.dialogue.session import Session, Started
 
     if documents is not None:
         _read(documents)  # what cannot be read is not for the chat
-    with open_store() as store:
-        session = Session(model, template=template, store=store, chat_id=chat.id, sampling=sampling)
-        session.ask_by(lambda tool, given, cancel: "once" if is_allowed(tool, allowed) else "no")
+    with open_store() as store, closing(Chat(store, chat.id)) as opened:
+        opened.ask = lambda tool, given, cancel: "once" if is_allowed(tool, allowed) else "no"
         if documents is not None:
-            session.set_documents(documents)
+            opened.use_documents(documents)
+        session = Session(opened, model, template=template, sampling=sampling)
         if tools:
             session.set_tools(tools)
         for event in session.say(text, cancel):

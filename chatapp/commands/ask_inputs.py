@@ -21,7 +21,7 @@ from chatapp.common.userfiles import (
 )
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.store.rows import Chat
+    from chatapp.dialogue.store.rows import StoredChat
     from chatapp.dialogue.tool_calls import Toolbox
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
@@ -38,7 +38,7 @@ def message_of(question: str | None, files: Sequence[Path]) -> str:
 
 
 def instructions(
-    system: str | None, persona: str | None, chat: "Chat | None"
+    system: str | None, persona: str | None, chat: "StoredChat | None"
 ) -> tuple[str | None, str]:
     """The instructions that a question asks for, and the template; None and "" for no wish.
 
@@ -62,7 +62,7 @@ def instructions(
     return chosen.system, chosen.template
 
 
-def chat_to_go_on_with(last: bool, chat_id: int | None) -> "Chat | None":
+def chat_to_go_on_with(last: bool, chat_id: int | None) -> "StoredChat | None":
     """The chat that was asked for by its id, or as the last one; None for neither."""
     if not last and chat_id is None:
         return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
     from chatapp.common.settings import Settings
     from chatapp.dialogue.store import Store
-    from chatapp.dialogue.store.rows import Chat
+    from chatapp.dialogue.store.rows import StoredChat
     from chatapp.engine.model import LanguageModel
     from chatapp.prompting.chat_template import Template
     from chatapp.prompting.examples import Pool
@@ -98,7 +98,7 @@ def load(name: str, precision: str, device: str) -> "LanguageModel":
 
 
 def choices_for(
-    model: "LanguageModel", settings: "Settings", chat: "Chat | None" = None
+    model: "LanguageModel", settings: "Settings", chat: "StoredChat | None" = None
 ) -> "Choices":
     """The sampling parameters of an answer, and whose each is.
 

@@ -1,128 +1,296 @@
-"""The tools of one chat: which are on, and who is asked before one runs.
+"""A chat without a model: its messages, and what the user chose for it.
 
-Keep: they are looked up anew for every reply, so that a file that was changed or taken away counts
-from then on.
-
-The messages of a stored chat as a prompt has them.
-
-Keep: what is stored alone decides; a reply becomes the same part of every prompt.
-
-Passages of documents for a message: looked up, and as many as fit its prompt.
-
-Keep: documents stay open from one message to the next while the same ones are asked for, so that
-only what has changed is read again.
-
-The tools that the user has allowed for good.
-
-Keep: a permission is for what a tool was when it was given (see `Tool.key`); a file that cannot be
-read allows nothing.
-
-Whether a tool may run: asked of the user, and remembered as far as the user says.
-
-Keep: what is not answered with a yes is a no.
+Keep: a fact of a chat stands here and, once the chat is stored, in the store; both change together.
+Nothing heavy is imported, because the first frame of the TUI shows a chat. A call of a tool that
+is not answered with a yes does not run.
 """
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
+from chatapp.common.parameters import Choices, known_values
 from chatapp.common.paths import allowed_tools_path
 from chatapp.common.userfiles import UserError, read_json_object, reason, write_whole
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.store.rows import StoredMessage
-from chatapp.dialogue.tool_calls import Toolbox, out_of_reach
-from chatapp.dialogue.writers.prompt import Exchange, Writer
-from chatapp.engine.model import LanguageModel
-from chatapp.passages.index import Progress
-from chatapp.passages.search import Documents
+from chatapp.dialogue.store.database import Gone
+from chatapp.dialogue.store.rows import Basis, StoredMessage
 from chatapp.passages.sources import Source
-from chatapp.prompting.files.documents import DocumentsError, DocumentSet
-from chatapp.prompting.messages import CallPattern
-from chatapp.tools.mcp_servers import Servers
-from chatapp.tools.registry import Registry, find_tools
-from chatapp.tools.tool import Arguments, Tool, ToolError
+from chatapp.prompting.files.documents import DocumentSet
+
+if TYPE_CHECKING:
+    from chatapp.tools.mcp_servers import Servers
+    from chatapp.tools.registry import Registry
+    from chatapp.tools.tool import Arguments, Tool
+
+Decision = Literal["once", "chat", "always", "no"]
+"""For this call, for all of this chat, for this tool in every chat, or not at all."""
+
+Ask = Callable[["Tool", "Arguments", threading.Event], Decision]
+"""Asks the user whether a tool may run. Returns soon after the event is set."""
 
 
-def exchanges_of(path: Iterable[StoredMessage]) -> list[Exchange]:
-    """A chat from its first message on."""
-    exchanges: list[Exchange] = []
-    for message in path:
-        if message.role == "user":
-            exchanges.append(Exchange(message.text))
-        else:
-            exchanges[-1] = replace(exchange_of(message), user=exchanges[-1].user)
-    return exchanges
+def never(tool: "Tool", arguments: "Arguments", cancel: threading.Event) -> Decision:
+    """The answer where there is nobody to ask."""
+    return "no"
 
 
-def exchange_of(reply: StoredMessage) -> Exchange:
-    """A reply as part of a prompt, without the message that it answers."""
-    return Exchange("", reply.text, reply.thoughts, calls=reply.calls)
+class Chat:
+    """A chat of a store, or a new one, which is stored with its first message.
 
+    id: its row in the store; None while it is new. basis: its instructions, prompt file and the
+    template that it asks for. documents: those it draws on beside its prompt file's. tools: the
+    names of those that the model may call. choices: the sampling parameters, of which those
+    chosen in this chat are stored. reward: the name of the reward model that scores its replies;
+    "" is none. markdown: whether its replies are shown as Markdown. messages: its current path,
+    oldest first. ask: asks the user whether a tool may run that is not allowed yet.
+    """
 
-def up_to_call(reply: StoredMessage) -> StoredMessage:
-    """A reply as it was when its last call had ended; as it is where there is none."""
-    if not reply.calls:
-        return reply
-    last = reply.calls[-1]
-    return replace(reply, text=reply.text[: last.at + last.inside])
-
-
-class Grounding:
-    """Looks up what replies of one model are grounded in."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
-        self._documents: Documents | None = None
-
-    def sources(
+    def __init__(
         self,
-        asked: DocumentSet,
-        writer: Writer,
-        system: str | None,
-        message: str,
+        store: Store,
+        id: int | None = None,
         *,
-        max_tokens: int,
-        progress: Progress | None = None,
-    ) -> tuple[Source, ...]:
-        """The passages found for a message, those that fit its prompt numbered.
+        basis: Basis | None = None,
+        documents: DocumentSet | None = None,
+        tools: Sequence[str] = (),
+        choices: Choices | None = None,
+        reward: str = "",
+        markdown: bool = False,
+    ) -> None:
+        """Open the chat `id`, whose stored facts count, or begin one with these.
 
-        writer, system, max_tokens: of the prompt; see `Writer.sources`.
-        Raises DocumentsError and ModelError when the documents cannot be searched, and
-        MessageTooLong.
+        Raises StoreError when there is no such chat.
         """
-        if self._documents is None or self._documents.asked != asked:
-            self._documents = Documents(asked, self._model)
-        passages = self._documents.search(message, progress)
-        return writer.sources(system, message, passages, max_tokens=max_tokens)
+        self.store = store
+        self.id = id
+        self.basis = basis or Basis()
+        self.documents = documents
+        self.tools = tuple(tools)
+        self.choices = choices or Choices()
+        self.reward = reward
+        self.markdown = markdown
+        self.messages: list[StoredMessage] = []
+        self.ask: Ask = never
+        self._servers: Servers | None = None
+        if id is not None:
+            row = store.chat(id)
+            self.basis, self.documents, self.tools = row.basis, row.documents, row.tools
+            self.choices = self.choices.of("this chat", known_values(row.chosen))
+            self.reward, self.markdown = row.reward, row.markdown
+            self.messages = store.path(id)
+
+    def apart(self) -> "Chat":
+        """The same chat for another session at the same time: with its own messages and servers,
+        and without a tool that asks."""
+        return Chat(
+            self.store,
+            self.id,
+            basis=self.basis,
+            documents=self.documents,
+            tools=self.tools,
+            choices=self.choices,
+            reward=self.reward,
+            markdown=self.markdown,
+        )
+
+    def go_over_to(self, id: int | None) -> "Chat":
+        """Leave this chat for another, for a new one (None), or for itself as the store has it now.
+
+        It goes on with the choices and the reward model of this chat unless it has its own. If it
+        is the same, the servers of its tools go on, too; otherwise this chat has to be closed.
+        Raises StoreError, and changes nothing, when there is no such chat.
+        """
+        chat = Chat(self.store, id, choices=self.choices, reward=self.reward)
+        chat.ask = self.ask
+        if id is not None and id == self.id:
+            chat._servers = self._servers
+        return chat
+
+    def close(self) -> None:
+        """End what the chat has started: the servers of its tools."""
+        if self._servers is not None:
+            self._servers.close()
+
+    # In the store
+
+    def add_messages(
+        self,
+        parent_id: int | None,
+        text: str | None,
+        sources: Sequence[Source],
+        *,
+        template: str,
+        model: str,
+    ) -> tuple[StoredMessage | None, StoredMessage]:
+        """The rows of a user's message, where there is a text, and of the reply to it: both are
+        stored, with the chat itself if it is new, or neither. Raises StoreError."""
+        user: StoredMessage | None = None
+        with self.store.transaction():
+            id = self.id if self.id is not None else self._create(template, model)
+            if text is not None:
+                user = self.store.add_message(id, parent_id, "user", text)
+                parent_id = user.id
+            reply = self.store.add_message(
+                id, parent_id, "assistant", "", status="partial", sources=sources
+            )
+        self.id = id
+        return user, reply
+
+    def store_anew(self, template: str, model: str) -> int:
+        """Store the messages of a chat that was deleted as a new chat; returns its id.
+
+        Raises StoreError.
+        """
+        from chatapp.dialogue.importing import store_messages
+
+        with self.store.transaction():
+            id = self._create(template, model)
+            store_messages(self.store, id, self.messages)
+        return id
+
+    def _create(self, template: str, model: str) -> int:
+        basis = self.basis
+        id = self.store.create_chat(
+            system=basis.system,
+            template=template,
+            model=model,
+            prompt=basis.prompt,
+            asked_template=basis.asked_template,
+            documents=self.documents,
+        )
+        self.store.set_tools(id, self.tools)
+        self.store.set_chosen(id, self.choices.by_origin.get("this chat", {}))
+        self.store.set_reward(id, self.reward)
+        self.store.set_markdown(id, self.markdown)
+        return id
+
+    def title(self) -> str:
+        """What the chat is called. Raises StoreError."""
+        return "New chat" if self.id is None else self.store.chat(self.id).title
+
+    def is_deleted(self) -> bool:
+        """Whether the chat is in the bin, or no longer in the store. Raises StoreError."""
+        try:
+            return self.id is not None and self.store.chat(self.id).deleted is not None
+        except Gone:
+            return True
+
+    def finish_reasons(self) -> dict[int, str]:
+        """Why its replies finished, by their ids; "" where that is not known. Raises StoreError."""
+        generations = [] if self.id is None else self.store.generations(self.id)
+        return {generation.message_id: generation.reason or "" for generation in generations}
+
+    def message(self, message_id: int) -> StoredMessage:
+        """A message as it is known here: all of it, where the store has less. Raises StoreError."""
+        same = (message for message in self.messages if message.id == message_id)
+        return next(same, None) or self.store.message(message_id)
+
+    def go_to_sibling(self, message: StoredMessage, step: int) -> StoredMessage | None:
+        """Let the chat's path lead, in the store, through the version `step` places after a
+        message; returns that, or None where there is none. Raises StoreError."""
+        siblings = self.store.siblings(message.id)
+        index = message.sibling - 1 + step
+        if not 0 <= index < len(siblings):
+            return None
+        sibling = siblings[index]
+        self.store.set_leaf(sibling.chat_id, self.store.latest_leaf(sibling.id))
+        return sibling
+
+    def path_to(self, message_id: int | None) -> list[StoredMessage]:
+        """The messages from the first to this one; none for None. Raises StoreError."""
+        if message_id is None or self.id is None:
+            return []
+        return self.store.path(self.id, message_id)
+
+    # What the user chooses; each raises StoreError, and then nothing has changed
+
+    def hold_with(self, basis: Basis) -> None:
+        """Hold the chat with other instructions, another prompt file or template."""
+        self._keep(self.store.set_basis, basis)
+        self.basis = basis
+
+    def use_documents(self, documents: DocumentSet | None) -> None:
+        """Draw on other documents from the next message on; None is the prompt file's alone."""
+        self._keep(self.store.set_documents, documents)
+        self.documents = documents
+
+    def use_tools(self, names: Sequence[str]) -> None:
+        """Let the model call these tools from the next message on."""
+        self._keep(self.store.set_tools, names)
+        self.tools = tuple(names)
+
+    def choose(self, choices: Choices) -> None:
+        """Draw replies with other sampling parameters."""
+        self._keep(self.store.set_chosen, choices.by_origin.get("this chat", {}))
+        self.choices = choices
+
+    def use_reward(self, name: str) -> None:
+        """Have the replies scored by another reward model; "" is none."""
+        self._keep(self.store.set_reward, name)
+        self.reward = name
+
+    def show_markdown(self, markdown: bool) -> None:
+        """Show the replies as Markdown, or as they are written."""
+        self._keep(self.store.set_markdown, markdown)
+        self.markdown = markdown
+
+    def _keep(self, write: Callable[[int, Any], None], value: object) -> None:
+        if self.id is not None:
+            write(self.id, value)
+
+    # Tools
+
+    @property
+    def servers(self) -> "Servers":
+        """Those of the chat's tools, which run until the chat is closed."""
+        from chatapp.tools.mcp_servers import Servers
+
+        self._servers = self._servers or Servers()
+        return self._servers
+
+    def find_tools(self, documents: DocumentSet | None = None) -> "Registry":
+        """The tools that there are. documents: those of the prompt file, searched by a tool where
+        the chat has none of its own."""
+        from chatapp.tools.registry import find_tools
+
+        return find_tools(self.documents or documents, self.servers)
+
+    def permits(self, tool: "Tool", arguments: "Arguments", cancel: threading.Event) -> bool:
+        """Whether a call of a stored chat's tool may run, asking the user if need be.
+
+        Raises StoreError and ToolError when an answer that is to be remembered cannot be.
+        """
+        assert self.id is not None
+        if tool.key in self.store.chat(self.id).allowed_tools or is_allowed(tool):
+            return True
+        decision = self.ask(tool, arguments, cancel)
+        if decision == "chat":
+            self.store.allow_tool(self.id, tool.key)
+        elif decision == "always":
+            allow(tool)
+        return decision != "no"
 
 
-def until(cancel: threading.Event | None) -> Progress:
-    """Lets reading go on until `cancel` is set; then it raises DocumentsError."""
-
-    def go_on(done: int, of: int) -> None:
-        if cancel is not None and cancel.is_set():
-            raise DocumentsError("stopped while documents were read; that goes on next time")
-
-    return go_on
+def is_allowed(tool: "Tool") -> bool:
+    """Whether the user has allowed a tool for good, as it is now (see `Tool.key`)."""
+    return tool.key in _allowed_keys()
 
 
-def is_allowed(tool: Tool) -> bool:
-    """Whether the user has allowed a tool for good."""
-    return tool.key in _keys()
-
-
-def allow(tool: Tool) -> None:
+def allow(tool: "Tool") -> None:
     """Allow a tool for good. Raises ToolError when that cannot be written down."""
-    keys = sorted({*_keys(), tool.key})
+    from chatapp.tools.tool import ToolError
+
+    keys = sorted({*_allowed_keys(), tool.key})
     try:
         write_whole(allowed_tools_path(), json.dumps({"allowed": keys}, indent=2) + "\n")
     except OSError as error:
         raise ToolError(f"{allowed_tools_path()}: cannot be written: {reason(error)}") from None
 
 
-def _keys() -> list[str]:
+def _allowed_keys() -> list[str]:
+    """The keys in the file of allowed tools; none where it cannot be read."""
     try:
         keys = read_json_object(allowed_tools_path()).get("allowed")
     except (OSError, UserError):
@@ -130,92 +298,11 @@ def _keys() -> list[str]:
     return [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
 
 
-Decision = Literal["once", "chat", "always", "no"]
-"""For this call, for all of this chat, for this tool in every chat, or not at all."""
-
-Ask = Callable[[Tool, Arguments, threading.Event], Decision]
-"""Asks the user. Comes back soon after the event is set."""
-
-
-def never(tool: Tool, arguments: Arguments, cancel: threading.Event) -> Decision:
-    """Where there is nobody to ask."""
-    return "no"
-
-
-class Permission:
-    """Gives a chat's tools leave to run."""
-
-    def __init__(self, store: Store, chat_id: int, ask: Ask) -> None:
-        self._store = store
-        self._chat_id = chat_id
-        self._ask = ask
-
-    def __call__(self, tool: Tool, arguments: Arguments, cancel: threading.Event) -> bool:
-        """Whether this call may run. Raises StoreError and ToolError when an answer that is to
-        be remembered cannot be."""
-        allowed = self._store.chat(self._chat_id).allowed_tools
-        if tool.key in allowed or is_allowed(tool):
-            return True
-        decision = self._ask(tool, arguments, cancel)
-        if decision == "chat":
-            self._store.allow_tool(self._chat_id, tool.key)
-        elif decision == "always":
-            allow(tool)
-        return decision != "no"
-
-
-class ChatTools:
-    """names: of those that the model may call. ask: asks the user whether one may run that is not
-    allowed yet. servers: those of the chat that run already. documents, wherever they are asked
-    for: those of the chat, which a tool searches.
-    """
-
-    def __init__(self, store: Store, names: Sequence[str], servers: Servers | None = None) -> None:
-        self.names = tuple(names)
-        self.ask: Ask = never
-        self._store = store
-        self._servers = servers or Servers()
-
-    def close(self) -> None:
-        """End the servers of tools."""
-        self._servers.close()
-
-    def find(self, documents: DocumentSet | None) -> Registry:
-        """All tools that there are."""
-        return find_tools(documents, self._servers)
-
-    def choose(
-        self, names: Sequence[str], documents: DocumentSet | None, pattern: CallPattern
-    ) -> None:
-        """Let the model call these. pattern: how it calls tools.
-
-        Raises ToolError for one that there is not, or that the model has no way to call.
-        """
-        chosen = tuple(self.find(documents).chosen(names))
-        if problem := out_of_reach(pattern, chosen):
-            raise ToolError(problem)
-        self.names = chosen
-
-    def check(self, documents: DocumentSet | None, cancel: threading.Event | None = None) -> None:
-        """Raises ToolError for one that is gone, or whose file is no good any more."""
-        if self.names:
-            self.find(documents).chosen(self.names, cancel)
-
-    def told(self, documents: DocumentSet | None) -> list[dict[str, Any]]:
-        """What the model is told of those that there are."""
-        if not self.names:
-            return []
-        tools = self.find(documents).tools
-        return [tools[name].to_dict() for name in self.names if name in tools]
-
-    def is_all_told(self, documents: DocumentSet | None) -> bool:
-        """Whether `told` leaves out none because its server has not been asked yet."""
-        if not self.names:
-            return True
-        registry = self.find(documents)
-        return not any(registry.may_have(name) for name in self.names)
-
-    def toolbox(self, documents: DocumentSet | None, chat_id: int) -> Toolbox:
-        """The tools as they are now. Raises ToolError for one that is gone."""
-        tools = self.find(documents).chosen(self.names)
-        return Toolbox(tools, Permission(self._store, chat_id, self.ask))
+def recent_inputs(store: Store, chats: int = 30) -> list[str]:
+    """What the user wrote in the chats that changed last, oldest first. Raises StoreError."""
+    texts: list[str] = []
+    for chat in reversed(store.chats(limit=chats)):
+        for message in store.path(chat.id):
+            if message.role == "user" and message.text not in texts[-1:]:
+                texts.append(message.text)
+    return texts

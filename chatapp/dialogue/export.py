@@ -47,7 +47,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from chatapp.dialogue.store.rows import Chat, StoredMessage
+from chatapp.dialogue.store.rows import StoredChat, StoredMessage
 from chatapp.engine.events import THINKING
 from chatapp.prompting.messages import Call
 from chatapp.tools.tool import call_in_words
@@ -55,7 +55,7 @@ from chatapp.tools.tool import call_in_words
 _NAMES = {"user": "User", "assistant": "Assistant"}
 
 
-def as_text(chat: Chat, messages: Sequence[StoredMessage], suffix: str) -> str:
+def as_text(chat: StoredChat, messages: Sequence[StoredMessage], suffix: str) -> str:
     """A chat as the content of a file with this suffix: .md, .json or .jsonl.
 
     Raises ValueError for another one, and when there is nothing that could be trained on.
@@ -72,7 +72,7 @@ def as_text(chat: Chat, messages: Sequence[StoredMessage], suffix: str) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def to_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:
+def to_markdown(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
     """A chat to read: a title, then each message under the name of who said it."""
     date = datetime.fromtimestamp(chat.created).astimezone().isoformat(" ", "minutes")
     parts = [f"# {chat.title or 'Untitled chat'}", f"*{date}, model {chat.model}*"]
@@ -87,7 +87,7 @@ def to_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def to_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
+def to_json(chat: StoredChat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
     """A chat as the document described above."""
     return {
         "id": chat.id,
@@ -113,7 +113,7 @@ def to_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
 
 
 def to_training_rows(
-    chat: Chat, messages: Sequence[StoredMessage], *, thinking: bool = False
+    chat: StoredChat, messages: Sequence[StoredMessage], *, thinking: bool = False
 ) -> list[dict[str, Any]]:
     """A chat as rows for fine-tuning: {"messages": [{"role", "content"}, …]}.
 

@@ -31,7 +31,7 @@ from chatapp.prompting.messages import Message
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Store
-    from chatapp.dialogue.store.rows import Chat, Comparison, Feedback, StoredMessage
+    from chatapp.dialogue.store.rows import Comparison, Feedback, StoredChat, StoredMessage
 
 _Message = dict[str, str]
 
@@ -81,7 +81,7 @@ def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Itera
 
 
 def _prompt(
-    chat: "Chat", path: "Sequence[StoredMessage]", judged: "Mapping[int, Feedback]"
+    chat: "StoredChat", path: "Sequence[StoredMessage]", judged: "Mapping[int, Feedback]"
 ) -> list[_Message]:
     answered = answered_messages(chat.system, path, judged)
     return [{"role": message.role, "content": message.text} for message in answered]

@@ -14,7 +14,7 @@ in it imports nothing, and says where the mistake is.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast, get_args
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import UserError, quoted, read_text, reason, shown
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.store.rows import Status
+from chatapp.dialogue.store.rows import Status, StoredMessage
 from chatapp.passages.sources import Source
 from chatapp.prompting.calls import DEEPEST, depth
 from chatapp.prompting.messages import Call, Role
@@ -92,8 +92,16 @@ def _store(store: Store, chat: ImportedChat) -> int:
     chat_id = store.create_chat(
         title=chat.title, system=chat.system, template=chat.template, model=chat.model
     )
+    store_messages(store, chat_id, chat.messages)
+    return chat_id
+
+
+def store_messages(
+    store: Store, chat_id: int, messages: Iterable[ImportedMessage | StoredMessage]
+) -> None:
+    """Add messages to an empty chat, one below the other. Raises StoreError."""
     parent: int | None = None
-    for message in chat.messages:
+    for message in messages:
         parent = store.add_message(
             chat_id,
             parent,
@@ -106,7 +114,6 @@ def _store(store: Store, chat: ImportedChat) -> int:
             store.update_calls(parent, message.calls)
         if message.thoughts:
             store.update_thoughts(parent, message.thoughts, 0)
-    return chat_id
 
 
 def _documents(text: str, path: str) -> Iterator[tuple[str, Any]]:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from chatapp.dialogue.chat import Grounding
 from chatapp.dialogue.events import Called, ReplyEvent
+from chatapp.dialogue.rendering import Grounding
 from chatapp.dialogue.reply import reply_events
 from chatapp.dialogue.tool_calls import Toolbox, events_with_calls
 from chatapp.dialogue.writers.choosing import writer_for

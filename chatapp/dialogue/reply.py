@@ -38,12 +38,14 @@ class ReplyRecorder:
     """Writes a reply into its row of the store while it grows.
 
     reply: the row as it is to be stored at the end; stopped, unless `add` or `fail` said
-    otherwise. finished: the generation's end, once it has come.
+    otherwise. tokens: those drawn since the last call of a tool. finished: the generation's end,
+    once it has come.
     """
 
     def __init__(self, store: Store, reply: StoredMessage) -> None:
         """reply: the row as it is now; what is generated goes on with its text."""
         self.reply = replace(reply, status="stopped")
+        self.tokens: list[Token] = []
         self.finished: Finished | None = None
         self._store = store
         self._generation_id: int | None = None
@@ -72,8 +74,11 @@ class ReplyRecorder:
         if isinstance(event, Calling):
             call = replace(event.call, at=len(self.reply.text))
             self.reply = replace(self.reply, calls=(*self.reply.calls, call))
+            self.tokens.clear()
             self._store_reply("partial")
             return
+        if isinstance(event, Token):
+            self.tokens.append(event)
         if event.thought is not None:
             self.reply = replace(
                 self.reply,

@@ -11,19 +11,17 @@ Keep: what is shown is written by the writer that would write the chat.
 import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import PARAMETERS, PRECISIONS
+from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.session import Session, SessionEvent, Started
-from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.writers.choosing import (
     INSIST,
     choose_template,
-    thinking_of,
-    with_thinking,
     writer_for,
 )
 from chatapp.dialogue.writers.fewshot import FewShotWriter
@@ -83,27 +81,22 @@ class Variant:
 class Pair:
     """One message of a chat, and the replies to it.
 
-    session: the chat is its own, or will be. message: a text to say at the end of the chat,
-    or the id of a message of the user that is there already. load: gives a model by its name
-    and precision. A tool that asks is not run: there are two who would.
+    message: a text to say at the end of the chat, or the id of a message of the user that is
+    there already. thinking: whether the models think before they reply; None is as they do by
+    themselves. load: gives a model by its name and precision. A tool that asks is not run, because
+    there are two replies that would ask.
     """
 
     def __init__(
         self,
-        store: Store,
-        session: Session,
+        chat: Chat,
         message: str | int,
+        thinking: bool | None,
         load: Callable[[str, str], LanguageModel],
     ) -> None:
-        self._store = store
-        self._chat_id = session.chat_id
-        self._system = session.system
-        self._prompt = session.prompt
-        self._asked_template = session.asked_template
-        self._documents = session.documents
-        self._tools = session.tools
-        self._thinking = thinking_of(session.template)
+        self._chat = chat
         self._message = message
+        self._thinking = thinking
         self._load = load
 
     def answers(
@@ -137,32 +130,20 @@ class Pair:
         model = self._load(variant.model, variant.precision)
         if cancel.is_set():
             raise stopped
-        template = choose_template(model, variant.template, self._asked_template)
-        if self._thinking is not None:
-            with suppress(ValueError):  # of a model that has no such switch
-                template = with_thinking(model, template, self._thinking)
-        session = Session(
-            model,
-            template=template,
-            store=self._store,
-            chat_id=self._chat_id,
-            system=self._system,
-            prompt=self._prompt,
-            asked_template=self._asked_template,
-            documents=self._documents,
-            generate=generate_by(model),
-        )
-        session.sampling = variant.sampling  # not what the prompt file would have
-        with closing(session):
-            if self._chat_id is None and self._tools:
-                session.set_tools(self._tools)
+        with closing(self._chat.apart()) as chat:
+            asked = chat.basis.asked_template
+            template = choose_template(model, variant.template, asked, self._thinking)
+            session = Session(chat, model, template=template, generate=generate_by(model))
+            session.sampling = variant.sampling  # not what the prompt file would have
+            if chat.id is None and chat.tools:
+                session.set_tools(chat.tools)  # which this model may have no way to call
             if isinstance(self._message, str):
                 events = session.say(self._message, cancel)
             else:
                 events = session.regenerate(self._message, cancel)
             for event in events:
                 if isinstance(event, Started):
-                    self._chat_id = event.message.chat_id
+                    self._chat = chat  # which is stored by now
                     if event.user_message is not None:
                         self._message = event.user_message.id
                 yield event

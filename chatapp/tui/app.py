@@ -212,7 +212,7 @@ class ChatApp(FailingApp[int]):
         try:
             self.chat.conversation.close(0)
         finally:
-            self.chat.conversation.end_servers()
+            self.chat.conversation.chat.close()
             os._exit(128 + signal.SIGHUP)
 
     async def action_quit(self) -> None:
@@ -247,7 +247,7 @@ def run(
     try:
         app.run(inline=inline, inline_no_clear=True)
     finally:
-        app.chat.conversation.end_servers()
+        app.chat.conversation.chat.close()
         app.chat.conversation.close(0)
         app.store.close()
     if app.failure is not None:

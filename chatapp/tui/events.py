@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 if TYPE_CHECKING:
+    from chatapp.dialogue.reading import Usage
     from chatapp.dialogue.session import Session
     from chatapp.dialogue.store.rows import StoredMessage
     from chatapp.models.catalogue import ListedModel
@@ -63,15 +64,10 @@ class Suggested(Message):
 
 @dataclass
 class Measured(Message):
-    """What the session's chat takes of the context window, in tokens.
-
-    dropped: how many of its messages are out of context.
-    """
+    """What the session's chat takes of the context window."""
 
     session: "Session"
-    used: int
-    limit: int
-    dropped: int
+    usage: "Usage"
 
 
 @dataclass

@@ -27,6 +27,7 @@ from typing import Annotated, Any
 import typer
 
 from chatapp.common.userfiles import UserError, quoted
+from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.oneshot import ask
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
@@ -81,7 +82,7 @@ def chat(model: LanguageModel, template: Template, sampling: Sampling) -> str:
     """The scripted chat, whole: what the user says and what the model makes of it."""
     lines = []
     with TemporaryDirectory() as folder, closing(Store(Path(folder) / "chat.sqlite")) as store:
-        session = Session(model, template=template, store=store, sampling=sampling)
+        session = Session(Chat(store), model, template=template, sampling=sampling)
         for said in TURNS:
             events = session.say(said)
             reply = whole_reply(each for each in events if isinstance(each, Token | Finished))

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from seq2seq_models import write_seq2seq
 
+from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.reading import read
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.choosing import choose_template
@@ -87,14 +89,14 @@ def test_it_is_chatted_with(model: str, tmp_path: Path) -> None:
     store = Store(tmp_path / "chats.db")
     template = choose_template(loaded, "")
     sampling = Sampling(temperature=0, max_tokens=5)
-    session = Session(loaded, template=template, store=store, sampling=sampling)
+    session = Session(Chat(store), loaded, template=template, sampling=sampling)
     for text in ("The lazy dog", "and the fox?"):
         *_, end = session.say(text)
         assert isinstance(end, Finished)
         assert end.reason != "error", end.message
-    assert len(session.messages) == 4
-    read = session.read(session.messages[-1].id)
-    assert read.prompt.text.endswith("Assistant:")
+    assert len(session.chat.messages) == 4
+    reading = read(session, session.chat.messages[-1].id)
+    assert reading.prompt.text.endswith("Assistant:")
     store.close()
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from thinking_model import thinking_model
 
+from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.writers.choosing import choose_template
 
 CALL = '<tool_call>{"name": "hang", "arguments": {}}</tool_call>'
 
@@ -16,12 +16,12 @@ def session_in(folder: Path, store: Store, chat_id: int | None = None) -> Sessio
     """A chat with a model that calls a tool."""
     replies = ["Hello.", f"Let me see.{CALL}", "It was cut off."]
     model = thinking_model(folder / "model", replies if chat_id is None else replies[2:])
-    return Session(model, template=choose_template(model, ""), store=store, chat_id=chat_id)
+    return Session(Chat(store, chat_id), model)
 
 
 if __name__ == "__main__":
     session = session_in(Path(sys.argv[1]), Store(Path(sys.argv[2])))
-    session.ask_by(lambda tool, given, cancel: "once")
+    session.chat.ask = lambda tool, given, cancel: "once"
     list(session.say("Hi"))
     session.set_tools(["hang"])
     list(session.say("Do it"))

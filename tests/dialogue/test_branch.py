@@ -7,6 +7,8 @@ import pytest
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
+from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.reading import read, usage
 from chatapp.dialogue.session import Session, Started
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
@@ -24,47 +26,47 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_a_reply_is_read_with_its_prompt_and_tokens(store: Store) -> None:
     model = ScriptedModel([" One two.", " Three four."])
-    session = Session(model, template=PLAIN, store=store)
+    session = Session(Chat(store), model, template=PLAIN)
     for text in ("Hello", "And?"):
         list(session.say(text))
-    reading = session.read(session.messages[-1].id)
+    reading = read(session, session.chat.messages[-1].id)
     assert reading.prompt.text == model.prompts[1]
-    assert reading.reply == session.messages[-1]
+    assert reading.reply == session.chat.messages[-1]
     assert model.tokenizer.decode(reading.reply_ids) == " Three four."
     assert reading.left_out == ()
-    of_user = session.read(session.messages[0].id)
+    of_user = read(session, session.chat.messages[0].id)
     assert of_user.prompt.text == model.prompts[0]
     assert (of_user.reply, of_user.reply_ids) == (None, ())
 
 
 def test_what_does_not_fit_is_named(store: Store) -> None:
-    session = Session(ScriptedModel([" yes" * 8]), template=CHAT, store=store)
+    session = Session(Chat(store), ScriptedModel([" yes" * 8]), template=CHAT)
     session.model.context = 64
     for number in range(8):
         list(session.say(f"question {number}"))
-    reading = session.read(session.messages[-1].id)
-    dropped = session.dropped()
+    reading = read(session, session.chat.messages[-1].id)
+    dropped = usage(session).dropped
     assert dropped > 0
     assert [message.id for message in reading.left_out] == [
-        message.id for message in session.messages[:dropped]
+        message.id for message in session.chat.messages[:dropped]
     ]
     foreign = store.add_message(store.create_chat(), None, "user", "x").id
     with pytest.raises(ValueError, match="is not in this chat"):
-        session.read(foreign)
+        read(session, foreign)
 
 
 def test_a_branch_is_a_sibling_that_begins_as_one_wants(store: Store) -> None:
     model = ScriptedModel([" One two three.", " and so on."])
-    session = Session(model, template=CHAT, store=store)
+    session = Session(Chat(store), model, template=CHAT)
     list(session.say("Count"))
-    first = session.messages[-1]
-    ids = session.read(first.id).reply_ids
+    first = session.chat.messages[-1]
+    ids = read(session, first.id).reply_ids
     begin = [*ids[:1], model.tokenizer.token(" apple")]
     started, *tokens, finished = session.branch(first.id, begin)
     assert isinstance(started, Started)
     assert isinstance(finished, Finished)
     assert "".join(event.text for event in tokens) == "One apple and so on."
-    branch = session.messages[-1]
+    branch = session.chat.messages[-1]
     assert branch.text == "One apple and so on."
     assert (branch.parent_id, branch.sibling, branch.siblings) == (first.parent_id, 2, 2)
     assert store.message(first.id).text == "One two three."
@@ -72,15 +74,15 @@ def test_a_branch_is_a_sibling_that_begins_as_one_wants(store: Store) -> None:
     assert finished.reply_tokens == 5
     assert store.generations(branch.chat_id)[-1].reply_tokens == 5
     # The tokens stay what they were, also for the next turn's prompt.
-    assert session.read(branch.id).reply_ids[:2] == tuple(begin)
+    assert read(session, branch.id).reply_ids[:2] == tuple(begin)
 
 
 def test_a_branch_may_end_at_once(store: Store) -> None:
     model = ScriptedModel([" One two three."])
-    session = Session(model, template=CHAT, store=store)
+    session = Session(Chat(store), model, template=CHAT)
     list(session.say("Count"))
-    reply = session.messages[-1]
-    begin = [*session.read(reply.id).reply_ids[:2], model.tokenizer.end_id]
+    reply = session.chat.messages[-1]
+    begin = [*read(session, reply.id).reply_ids[:2], model.tokenizer.end_id]
     model.tokenizer.decode = lambda ids: "".join(  # type: ignore[method-assign]
         model.tokenizer.piece(id) for id in ids if id
     )
@@ -88,15 +90,18 @@ def test_a_branch_may_end_at_once(store: Store) -> None:
     *_, finished = session.branch(reply.id, begin)
     assert isinstance(finished, Finished)
     assert (finished.reason, finished.reply_tokens) == ("stop", 2)
-    assert (session.messages[-1].text, session.messages[-1].status) == ("One two", "complete")
+    assert (session.chat.messages[-1].text, session.chat.messages[-1].status) == (
+        "One two",
+        "complete",
+    )
     assert len(model.prompts) == 1, "the model was not asked"
 
 
 def test_branches_that_cannot_be(store: Store) -> None:
     model = ScriptedModel([" One two three."], context=20)
-    session = Session(model, template=CHAT, store=store)
+    session = Session(Chat(store), model, template=CHAT)
     list(session.say("Count"))
-    user, reply = session.messages
+    user, reply = session.chat.messages
     with pytest.raises(ValueError, match="is from the user"):
         list(session.branch(user.id, [1]))
     with pytest.raises(ContextOverflow, match="20 tokens"):
@@ -104,18 +109,18 @@ def test_branches_that_cannot_be(store: Store) -> None:
     half = model.tokenizer.token("\ufffd")
     with pytest.raises(ValueError, match="part of a character"):
         list(session.branch(reply.id, [half]))
-    assert session.messages == [user, reply]
+    assert session.chat.messages == [user, reply]
     assert len(store.siblings(reply.id)) == 1
 
 
 def test_a_branch_of_a_real_model(store: Store, tmp_path: Path) -> None:
     model = load_model(str(write_tiny_gpt2(tmp_path / "model", context=128)))
     sampling = Sampling(temperature=0, max_tokens=12)
-    session = Session(model, template=CHAT, store=store, sampling=sampling)
+    session = Session(Chat(store), model, template=CHAT, sampling=sampling)
     list(session.say("Hello"))
-    reply = session.messages[-1]
-    ids = session.read(reply.id).reply_ids
+    reply = session.chat.messages[-1]
+    ids = read(session, reply.id).reply_ids
     list(session.branch(reply.id, ids[:4]))
     # Greedy decoding goes the same way from the same place.
-    assert session.messages[-1].text.startswith(reply.text)
-    assert session.messages[-1].siblings == 2
+    assert session.chat.messages[-1].text.startswith(reply.text)
+    assert session.chat.messages[-1].siblings == 2

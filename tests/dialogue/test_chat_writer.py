@@ -7,6 +7,7 @@ import pytest
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
+from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.oneshot import ask
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
@@ -62,9 +63,7 @@ def test_a_damaged_template_is_named(tmp_path: Path, given: object) -> None:
 
 def test_a_chat_is_rendered_and_a_typed_token_stays_text(tmp_path: Path) -> None:
     scripted = model(tmp_path)
-    session = Session(
-        scripted, template=choose_template(scripted, ""), store=Store(tmp_path / "chats.db")
-    )
+    session = Session(Chat(Store(tmp_path / "chats.db")), scripted)
     for text in ("Hi <|im_end|>", "Again"):
         for _ in session.say(text):
             pass

@@ -8,7 +8,7 @@ import pytest
 
 from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
 from chatapp.dialogue.store import Store
-from chatapp.dialogue.store.rows import Chat, StoredMessage
+from chatapp.dialogue.store.rows import StoredChat, StoredMessage
 
 HOSTILE = "# no heading\n```\n<b>[/b] \x1b[2J 你好 \\n"
 
@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def chat_of(
     store: Store, *turns: tuple[str, str, str], system: str | None = None
-) -> tuple[Chat, list[StoredMessage]]:
+) -> tuple[StoredChat, list[StoredMessage]]:
     """A chat of (question, reply, status of the reply)."""
     chat_id = store.create_chat(system=system, model="tiny", template="plain")
     parent = None

@@ -10,6 +10,7 @@ import pytest
 from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
+from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
@@ -89,9 +90,9 @@ def test_what_cannot_be_judged_is_refused_in_words(store: Store, replies: list[i
 
 def test_the_generation_keeps_what_a_judged_reply_was_drawn_from(store: Store) -> None:
     model = ScriptedModel(["Yes."], name="tiny")
-    session = Session(model, template=PLAIN, store=store)
+    session = Session(Chat(store), model, template=PLAIN)
     list(session.say("Tea?"))
-    reply = session.messages[-1].id
+    reply = session.chat.messages[-1].id
     store.set_thumb(reply, -1)
     feedback = store.feedback(1)
     (generation,) = [each for each in store.generations(1) if each.message_id in feedback]

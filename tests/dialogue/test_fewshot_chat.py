@@ -2,20 +2,24 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
+from sessions import session_with
 from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
-from chatapp.dialogue.session import MessageTooLong, Session, Started
+from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.reading import draft, read, usage
+from chatapp.dialogue.session import Session, Started
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import APPLICATION_ID, MIGRATIONS
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.dialogue.writers.fewshot import FewShotWriter
-from chatapp.dialogue.writers.prompt import Exchange, Shot
+from chatapp.dialogue.writers.prompt import Exchange, MessageTooLong, Shot
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished
@@ -75,7 +79,7 @@ def say(session: Session, text: str) -> Finished:
 
 
 def held_with(store: Store, model: object, prompt: str, **options: object) -> Session:
-    return Session(model, template=CHAT, store=store, prompt=prompt, **options)  # type: ignore[arg-type]
+    return session_with(store, model, CHAT, prompt=prompt, **options)  # type: ignore[arg-type]
 
 
 # What is sent
@@ -91,7 +95,10 @@ def test_the_chat_goes_on_after_fixed_demonstrations(store: Store, file: WriteFi
     assert model.prompts == [first, f"{first} It is in the north.\nQ: How many?\nA:"]
     assert model.stops == [("\n",)] * 2
     assert model.finished[1].reused_tokens == len(model.tokenizer.encode(model.prompts[0])) + 5
-    assert [message.text for message in session.messages][1::2] == ["It is in the north.", "Nine."]
+    assert [message.text for message in session.chat.messages][1::2] == [
+        "It is in the north.",
+        "Nine.",
+    ]
 
 
 def test_demonstrations_are_chosen_for_each_message(store: Store, file: WriteFile) -> None:
@@ -103,7 +110,7 @@ def test_demonstrations_are_chosen_for_each_message(store: Store, file: WriteFil
         "Say it.\nQ: red fire\nA: hot\nQ: red rose\nA: warm\nQ: red wine\nA:",
         "Say it.\nQ: white ice\nA: icy\nQ: blue sea\nA: cold\nQ: blue ice\nA:",
     ]
-    reading = session.read(session.messages[1].id)
+    reading = read(session, session.chat.messages[1].id)
     assert [(shot.input, shot.output) for shot in reading.prompt.shots] == COLOURS[:3:2]
     first, second = (shot.similarity for shot in reading.prompt.shots)
     assert first is not None
@@ -123,7 +130,7 @@ def test_the_prompt_is_that_of_run(store: Store, file: WriteFile, method: str) -
     session = held_with(store, model, name)
     say(session, "red sea")
     assert model.prompts == [text_of(question.segments)]
-    shots = session.read(session.messages[1].id).prompt.shots
+    shots = read(session, session.chat.messages[1].id).prompt.shots
     pool = prompt.pool
     assert shots == tuple(
         Shot(pool.inputs[each.index], pool.outputs[each.index], each.similarity)
@@ -159,12 +166,12 @@ def test_the_reply_is_the_label_that_run_would_give(
         (answer,) = answerer.answer([answerer.prepare(text)])
         session = held_with(store, model, name)
         finished = say(session, text)
-        assert session.messages[1].text == answer.output
-        assert session.messages[1].status == "complete"
+        assert session.chat.messages[1].text == answer.output
+        assert session.chat.messages[1].status == "complete"
         share = answer.probabilities[answer.output]
         assert finished.message.startswith(f"{answer.output} {100 * share:.1f}% · ")
         assert finished.reply_tokens == 1
-        assert store.generations(session.chat_id or 0)[0].reply_tokens == 1
+        assert store.generations(session.chat.id or 0)[0].reply_tokens == 1
     assert model.prompts == []
 
 
@@ -172,8 +179,8 @@ def test_messages_with_labels_stand_alone(store: Store, file: WriteFile) -> None
     session = held_with(store, Judge([]), labelled(file, ""))
     say(session, "good fish")
     say(session, "bad fish")
-    assert "good fish" not in session.read(session.messages[-1].id).prompt.text
-    assert session.draft("good fish").prompt.choose is not None
+    assert "good fish" not in read(session, session.chat.messages[-1].id).prompt.text
+    assert draft(session, "good fish").prompt.choose is not None
 
 
 def test_a_vote_asks_no_model(store: Store, file: WriteFile) -> None:
@@ -181,7 +188,7 @@ def test_a_vote_asks_no_model(store: Store, file: WriteFile) -> None:
     session = held_with(store, ScriptedModel([]), labelled(file, rest))
     say(session, "good as gold")
     say(session, "a bad one")
-    assert [message.text for message in session.messages[1::2]] == ["yes", "no"]
+    assert [message.text for message in session.chat.messages[1::2]] == ["yes", "no"]
 
 
 def test_a_model_that_cannot_score_writes_its_answer(store: Store, file: WriteFile) -> None:
@@ -192,9 +199,9 @@ def test_a_model_that_cannot_score_writes_its_answer(store: Store, file: WriteFi
     model = Server([" maybe"])
     session = held_with(store, model, labelled(file, NEAREST))
     say(session, "good fish")
-    assert session.messages[1].text == "maybe"
+    assert session.chat.messages[1].text == "maybe"
     list(session.regenerate(2))
-    list(session.continue_reply(session.messages[-1].id))
+    list(session.continue_reply(session.chat.messages[-1].id))
     assert model.prompts[-1].endswith("Q: good fish\nA: maybe")
 
 
@@ -204,10 +211,10 @@ def test_instructions_of_the_chat_come_before_those_of_the_file(
     model = ScriptedModel([" x"])
     session = held_with(store, model, file(COLOURS[:1]), system=" Be brief. ")
     say(session, "Hi")
-    session.set_system("")
+    session.chat.hold_with(replace(session.chat.basis, system=""))
     session.regenerate(2)
     list(session.regenerate(2))
-    session.set_system(None)
+    session.chat.hold_with(replace(session.chat.basis, system=None))
     list(session.regenerate(2))
     rest = "Q: red rose\nA: warm\nQ: Hi\nA:"
     assert model.prompts == [f"Be brief.\n{rest}", rest, f"Say it.\n{rest}"]
@@ -219,7 +226,7 @@ def test_what_nobody_answered_is_no_example(store: Store, file: WriteFile) -> No
     say(session, "Silence?")
     say(session, "Hi")
     assert model.prompts[1] == "Say it.\nQ: Hi\nA:"
-    list(session.continue_reply(session.messages[-1].id))
+    list(session.continue_reply(session.chat.messages[-1].id))
     assert model.prompts[2] == "Say it.\nQ: Hi\nA: x"
 
 
@@ -229,7 +236,7 @@ def test_braces_quotes_and_markup_are_plain_characters(store: Store, file: Write
     session = held_with(store, model, file(COLOURS[:1]))
     say(session, text)
     assert model.prompts[0].endswith("Q: {input} [b]$x\\ <|endoftext|> \ufffd\x1b[2J\nA:")
-    assert model.tokenizer.end_id not in session.draft(text).prompt.ids
+    assert model.tokenizer.end_id not in draft(session, text).prompt.ids
 
 
 # What fits
@@ -241,13 +248,13 @@ def test_examples_that_do_not_fit_are_named(store: Store, file: WriteFile) -> No
     name = file([COLOURS[0], long, COLOURS[2]], NEAREST.replace("2", "3"))
     session = held_with(store, model, name)
     session.sampling = Sampling(max_tokens=8)
-    reading = session.draft("red")
+    reading = draft(session, "red")
     assert {shot.input for shot in reading.prompt.shots} == {"red rose", "red fire"}
     assert [shot.input for shot in reading.prompt.dropped_shots] == [long[0].strip()]
     assert len(reading.prompt.ids) + 8 <= 80
-    assert session.chat_id is None, "a draft stores nothing"
+    assert session.chat.id is None, "a draft stores nothing"
     with pytest.raises(ValueError, match="the message is empty"):
-        session.draft("  ")
+        draft(session, "  ")
 
 
 def test_a_long_chat_leaves_the_demonstrations_half_of_the_room(
@@ -259,37 +266,39 @@ def test_a_long_chat_leaves_the_demonstrations_half_of_the_room(
     for number in range(14):
         started = next(iter(session.say(f"Question number {number}, please?")))
         assert isinstance(started, Started)
-        list(session.regenerate(session.messages[-1].id))
-        prompt = session.read(session.messages[-1].id).prompt
+        list(session.regenerate(session.chat.messages[-1].id))
+        prompt = read(session, session.chat.messages[-1].id).prompt
         assert len(prompt.ids) + 10 <= 120
         assert prompt.text.startswith("Say it.\nQ: Hello.\nA: Welcome to Caracas.\n")
         assert prompt.text.endswith(f"\nQ: Question number {number}, please?\nA:")
         assert len(prompt.shots) == 2
-    left_out = session.read(session.messages[-1].id).left_out
+    left_out = read(session, session.chat.messages[-1].id).left_out
     assert left_out
-    assert session.dropped() == len(left_out)
+    assert usage(session).dropped == len(left_out)
     assert left_out[-1].role == "assistant"
     newest = model.prompts[-1]
     assert "Question number 12, please?\nA: one two three" in newest
     assert all(message.text not in newest for message in left_out[::2])
-    again = Session(model, template=CHAT, store=store, chat_id=session.chat_id)
+    again = Session(Chat(store, session.chat.id), model, template=CHAT)
     again.sampling = Sampling(max_tokens=10)
-    assert again.read(session.messages[-1].id).prompt.text == newest, "chosen by the chat alone"
+    assert read(again, session.chat.messages[-1].id).prompt.text == newest, (
+        "chosen by the chat alone"
+    )
 
 
 def test_a_message_that_does_not_fit_is_refused(store: Store, file: WriteFile) -> None:
     model = ScriptedModel([" word" * 80], context=60)
     session = held_with(store, model, file(COLOURS, NEAREST))
     fits = "red " * 40
-    assert session.draft(fits).prompt.shots == ()
+    assert draft(session, fits).prompt.shots == ()
     with pytest.raises(MessageTooLong) as caught:
         list(session.say("red " * 60))
     assert caught.value.tokens == 60
     assert caught.value.limit < 60
-    assert session.chat_id is None
+    assert session.chat.id is None
     say(session, "red")
-    reply = session.messages[-1].id
-    assert session.read(reply).prompt.shots
+    reply = session.chat.messages[-1].id
+    assert read(session, reply).prompt.shots
     list(session.continue_reply(reply))  # in the room of the demonstrations
     with pytest.raises(ContextOverflow):
         list(session.continue_reply(reply))
@@ -304,7 +313,7 @@ def test_the_file_says_how_replies_are_drawn_until_the_user_does(
     model = ScriptedModel([" x"])
     name = file(COLOURS, "[generate]\nmax_tokens = 7\n")
     session = held_with(store, model, name, sampling=Sampling(top_p=0.5, seed=3))
-    session.usage()
+    usage(session)
     assert session.sampling == Sampling(temperature=0.0, top_p=0.5, seed=3, max_tokens=7)
     say(session, "red")
     session.sampling = Sampling(temperature=1.5, seed=4)
@@ -327,14 +336,14 @@ def test_the_prompt_survives_and_can_be_taken_off(store: Store, file: WriteFile)
     session = held_with(store, model, name, asked_template="alpaca")
     assert session.layout == name
     say(session, "Hi")
-    assert session.chat_id is not None
-    chat = store.chat(session.chat_id)
+    assert session.chat.id is not None
+    chat = store.chat(session.chat.id)
     assert (chat.prompt, chat.asked_template) == (name, "alpaca")
-    again = Session(model, template=CHAT, store=store, chat_id=session.chat_id)
+    again = Session(Chat(store, session.chat.id), model, template=CHAT)
     say(again, "Again")
     assert model.prompts[1].startswith(model.prompts[0])
-    store.set_basis(session.chat_id, Basis())
-    plain = Session(model, template=CHAT, store=store, chat_id=session.chat_id)
+    store.set_basis(session.chat.id, Basis())
+    plain = Session(Chat(store, session.chat.id), model, template=CHAT)
     assert plain.layout == "chat"
     say(plain, "Now?")
     assert model.prompts[2].startswith("User: Hi\nAssistant: x")
@@ -355,8 +364,8 @@ def test_a_file_that_is_gone_is_named_and_nothing_is_lost(store: Store, file: Wr
     say(session, "Hi")
     source = Path(name).read_text()
     Path(name).unlink()
-    again = Session(model, template=CHAT, store=store, chat_id=session.chat_id)
-    for attempt in (lambda: list(again.say("More?")), again.usage):
+    again = Session(Chat(store, session.chat.id), model, template=CHAT)
+    for attempt in (lambda: list(again.say("More?")), lambda: usage(again)):
         with pytest.raises(PromptError, match=r"task\.toml: cannot be read"):
             attempt()
     assert len(store.path(1)) == 2
@@ -369,7 +378,7 @@ def test_a_file_that_is_gone_is_named_and_nothing_is_lost(store: Store, file: Wr
 def test_what_is_no_prompt_file(store: Store, name: str) -> None:
     session = held_with(store, ScriptedModel([" x"]), name)
     with pytest.raises(PromptError):
-        session.usage()
+        usage(session)
 
 
 def test_a_chat_asks_for_a_template_where_the_model_has_none(tmp_path: Path) -> None:
@@ -418,7 +427,7 @@ def test_a_real_model_answers_and_reuses_what_it_read(
     session = held_with(store, model, name)
     first = say(session, "Where is it?")
     second = say(session, "And then?")
-    assert "\n" not in session.messages[1].text
+    assert "\n" not in session.chat.messages[1].text
     assert first.prompt_tokens <= second.reused_tokens < second.prompt_tokens
     by_embedding = file(COLOURS, NEAREST.replace("tfidf", "lm"), "lm.toml")
     writer = FewShotWriter.open(model, by_embedding)
@@ -431,7 +440,7 @@ TURNS = '[chat]\nstyle = "turns"\n'
 
 
 def in_turns(model: ScriptedModel, store: Store, name: str) -> Session:
-    return Session(model, template=choose_template(model, ""), store=store, prompt=name)
+    return Session(Chat(store, basis=Basis(prompt=name)), model)
 
 
 def test_a_chat_goes_on_after_demonstrations_in_turns(
@@ -458,13 +467,13 @@ def test_a_label_is_chosen_in_turns(file: WriteFile, store: Store, tmp_path: Pat
     name = file(COLOURS, 'labels = ["warm", "cold", "hot", "icy"]\n' + TURNS)
     session = in_turns(model, store, name)
     finished = list(session.say("red sea"))[-1]
-    assert session.messages[-1].text == "warm"
+    assert session.chat.messages[-1].text == "warm"
     assert "warm 25.0%" in finished.message
     question = Answerer(model, load_prompt(Path(name)), None, template=session.template).prepare(
         "red sea"
     )
     assert not question.examples
-    reading = session.read(session.messages[-1].id)
+    reading = read(session, session.chat.messages[-1].id)
     assert [shot.output for shot in reading.prompt.shots] == ["warm", "cold", "hot", "icy"]
     assert text_of(question.segments).splitlines()[-4:] == reading.prompt.text.splitlines()[-4:]
 
@@ -476,7 +485,7 @@ def test_the_oldest_turns_are_left_out_whole(file: WriteFile, store: Store, tmp_
     session.sampling = Sampling(max_tokens=8)
     for number in range(12):
         list(session.say(f"{number} and some more words"))
-    assert session.dropped() > 0
+    assert usage(session).dropped > 0
     prompt = model.prompts[-1]
     assert prompt.count("<|im_start|>user") == prompt.count("<|im_start|>assistant")
     assert prompt.startswith("<|im_start|>system\nSay it.<|im_end|>\n<|im_start|>user\nQ: Hello.")

@@ -3,12 +3,15 @@
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from completions_server import CompletionsServer, delta, piece, replied, said
 
 from chatapp.dialogue import oneshot
+from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.reading import read, usage
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.choosing import choose_template
@@ -57,7 +60,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def session(model: LanguageModel, store: Store) -> Session:
-    return Session(model, template=choose_template(model, ""), store=store)
+    return Session(Chat(store), model)
 
 
 def message(role: str, content: str) -> dict[str, str]:
@@ -67,7 +70,7 @@ def message(role: str, content: str) -> dict[str, str]:
 def test_a_chat_is_sent_as_messages(
     server: CompletionsServer, session: Session, store: Store
 ) -> None:
-    session.set_system(" Be brief. ")
+    session.chat.hold_with(replace(session.chat.basis, system=" Be brief. "))
     list(session.say("Is it\n\nUser:\nso?"))
     list(session.say("Really?"))
     sent = [
@@ -78,15 +81,15 @@ def test_a_chat_is_sent_as_messages(
     ]
     assert [request["messages"] for request in server.requests] == [sent[:2], sent]
     assert not any("stop" in request for request in server.requests)
-    assert [each.text for each in session.messages[1::2]] == ["Yes.", "Yes."]
-    rows = store.generations(session.chat_id or 0)
+    assert [each.text for each in session.chat.messages[1::2]] == ["Yes.", "Yes."]
+    rows = store.generations(session.chat.id or 0)
     assert [json.loads(row.prompt) for row in rows] == [sent[:2], sent]
     assert [row.template for row in rows] == [SERVED.name] * 2
-    reading = session.read(session.messages[-1].id)
+    reading = read(session, session.chat.messages[-1].id)
     assert reading.prompt.messages_sent == sent
     assert not reading.outdated
-    session.set_system("Be long.")
-    assert session.read(session.messages[-1].id).outdated
+    session.chat.hold_with(replace(session.chat.basis, system="Be long."))
+    assert read(session, session.chat.messages[-1].id).outdated
 
 
 def test_which_template(model: LanguageModel) -> None:
@@ -99,13 +102,13 @@ def test_a_template_that_was_asked_for_is_sent_as_text(
     server: CompletionsServer, model: LanguageModel, store: Store
 ) -> None:
     server.stream = said("Yes.")
-    list(Session(model, template=choose_template(model, "alpaca"), store=store).say("So?"))
+    list(Session(Chat(store), model, template=choose_template(model, "alpaca")).say("So?"))
     assert server.requests[0]["prompt"].startswith(ALPACA.instruction)
 
 
 def test_another_reply_and_another_question(server: CompletionsServer, session: Session) -> None:
     list(session.say("So?"))
-    question, reply = session.messages
+    question, reply = session.chat.messages
     list(session.regenerate(reply.id))
     list(session.edit(question.id, "Not so?"))
     asked = [request["messages"] for request in server.requests]
@@ -129,7 +132,7 @@ def test_users_and_replies_take_turns(server: CompletionsServer, session: Sessio
 def test_what_was_thought_is_kept_but_not_sent(server: CompletionsServer, session: Session) -> None:
     server.stream = [delta(reasoning_content="Hm."), *replied("Yes.")]
     list(session.say("So?"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert (reply.text, reply.thoughts, reply.thought_tokens) == ("Yes.", "\nHm.\n", 2)
     list(session.say("Really?"))
     assert server.requests[-1]["messages"][1] == message("assistant", "Yes.")
@@ -140,11 +143,11 @@ def test_a_thought_that_was_cut_off_is_thought_anew(
 ) -> None:
     server.stream = [delta(reasoning_content="Hm, what")]
     list(session.say("So?"))
-    cut = session.messages[-1]
+    cut = session.chat.messages[-1]
     assert (cut.text, cut.thoughts, cut.status) == ("", "\nHm, what", "error")
     server.stream = [delta(reasoning_content="Oh."), *replied("Yes.")]
     list(session.continue_reply(cut.id))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert (reply.text, reply.thoughts.strip(), reply.status) == ("Yes.", "Oh.", "complete")
     assert [each["role"] for each in server.requests[-1]["messages"]] == ["user"]
 
@@ -153,7 +156,7 @@ def test_what_is_too_old_is_left_out(server: CompletionsServer, session: Session
     session.sampling = Sampling(max_tokens=64)
     for number in range(4):
         list(session.say(f"{number} {'why ' * 100}"))
-    assert session.dropped() > 0
+    assert usage(session).dropped > 0
     kept = server.requests[-1]["messages"]
     assert [each["role"] for each in kept] == ["user", "assistant", "user"]
     assert kept[-1]["content"].startswith("3 why")
@@ -163,9 +166,9 @@ def test_a_reply_goes_on_as_text(server: CompletionsServer, session: Session) ->
     server.stream = replied("One", " two", reason="length")
     list(session.say("Count."))
     server.stream = said(" three.")
-    list(session.continue_reply(session.messages[-1].id))
+    list(session.continue_reply(session.chat.messages[-1].id))
     assert server.requests[-1]["prompt"] == "User:\nCount.\n\nAssistant:\nOne two"
-    assert session.messages[-1].text == "One two three."
+    assert session.chat.messages[-1].text == "One two three."
 
 
 def test_a_branch_goes_on_as_text(
@@ -173,26 +176,26 @@ def test_a_branch_goes_on_as_text(
 ) -> None:
     server.stream = [delta(content="Yes", logprobs=LOGPROBS), *replied(".")]
     list(session.say("So?"))
-    reply = session.messages[-1]
-    reading = session.read(reply.id)
+    reply = session.chat.messages[-1]
+    reading = read(session, reply.id)
     assert [token.logprob for token in reading.drawn[:1]] == [-0.5]
     other = reading.drawn[0].alternatives[0]
     assert other.text == "No"
     server.stream = said(", it is not.")
     list(session.branch(reply.id, [other.id]))
     assert server.requests[-1]["prompt"] == "User:\nSo?\n\nAssistant:\nNo"
-    assert session.messages[-1].text == "No, it is not."
-    prompt = store.generations(session.chat_id or 0)[-1].prompt
+    assert session.chat.messages[-1].text == "No, it is not."
+    prompt = store.generations(session.chat.id or 0)[-1].prompt
     assert prompt == "User:\nSo?\n\nAssistant:\n"
 
 
 def test_a_reply_that_cannot_go_on_is_kept(server: CompletionsServer, session: Session) -> None:
     server.protocols = ("chat/completions",)
     list(session.say("So?"))
-    *_, finished = session.continue_reply(session.messages[-1].id)
+    *_, finished = session.continue_reply(session.chat.messages[-1].id)
     assert isinstance(finished, Finished)
     assert "used for chats alone" in finished.message
-    assert session.messages[-1].text == "Yes."
+    assert session.chat.messages[-1].text == "Yes."
 
 
 def test_a_chat_goes_on_in_another_model(
@@ -203,7 +206,7 @@ def test_a_chat_goes_on_in_another_model(
     other = load_model(server.url)
     server.stream = [piece(" No."), piece("", "stop")]
     template = choose_template(other, "")
-    list(Session(other, template=template, store=store, chat_id=session.chat_id).say("Really?"))
+    list(Session(Chat(store, session.chat.id), other, template=template).say("Really?"))
     assert server.requests[-1]["prompt"].endswith(
         "User: So?\nAssistant: Yes.\nUser: Really?\nAssistant:"
     )
@@ -246,7 +249,7 @@ def test_a_server_calls_tools(
     server.stream = answer  # type: ignore[assignment]
     session.set_tools(["calculator"])
     list(session.say("How many?"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert (reply.text, reply.status) == ("3648.", "complete")
     assert [(made.name, made.arguments, made.result) for made in reply.calls] == [
         ("calculator", {"expression": "48*76"}, "3648")
@@ -258,7 +261,7 @@ def test_a_server_calls_tools(
     (made,) = asked["tool_calls"]
     assert json.loads(made["function"]["arguments"]) == {"expression": "48*76"}
     assert told == {"role": "tool", "tool_call_id": made["id"], "content": "3648"}
-    shown = [part.text for part in session.read(reply.id).prompt.segments if part.kind == "tool"]
+    shown = [part.text for part in read(session, reply.id).prompt.segments if part.kind == "tool"]
     assert shown == ["<tool_response>\n3648\n</tool_response>\n"]
 
 
@@ -272,7 +275,7 @@ def test_a_call_of_a_server_that_is_no_json_is_text(
     server.stream = calls_of(*pieces)  # type: ignore[assignment]
     session.set_tools(["calculator"])
     list(session.say("How many?"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert (reply.status, reply.calls) == ("complete", ())
     assert pieces[0].strip() in reply.text
 
@@ -291,5 +294,5 @@ def test_a_call_without_arguments_and_odd_calls(
     server.stream = answer  # type: ignore[assignment]
     session.set_tools(["clock"])
     list(session.say("What time is it?"))
-    assert session.messages[-1].text == "Noon."
-    assert session.messages[-1].calls[0].status == "done"
+    assert session.chat.messages[-1].text == "Noon."
+    assert session.chat.messages[-1].calls[0].status == "done"

@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 from fakes import ScriptedModel
+from sessions import session_with
 from tiny import write_tiny_gpt2
 
-from chatapp.dialogue.session import MessageTooLong, Session, SessionEvent, Started
+from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.reading import usage
+from chatapp.dialogue.session import Session, SessionEvent, Started
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.writers.choosing import choose_template, mismatch
+from chatapp.dialogue.writers.prompt import MessageTooLong
 from chatapp.dialogue.writers.template import PromptWriter
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
@@ -42,7 +46,7 @@ MakeSession = Callable[..., Session]
 @pytest.fixture
 def session_of(store: Store) -> MakeSession:
     def make(model: LanguageModel, template: DialogueTemplate = CHAT, **options: object) -> Session:
-        return Session(model, template=template, store=store, **options)  # type: ignore[arg-type]
+        return session_with(store, model, template, **options)  # type: ignore[arg-type]
 
     return make
 
@@ -57,7 +61,7 @@ def reply_of(events: Iterable[SessionEvent]) -> str:
 
 
 def texts(session: Session) -> list[tuple[str, str, str]]:
-    return [(message.role, message.text, message.status) for message in session.messages]
+    return [(message.role, message.text, message.status) for message in session.chat.messages]
 
 
 # say
@@ -66,7 +70,7 @@ def texts(session: Session) -> list[tuple[str, str, str]]:
 def test_a_turn_is_streamed_and_stored(session_of: MakeSession, store: Store) -> None:
     model = ScriptedModel([" Hello there.", " Fine."])
     session = session_of(model, PLAIN)
-    assert session.chat_id is None
+    assert session.chat.id is None
     assert store.chats() == [], "nothing is stored before something is said"
 
     events = list(session.say(" Hi! "))
@@ -80,10 +84,10 @@ def test_a_turn_is_streamed_and_stored(session_of: MakeSession, store: Store) ->
         ("user", " Hi! ", "complete"),
         ("assistant", "Hello there.", "complete"),
     ]
-    assert session.chat_id is not None
-    assert store.path(session.chat_id) == session.messages
+    assert session.chat.id is not None
+    assert store.path(session.chat.id) == session.chat.messages
     assert reply_of(session.say("How are you?")) == "Fine."
-    chat = store.chat(session.chat_id)
+    chat = store.chat(session.chat.id)
     assert (chat.title, chat.template, chat.model) == ("How are you?", "plain", "scripted")
 
 
@@ -122,7 +126,7 @@ def test_white_space_around_a_reply_is_neither_shown_nor_stored(session_of: Make
     events = list(session.say("Go"))
     assert reply_of(events) == "One.\n\nTwo."
     assert next(event.text for event in events[1:] if event.text) == "One."
-    assert session.messages[-1].text == "One.\n\nTwo."
+    assert session.chat.messages[-1].text == "One.\n\nTwo."
 
 
 @pytest.mark.parametrize("text", ["", "  \n\t "])
@@ -135,7 +139,10 @@ def test_an_empty_message_is_refused(session_of: MakeSession, store: Store, text
 def test_lone_surrogates_are_no_trouble(session_of: MakeSession) -> None:
     session = session_of(ScriptedModel([" fine \ud800 so"]))
     assert "fine" in reply_of(session.say("what is \udcff?"))
-    assert [message.text for message in session.messages] == ["what is \ufffd?", "fine \ufffd so"]
+    assert [message.text for message in session.chat.messages] == [
+        "what is \ufffd?",
+        "fine \ufffd so",
+    ]
 
 
 def test_a_turn_is_recorded_with_all_it_was_made_from(
@@ -144,8 +151,8 @@ def test_a_turn_is_recorded_with_all_it_was_made_from(
     model = ScriptedModel([" Ok."])
     session = session_of(model, sampling=Sampling(temperature=0.3))
     list(session.say("Hi"))
-    (row,) = store.generations(session.messages[0].chat_id)
-    assert row.message_id == session.messages[1].id
+    (row,) = store.generations(session.chat.messages[0].chat_id)
+    assert row.message_id == session.chat.messages[1].id
     assert (row.prompt, row.model, row.template) == (model.prompts[0], "scripted", "chat")
     assert row.sampling["temperature"] == 0.3
     assert row.seed == model.samplings[0].seed, "the seed is drawn once, used and recorded"
@@ -179,8 +186,8 @@ def test_reasons_become_statuses(
     finished = list(session.say("Go"))[-1]
     assert isinstance(finished, Finished)
     assert finished.reason == reason
-    assert session.messages[-1].status == status
-    assert store.generations(session.messages[0].chat_id)[0].reason == reason
+    assert session.chat.messages[-1].status == status
+    assert store.generations(session.chat.messages[0].chat_id)[0].reason == reason
 
 
 def test_cancelling_keeps_what_there_was(session_of: MakeSession) -> None:
@@ -203,7 +210,7 @@ def test_closing_the_iterator_keeps_what_there_was(session_of: MakeSession, stor
         next(events)
     events.close()  # type: ignore[attr-defined]
     assert texts(session)[-1] == ("assistant", "one two three", "stopped")
-    assert store.path(session.messages[0].chat_id) == session.messages
+    assert store.path(session.chat.messages[0].chat_id) == session.chat.messages
 
 
 def test_a_bug_in_the_model_loses_nothing(session_of: MakeSession, store: Store) -> None:
@@ -216,7 +223,7 @@ def test_a_bug_in_the_model_loses_nothing(session_of: MakeSession, store: Store)
     with pytest.raises(ZeroDivisionError):
         list(session.say("Count"))
     assert texts(session)[-1] == ("assistant", "one", "error")
-    assert store.path(session.messages[0].chat_id) == session.messages
+    assert store.path(session.chat.messages[0].chat_id) == session.chat.messages
 
 
 def test_text_is_stored_before_its_tokens_are_remembered(
@@ -230,8 +237,8 @@ def test_text_is_stored_before_its_tokens_are_remembered(
     monkeypatch.setattr(PromptWriter, "remember", broken)
     with pytest.raises(ZeroDivisionError):
         list(session.say("Count"))
-    assert session.chat_id is not None
-    assert store.path(session.chat_id) == session.messages
+    assert session.chat.id is not None
+    assert store.path(session.chat.id) == session.chat.messages
     assert texts(session)[-1] == ("assistant", "one two", "complete")
 
 
@@ -251,12 +258,12 @@ def test_a_message_is_stored_with_the_reply_to_come_or_not_at_all(
         monkeypatch.setattr(store, "add_message", full)
         with pytest.raises(StoreError, match="the disk is full"):
             list(session.say("Q"))
-        assert [message.text for message in session.messages] == expected
+        assert [message.text for message in session.chat.messages] == expected
         monkeypatch.undo()
         assert [chat.messages for chat in store.chats()] == ([2] if expected else [])
         assert reply_of(session.say("Q")) == ("two" if expected else "one")
-    assert session.chat_id is not None
-    assert store.path(session.chat_id) == session.messages
+    assert session.chat.id is not None
+    assert store.path(session.chat.id) == session.chat.messages
 
 
 def test_a_turn_that_cannot_be_recorded_leaves_no_reply_unfinished(
@@ -269,10 +276,10 @@ def test_a_turn_that_cannot_be_recorded_leaves_no_reply_unfinished(
     list(session.say("Q"))
     monkeypatch.setattr(store, "begin_generation", full)
     with pytest.raises(StoreError, match="the disk is full"):
-        list(session.continue_reply(session.messages[-1].id))
+        list(session.continue_reply(session.chat.messages[-1].id))
     assert texts(session)[-1] == ("assistant", "one", "error")
-    assert session.chat_id is not None
-    assert store.path(session.chat_id) == session.messages
+    assert session.chat.id is not None
+    assert store.path(session.chat.id) == session.chat.messages
 
 
 def test_a_killed_process_loses_at_most_a_second(tmp_path: Path) -> None:
@@ -282,6 +289,7 @@ def test_a_killed_process_loses_at_most_a_second(tmp_path: Path) -> None:
         import sys, time
         from pathlib import Path
         from fakes import ScriptedModel
+        from chatapp.dialogue.chat import Chat
         from chatapp.dialogue.session import Session
         from chatapp.dialogue.store import Store
         from chatapp.engine.events import Token
@@ -290,7 +298,8 @@ def test_a_killed_process_loses_at_most_a_second(tmp_path: Path) -> None:
 
         model = ScriptedModel([" word" * 900], delay=0.01)
         store = Store(Path(sys.argv[1]))
-        session = Session(model, template=CHAT, store=store, sampling=Sampling(max_tokens=900))
+        sampling = Sampling(max_tokens=900)
+        session = Session(Chat(store), model, template=CHAT, sampling=sampling)
         for event in session.say("Talk to me"):
             if isinstance(event, Token):
                 print(time.monotonic(), flush=True)
@@ -319,11 +328,9 @@ def test_a_killed_process_loses_at_most_a_second(tmp_path: Path) -> None:
     assert len(reply.text.split()) >= older_than_a_second
     assert [tuple(row) for row in store._database.rows("PRAGMA integrity_check")] == [("ok",)]
 
-    session = Session(
-        ScriptedModel([" more"]), template=CHAT, store=store, chat_id=store.chats()[0].id
-    )
+    session = Session(Chat(store, store.chats()[0].id), ScriptedModel([" more"]), template=CHAT)
     list(session.continue_reply(reply.id))
-    assert session.messages[-1].text == f"{reply.text} more"
+    assert session.chat.messages[-1].text == f"{reply.text} more"
     store.close()
 
 
@@ -335,13 +342,13 @@ def test_regenerating_adds_a_sibling(session_of: MakeSession, store: Store) -> N
     session = session_of(model)
     list(session.say("Q"))
     list(session.say("R"))
-    first = session.messages[1]
+    first = session.chat.messages[1]
     events = list(session.regenerate(first.id))
     assert reply_of(events) == "second"
     started = events[0]
     assert isinstance(started, Started)
     assert started.user_message is None
-    assert [message.text for message in session.messages] == ["Q", "second"]
+    assert [message.text for message in session.chat.messages] == ["Q", "second"]
     assert model.prompts[2] == model.prompts[0]
     assert [message.text for message in store.siblings(first.id)] == ["first", "second"]
 
@@ -351,7 +358,7 @@ def test_a_message_without_reply_can_be_answered(session_of: MakeSession, store:
     question = store.add_message(chat_id, None, "user", "Q").id
     session = session_of(ScriptedModel([" A"]), chat_id=chat_id)
     assert reply_of(session.regenerate(question)) == "A"
-    assert [message.text for message in session.messages] == ["Q", "A"]
+    assert [message.text for message in session.chat.messages] == ["Q", "A"]
 
 
 def test_editing_adds_a_sibling_and_its_reply(session_of: MakeSession, store: Store) -> None:
@@ -359,11 +366,11 @@ def test_editing_adds_a_sibling_and_its_reply(session_of: MakeSession, store: St
     session = session_of(model)
     list(session.say("Q"))
     list(session.say("R"))
-    follow_up = session.messages[2]
+    follow_up = session.chat.messages[2]
     list(session.edit(follow_up.id, "S"))
-    assert [message.text for message in session.messages] == ["Q", "a", "S", "c"]
-    list(session.edit(session.messages[0].id, "T"))
-    assert [message.text for message in session.messages] == ["T", "d"]
+    assert [message.text for message in session.chat.messages] == ["Q", "a", "S", "c"]
+    list(session.edit(session.chat.messages[0].id, "T"))
+    assert [message.text for message in session.chat.messages] == ["T", "d"]
     assert model.prompts[-1] == "User: T\nAssistant:"
     assert [message.text for message in store.siblings(follow_up.id)] == ["R", "S"]
 
@@ -372,7 +379,7 @@ def test_continuing_goes_on_in_the_same_message(session_of: MakeSession, store: 
     model = ScriptedModel([" one two three", " four", ", five"])
     session = session_of(model, sampling=Sampling(max_tokens=2))
     list(session.say("Count"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     session.sampling = Sampling()
     events = list(session.continue_reply(reply.id))
     assert reply_of(events) == " four"
@@ -387,14 +394,14 @@ def test_continuing_goes_on_in_the_same_message(session_of: MakeSession, store: 
 def test_continuing_an_empty_reply_starts_it(session_of: MakeSession) -> None:
     session = session_of(ScriptedModel([RuntimeError("no"), " Hello"]))
     list(session.say("Hi"))
-    list(session.continue_reply(session.messages[-1].id))
+    list(session.continue_reply(session.chat.messages[-1].id))
     assert texts(session)[-1] == ("assistant", "Hello", "complete")
 
 
 def test_stopping_a_continued_reply_keeps_all_of_it(session_of: MakeSession, store: Store) -> None:
     session = session_of(ScriptedModel([" one", " two three"]))
     list(session.say("Count"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     events = session.continue_reply(reply.id)
     next(events)
     assert store.message(reply.id).status == "partial"
@@ -409,8 +416,8 @@ def test_only_the_last_reply_can_be_continued(session_of: MakeSession) -> None:
     list(session.say("Q"))
     list(session.say("R"))
     with pytest.raises(ValueError, match="only the last reply"):
-        list(session.continue_reply(session.messages[1].id))
-    assert [message.text for message in session.messages] == ["Q", "a", "R", "b"]
+        list(session.continue_reply(session.chat.messages[1].id))
+    assert [message.text for message in session.chat.messages] == ["Q", "a", "R", "b"]
 
 
 def test_messages_of_others_are_refused(session_of: MakeSession) -> None:
@@ -418,10 +425,10 @@ def test_messages_of_others_are_refused(session_of: MakeSession) -> None:
     list(other.say("Q"))
     session = session_of(ScriptedModel([" y"]))
     list(session.say("R"))
-    user, reply = session.messages
+    user, reply = session.chat.messages
     for call, sentence in (
-        (lambda: session.regenerate(other.messages[1].id), "is not in this chat"),
-        (lambda: session.edit(other.messages[0].id, "x"), "is not in this chat"),
+        (lambda: session.regenerate(other.chat.messages[1].id), "is not in this chat"),
+        (lambda: session.edit(other.chat.messages[0].id, "x"), "is not in this chat"),
         (lambda: session.edit(reply.id, "x"), "is from the assistant"),
         (lambda: session.continue_reply(user.id), "is from the user"),
     ):
@@ -492,7 +499,7 @@ def test_a_long_history_is_encoded_once(session_of: MakeSession) -> None:
         list(session.say(f"Question {number}"))
     before = model.tokenizer.encoded
     list(session.say("One more"))
-    session.usage()
+    usage(session)
     assert model.tokenizer.encoded - before <= 3
 
 
@@ -506,7 +513,7 @@ def test_old_turns_are_dropped_in_large_steps_and_reported(session_of: MakeSessi
         started = events[0]
         assert isinstance(started, Started)
         assert started.prompt_tokens == model.finished[-1].prompt_tokens
-        assert started.dropped == session.dropped()
+        assert started.dropped == usage(session).dropped
         assert model.prompts[-1].startswith("Be kind.\n")
         kept = [n for n in range(number + 1) if f"number {n}\n" in model.prompts[-1]]
         assert kept == list(range(started.dropped // 2, number + 1))
@@ -524,17 +531,16 @@ def test_a_reopened_chat_drops_and_uses_the_same(session_of: MakeSession) -> Non
     session = session_of(model, sampling=Sampling(max_tokens=40))
     for number in range(12):
         list(session.say(f"Question number {number}"))
-        again = session_of(model, chat_id=session.chat_id, sampling=session.sampling)
-        assert again.messages == session.messages
-        assert again.usage() == session.usage()
-        assert again.dropped() == session.dropped()
+        again = session_of(model, chat_id=session.chat.id, sampling=session.sampling)
+        assert again.chat.messages == session.chat.messages
+        assert usage(again) == usage(session)
 
 
 def test_usage_grows_with_the_reply(session_of: MakeSession) -> None:
     session = session_of(ScriptedModel([" one two three"], context=100), system="Be kind.")
-    assert session.usage() == (2, 100)
-    assert session.dropped() == 0
-    used = [session.usage()[0] for _ in session.say("Count to three")]
+    assert usage(session)[:2] == (2, 100)
+    assert usage(session).dropped == 0
+    used = [usage(session).used for _ in session.say("Count to three")]
     assert used == [9, 10, 11, 12, 12]
 
 
@@ -549,10 +555,10 @@ def test_a_message_longer_than_the_window_is_refused_and_not_stored(
     assert (error.value.tokens, error.value.limit) == (150, 96)
     assert "150 tokens" in str(error.value)
     assert "at most 96" in str(error.value)
-    assert [message.text for message in session.messages] == ["short", "ok"]
+    assert [message.text for message in session.chat.messages] == ["short", "ok"]
     assert store.chats()[0].messages == 2
     with pytest.raises(MessageTooLong):
-        list(session.edit(session.messages[0].id, "word " * 150))
+        list(session.edit(session.chat.messages[0].id, "word " * 150))
     assert store.chats()[0].messages == 2
 
 
@@ -576,21 +582,21 @@ def test_a_reply_that_fills_the_window_cannot_be_continued(session_of: MakeSessi
     assert isinstance(finished, Finished)
     assert finished.reason == "context"
     with pytest.raises(ContextOverflow, match="window of 100 tokens"):
-        list(session.continue_reply(session.messages[-1].id))
-    assert session.messages[-1].status == "complete"
-    assert session.usage()[0] <= 100
+        list(session.continue_reply(session.chat.messages[-1].id))
+    assert session.chat.messages[-1].status == "complete"
+    assert usage(session).used <= 100
 
 
 def test_a_chat_of_a_larger_model_still_opens(session_of: MakeSession) -> None:
     session = session_of(ScriptedModel([" ok"], context=1000))
     list(session.say("word " * 500))
-    small = session_of(ScriptedModel([" ok"], context=100), chat_id=session.chat_id)
-    assert small.usage() == (100, 100)
-    assert small.dropped() == 2
+    small = session_of(ScriptedModel([" ok"], context=100), chat_id=session.chat.id)
+    assert usage(small)[:2] == (100, 100)
+    assert usage(small).dropped == 2
     with pytest.raises(MessageTooLong):
-        list(small.regenerate(small.messages[1].id))
+        list(small.regenerate(small.chat.messages[1].id))
     assert reply_of(small.say("short")) == "ok"
-    assert small.dropped() == 2
+    assert usage(small).dropped == 2
 
 
 def test_drawn_tokens_give_way_when_only_their_text_fits(session_of: MakeSession) -> None:

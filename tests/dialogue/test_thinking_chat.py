@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
+from sessions import session_with
 from thinking_model import SPECIAL, TEMPLATE, thinking_model
 
+from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.events import interleaved
 from chatapp.dialogue.export import to_json, to_training_rows
 from chatapp.dialogue.oneshot import ask
+from chatapp.dialogue.reading import read
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.variants import Pair, Variant
@@ -31,7 +34,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def opened(model: ScriptedModel, store: Store, **options: object) -> Session:
-    return Session(model, template=choose_template(model, ""), store=store, **options)  # type: ignore[arg-type]
+    return session_with(store, model, choose_template(model, ""), **options)  # type: ignore[arg-type]
 
 
 def test_thoughts_are_kept_beside_the_reply_and_out_of_history(
@@ -42,7 +45,7 @@ def test_thoughts_are_kept_beside_the_reply_and_out_of_history(
     events = list(session.say("Hi"))
     assert "".join(event.text for event in events[1:]) == "Hello!"
     thought = [event for event in events if isinstance(event, Token) and event.thought is not None]
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert (reply.text, reply.thoughts) == ("Hello!", "\nThey greet me.\n")
     assert reply.thought_tokens == len(thought) == 7
     assert store.message(reply.id) == reply
@@ -50,7 +53,7 @@ def test_thoughts_are_kept_beside_the_reply_and_out_of_history(
     assert model.prompts[1] == (
         f"{ASKED}Hello!<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert (session.messages[-1].thoughts, session.messages[-1].thought_tokens) == ("", 0)
+    assert (session.chat.messages[-1].thoughts, session.chat.messages[-1].thought_tokens) == ("", 0)
 
 
 @pytest.mark.parametrize("most", [2, 4])
@@ -58,11 +61,11 @@ def test_a_thought_that_was_cut_goes_on(tmp_path: Path, store: Store, most: int)
     model = thinking_model(tmp_path / "model", [REPLY, " me.\n</think>\n\nHello!"])
     session = opened(model, store, sampling=Sampling(max_tokens=most))
     list(session.say("Hi"))
-    cut = session.messages[-1]
+    cut = session.chat.messages[-1]
     assert (cut.text, cut.thoughts) == ("", "\nThey greet"[: (0, 1, 1, 5, 11)[most]])
     session.sampling = Sampling()
     list(session.continue_reply(cut.id))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert model.prompts[1] == f"{ASKED}<think>{cut.thoughts}"
     assert (reply.text, reply.thoughts) == ("Hello!", f"{cut.thoughts} me.\n")
     assert reply.thought_tokens > cut.thought_tokens
@@ -72,12 +75,12 @@ def test_a_reply_with_thoughts_goes_on_after_them(tmp_path: Path, store: Store) 
     model = thinking_model(tmp_path / "model", [REPLY, " And welcome."])
     session = opened(model, store)
     list(session.say("Hi"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     list(session.continue_reply(reply.id))
     assert model.prompts[1] == ASKED + REPLY
-    assert session.messages[-1].text == "Hello! And welcome."
-    assert session.messages[-1].thoughts == reply.thoughts
-    reading = session.read(reply.id)
+    assert session.chat.messages[-1].text == "Hello! And welcome."
+    assert session.chat.messages[-1].thoughts == reply.thoughts
+    reading = read(session, reply.id)
     assert model.tokenizer.decode(reading.reply_ids) == f"{REPLY} And welcome."
 
 
@@ -89,9 +92,9 @@ def test_thoughts_that_the_template_begins(tmp_path: Path, store: Store) -> None
     model = thinking_model(tmp_path / "model", replies, template=source)
     session = opened(model, store)
     list(session.say("Hi"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert (reply.text, reply.thoughts) == ("Hello!", "They greet me.\n")
-    assert model.tokenizer.decode(session.read(reply.id).reply_ids) == replies[0]
+    assert model.tokenizer.decode(read(session, reply.id).reply_ids) == replies[0]
     list(session.continue_reply(reply.id))
     assert model.prompts[1] == f"{ASKED}<think>\n{replies[0]}"
 
@@ -114,7 +117,7 @@ def test_marks_that_are_special_tokens(tmp_path: Path, store: Store) -> None:
     model.generate = without_names  # type: ignore[method-assign]
     session = opened(model, store)
     list(session.say("Hi"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert (reply.text, reply.thoughts) == ("Hello!", "\nThey greet me.\n")
     prompt = writer_for(model, session.template).write(
         None, [Exchange("Hi", "", reply.thoughts)], max_tokens=8
@@ -129,7 +132,7 @@ def test_a_stopped_thought_is_all_there(tmp_path: Path, store: Store) -> None:
     for event in session.say("Hi", cancel):
         if isinstance(event, Token) and event.thought == " greet":
             cancel.set()
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert (reply.text, reply.thoughts, reply.status) == ("", "\nThey greet", "stopped")
 
 
@@ -148,9 +151,7 @@ def test_the_switch_is_set_or_there_is_none(tmp_path: Path) -> None:
 
 def test_both_of_two_replies_heed_the_switch(tmp_path: Path, store: Store) -> None:
     model = thinking_model(tmp_path / "model", ["Hello!"])
-    off = with_thinking(model, choose_template(model, ""), False)
-    session = Session(model, template=off, store=store)
-    pair = Pair(store, session, "Hi", lambda name, precision: model)
+    pair = Pair(Chat(store), "Hi", False, lambda name, precision: model)
     variant = Variant("m", "auto", "", Sampling())
     list(interleaved(pair.answers([variant, variant], threading.Event())))
     assert model.prompts == [f"{ASKED}<think>\n\n</think>\n\n"] * 2
@@ -159,8 +160,8 @@ def test_both_of_two_replies_heed_the_switch(tmp_path: Path, store: Store) -> No
 def test_thoughts_are_exported_when_they_are_asked_for(tmp_path: Path, store: Store) -> None:
     session = opened(thinking_model(tmp_path / "model", [REPLY]), store)
     list(session.say("Hi"))
-    assert session.chat_id is not None
-    chat, messages = store.chat(session.chat_id), store.path(session.chat_id)
+    assert session.chat.id is not None
+    chat, messages = store.chat(session.chat.id), store.path(session.chat.id)
     without, with_thoughts = (
         to_training_rows(chat, messages, thinking=thinking)[0]["messages"][-1]["content"]
         for thinking in (False, True)

@@ -17,12 +17,14 @@ from fakes import ScriptedModel
 from thinking_model import SPECIAL, thinking_model
 from tool_server import add_server
 
-from chatapp.dialogue.chat import Decision
+from chatapp.dialogue.chat import Chat, Decision
 from chatapp.dialogue.events import Called, Calling
 from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
 from chatapp.dialogue.oneshot import ask_with_tools
+from chatapp.dialogue.reading import draft, read, usage
 from chatapp.dialogue.session import Session, SessionEvent
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.tool_calls import MOST_CALLS, Toolbox
 from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.events import Event, Finished
@@ -93,7 +95,7 @@ def opened(
     model = thinking_model(tmp_path / "model", replies, template=TEMPLATE, special=SPECIAL)
     for name, value in options.items():
         setattr(model, name, value)
-    session = Session(model, template=choose_template(model, ""), store=store)
+    session = Session(Chat(store), model)
     session.set_tools(tools or ("calculator",))
     return session, model
 
@@ -112,7 +114,7 @@ def test_what_draws_a_reply_draws_what_follows_a_call_too(tmp_path: Path, store:
         drawn.append(model.tokenizer.decode(request.ids))
         return model.generate(request)
 
-    session = Session(model, template=first.template, store=store, generate=generate)
+    session = Session(Chat(store), model, template=first.template, generate=generate)
     session.set_tools(("calculator",))
     list(session.say("How many?"))
     assert drawn == [ASKED, RESUMED]
@@ -127,7 +129,7 @@ def test_a_reply_pauses_for_a_call_and_goes_on(
     events = list(session.say("How many?"))
     assert model.prompts == [ASKED, RESUMED]
     assert "".join(event.text for event in events[1:]) == "Let me see.\n\nIt is 3648."
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert (reply.text, reply.status) == ("Let me see.\n\nIt is 3648.", "complete")
     (made,) = reply.calls
     assert (made.name, made.arguments, made.result) == (
@@ -144,21 +146,21 @@ def test_a_reply_pauses_for_a_call_and_goes_on(
         f"{RESUMED}It is 3648.<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
     )
     end = model.finished[-1]
-    assert session.usage()[0] == end.prompt_tokens + end.reply_tokens
+    assert usage(session).used == end.prompt_tokens + end.reply_tokens
 
 
 def test_what_the_inspector_reads_holds_the_call(tmp_path: Path, store: Store) -> None:
     session, model = opened(tmp_path, store, [f"Let me see.{SUM}", "It is 3648."])
     list(session.say("How many?"))
-    reply = session.messages[-1]
-    reading = session.read(reply.id)
+    reply = session.chat.messages[-1]
+    reading = read(session, reply.id)
     assert reading.prompt.text == RESUMED
     assert not reading.outdated
     assert [part.text for part in reading.prompt.segments if part.kind == "tool"] == ["3648"]
     assert model.tokenizer.decode(reading.reply_ids) == "It is 3648."
     assert text_of(reading.segments) == "It is 3648."  # and not what the prompt has already
     list(session.branch(reply.id, model.tokenizer.encode("It is not")))
-    other = session.messages[-1]
+    other = session.chat.messages[-1]
     assert (other.sibling, other.calls) == (2, reply.calls)
     assert other.text.startswith("Let me see.\n\nIt is not")
     assert model.prompts[-1] == RESUMED + "It is not"
@@ -167,8 +169,8 @@ def test_what_the_inspector_reads_holds_the_call(tmp_path: Path, store: Store) -
 def test_a_reply_with_a_call_goes_on_where_it_ended(tmp_path: Path, store: Store) -> None:
     session, model = opened(tmp_path, store, [SUM, "It is", " 3648."])
     list(session.say("How many?"))
-    list(session.continue_reply(session.messages[-1].id))
-    assert session.messages[-1].text == "It is 3648."
+    list(session.continue_reply(session.chat.messages[-1].id))
+    assert session.chat.messages[-1].text == "It is 3648."
     assert model.prompts[-1].endswith(
         "<|im_start|>tool\n3648<|im_end|>\n<|im_start|>assistant\nIt is"
     )
@@ -176,31 +178,31 @@ def test_a_reply_with_a_call_goes_on_where_it_ended(tmp_path: Path, store: Store
 
 def test_a_rounded_number_stands_in_the_text_without_its_fraction(store: Store) -> None:
     model = ScriptedModel([" Each gets <<10/3=3>>3.", "3.33."])
-    session = Session(model, template=CHAT, store=store)
+    session = Session(Chat(store), model, template=CHAT)
     session.set_tools(["calculator"])
     list(session.say("How many?"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert reply.text == "Each gets <<10/3=3.33333333333333…>>3.33."
     assert reply.calls[0].result == "3.33333333333333… (10/3)"
 
 
 def test_the_pattern_of_a_model_without_a_template_of_its_own(store: Store) -> None:
     model = ScriptedModel([" She has <<48*76=99>>99 eggs", "3648 eggs.", " Bye."])
-    session = Session(model, template=CHAT, store=store)
+    session = Session(Chat(store), model, template=CHAT)
     session.set_tools(["calculator"])
     list(session.say("How many?"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert reply.text == "She has <<48*76=3648>>3648 eggs."
     (made,) = reply.calls
     assert reply.text[made.at : made.at + made.inside] == "3648>>"
     assert model.prompts[1] == "User: How many?\nAssistant: She has <<48*76=3648>>"
-    reading = session.read(reply.id)
+    reading = read(session, reply.id)
     assert [part.text for part in reading.prompt.segments[-2:]] == [" She has <<48*76=", "3648>>"]
     assert model.tokenizer.decode(reading.reply_ids) == "3648 eggs."
     assert text_of(reading.segments) == "3648 eggs."
     list(session.say("Bye"))
     assert "She has <<48*76=3648>>3648 eggs." in model.prompts[2]
-    (row,) = to_training_rows(store.chat(reply.chat_id), session.messages)
+    (row,) = to_training_rows(store.chat(reply.chat_id), session.chat.messages)
     assert row["messages"][1]["content"] == reply.text
     with pytest.raises(ToolError, match="this model calls calculator alone, as <<…=; clock would"):
         session.set_tools(["calculator", "clock"])
@@ -215,13 +217,13 @@ def test_the_pattern_of_a_prompt_file(tmp_path: Path, store: Store, home: Path) 
     own_tool(home, "weather", "printf", "clear, 18 degrees\\nwind")
     model = ScriptedModel([" [weather in Rome: snow", " Clear."])
     prompt = str(tmp_path / "sky.toml")
-    session = Session(model, template=CHAT, store=store, prompt=prompt)
-    session.ask_by(lambda tool, given, cancel: "once")
+    session = Session(Chat(store, basis=Basis(prompt=prompt)), model, template=CHAT)
+    session.chat.ask = lambda tool, given, cancel: "once"
     with pytest.raises(ToolError, match="this model calls weather alone, as "):
         session.set_tools(["calculator"])
     session.set_tools(["weather"])
     list(session.say("Rome?"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert reply.text == "[weather in Rome: clear, 18 degrees] Clear."
     assert reply.calls[0].arguments == {"why": "Rome"}
     assert model.prompts[1].endswith("Output: [weather in Rome: clear, 18 degrees]")
@@ -229,11 +231,11 @@ def test_the_pattern_of_a_prompt_file(tmp_path: Path, store: Store, home: Path) 
 
 def test_a_sum_that_cannot_be_worked_out_is_passed_over(store: Store) -> None:
     model = ScriptedModel([" It is <<apples=", " unknown."])
-    session = Session(model, template=CHAT, store=store)
+    session = Session(Chat(store), model, template=CHAT)
     session.set_tools(["calculator"])
     list(session.say("How many?"))
-    assert session.messages[-1].text == "It is <<apples=?>> unknown."
-    assert session.messages[-1].calls[0].status == "failed"
+    assert session.chat.messages[-1].text == "It is <<apples=?>> unknown."
+    assert session.chat.messages[-1].calls[0].status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -251,26 +253,26 @@ def test_a_call_that_is_no_good_is_told_to_the_model(
 ) -> None:
     session, model = opened(tmp_path, store, [asked, "I see."])
     list(session.say("How many?"))
-    assert session.messages[-1].text == "I see."
-    assert session.messages[-1].calls[0].status == "failed"
+    assert session.chat.messages[-1].text == "I see."
+    assert session.chat.messages[-1].calls[0].status == "failed"
     assert f"<|im_start|>tool\n{told}" in model.prompts[1]
 
 
 def test_calls_of_one_reply_are_limited(tmp_path: Path, store: Store) -> None:
     session, _ = opened(tmp_path, store, [SUM], context=10_000)
     events = list(session.say("How many?"))
-    calls = session.messages[-1].calls
+    calls = session.chat.messages[-1].calls
     assert [made.status for made in calls] == ["done"] * MOST_CALLS + ["failed"]
     assert finished(events).message == "it asked for more than 10 calls of tools in one reply"
-    assert session.messages[-1].status == "complete"
+    assert session.chat.messages[-1].status == "complete"
 
 
 def test_a_full_window_ends_the_reply(tmp_path: Path, store: Store) -> None:
     session, _ = opened(tmp_path, store, [SUM], context=60)
     events = list(session.say("How many?"))
     assert finished(events).reason == "context"
-    assert 0 < len(session.messages[-1].calls) < MOST_CALLS
-    assert session.usage()[0] <= 60
+    assert 0 < len(session.chat.messages[-1].calls) < MOST_CALLS
+    assert usage(session).used <= 60
 
 
 def test_the_longest_reply_is_that_of_all_its_parts(tmp_path: Path, store: Store) -> None:
@@ -285,9 +287,9 @@ def test_a_long_result_takes_a_quarter_of_the_window(
 ) -> None:
     own_tool(home, "flood", "seq", "100000")
     session, model = opened(tmp_path, store, [call("flood"), "Much."], "flood", context=400)
-    session.ask_by(lambda tool, arguments, cancel: "once")
+    session.chat.ask = lambda tool, arguments, cancel: "once"
     list(session.say("How many?"))
-    result = session.messages[-1].calls[0].result
+    result = session.chat.messages[-1].calls[0].result
     assert result.endswith("[cut to fit the model's window]")
     assert 50 < len(model.tokenizer.encode(result)) < 110
 
@@ -310,14 +312,14 @@ class Asking:
 def test_a_tool_asks_before_it_runs(tmp_path: Path, store: Store, home: Path) -> None:
     own_tool(home, "touch", "touch", str(tmp_path / "touched"))
     session, model = opened(tmp_path, store, [call("touch"), "No."] * 2, "touch")
-    session.ask_by(user := Asking("no"))
+    session.chat.ask = user = Asking("no")
     list(session.say("Do it"))
     assert not (tmp_path / "touched").exists()
-    assert session.messages[-1].calls[0].status == "refused"
+    assert session.chat.messages[-1].calls[0].status == "refused"
     assert "error: the user did not allow this call" in model.prompts[1]
     assert user.asked == ["touch"]
     model.prompts.clear()
-    session.ask_by(Asking("once"))
+    session.chat.ask = Asking("once")
     list(session.say("Do it"))
     assert (tmp_path / "touched").exists()
 
@@ -335,23 +337,23 @@ def test_an_answer_is_remembered_as_far_as_it_goes(
 ) -> None:
     own_tool(home, "own", "true")
     session, model = opened(tmp_path, store, [call("own"), "Done."], "own")
-    session.ask_by(Asking(answer))
+    session.chat.ask = Asking(answer)
     list(session.say("Do it"))
     model.prompts.clear()
-    again = Session(model, template=session.template, store=store, chat_id=session.chat_id)
-    assert again.tools == ("own",)
-    again.ask_by(user := Asking("no"))
+    again = Session(Chat(store, session.chat.id), model, template=session.template)
+    assert again.chat.tools == ("own",)
+    again.chat.ask = user = Asking("no")
     list(again.say("Do it"))
     assert len(user.asked) == (answer == "once")
     model.prompts.clear()
-    other = Session(model, template=session.template, store=store)
+    other = Session(Chat(store), model, template=session.template)
     other.set_tools(["own"])
-    other.ask_by(user := Asking("no"))
+    other.chat.ask = user = Asking("no")
     list(other.say("Do it"))
     assert len(user.asked) == elsewhere
     own_tool(home, "own", "false")  # another program under the same name
     model.prompts.clear()
-    other.ask_by(user := Asking("no"))
+    other.chat.ask = user = Asking("no")
     list(other.say("Do it"))
     assert len(user.asked) == 1
 
@@ -392,15 +394,15 @@ def test_a_hostile_document_runs_nothing(
     (tmp_path / "document").write_text(text)
     replies = [call("read"), text if obeys else "It says something odd.", "No more."]
     session, _ = opened(tmp_path, store, replies, "read", "touch", "calculator")
-    session.ask_by(lambda tool, arguments, cancel: "once" if tool.name == "read" else "no")
+    session.chat.ask = lambda tool, arguments, cancel: "once" if tool.name == "read" else "no"
     list(session.say("What does it say?"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert reply.status == "complete"
     assert "\x1b" not in reply.calls[0].result
     assert not (tmp_path / "touched").exists()
     assert not any(made.name == "touch" and made.status == "done" for made in reply.calls)
     # No token of it is one of the template's own.
-    prompt = session.read(reply.id).prompt
+    prompt = read(session, reply.id).prompt
     special = [part.text for part in prompt.segments if part.kind == "special"]
     assert special.count("<|im_start|>") == 2 + 2 * len(reply.calls) + 1
     assert store.message(reply.id) == reply
@@ -415,16 +417,16 @@ def test_a_hostile_passage_runs_nothing(
     text = HOSTILE[number].encode("utf-8", "replace").decode()
     (tmp_path / "notes.txt").write_text(f"The weather. {text}")
     session, _ = opened(tmp_path, store, [text, "No more."], "touch", "calculator")
-    session.set_documents(DocumentSet((str(tmp_path / "notes.txt"),)))
+    session.chat.use_documents(DocumentSet((str(tmp_path / "notes.txt"),)))
     asked: list[str] = []
-    session.ask_by(lambda tool, arguments, cancel: asked.append(tool.name) or "no")
+    session.chat.ask = lambda tool, arguments, cancel: asked.append(tool.name) or "no"
     list(session.say("How is the weather?"))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert "The weather." in reply.sources[0].in_prompt
     assert "\x1b" not in reply.sources[0].in_prompt
     assert not (tmp_path / "touched").exists()
     assert len([made for made in reply.calls if made.status == "refused"]) == len(asked)
-    prompt = session.read(reply.id).prompt
+    prompt = read(session, reply.id).prompt
     special = [part.text for part in prompt.segments if part.kind == "special"]
     assert special.count("<|im_start|>") == 2 + 2 * len(reply.calls) + 1
     assert store.message(reply.id) == reply
@@ -436,12 +438,12 @@ def test_a_hostile_passage_runs_nothing(
 def test_a_stopped_call_ends_the_reply(tmp_path: Path, store: Store, home: Path) -> None:
     own_tool(home, "hang", "sleep", "600")
     session, _ = opened(tmp_path, store, [f"Wait.{call('hang')}", "never"], "hang")
-    session.ask_by(lambda tool, arguments, cancel: "once")
+    session.chat.ask = lambda tool, arguments, cancel: "once"
     cancel = threading.Event()
     for event in session.say("Do it", cancel):
         if isinstance(event, Calling):
             threading.Timer(0.2, cancel.set).start()
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert (reply.text, reply.status, reply.calls[0].status) == ("Wait.", "stopped", "stopped")
     assert store.message(reply.id) == reply
 
@@ -459,10 +461,10 @@ def test_a_call_is_stored_before_it_runs_and_survives_the_program(
     reply = other.path(1)[-1]
     assert (reply.text, reply.status) == ("Let me see.", "partial")
     assert (reply.calls[0].status, reply.calls[0].at) == ("running", 11)
-    again = Session(model, template=session.template, store=other, chat_id=1)
+    again = Session(Chat(other, 1), model, template=session.template)
     list(again.continue_reply(reply.id))
     assert "<|im_start|>tool\nerror: it was stopped before it ended<|im_end|>" in model.prompts[-1]
-    assert again.messages[-1].text == "Let me see.\n\nSorry."
+    assert again.chat.messages[-1].text == "Let me see.\n\nSorry."
     other.close()
 
 
@@ -487,9 +489,9 @@ def test_a_program_that_is_killed_during_a_call_loses_nothing(
     assert [message.text for message in messages] == ["Hi", "Hello.", "Do it", "Let me see."]
     assert (messages[-1].status, messages[-1].calls[0].status) == ("partial", "running")
     session = killed_during_a_call.session_in(tmp_path, store, chat_id=1)
-    assert session.tools == ("hang",)
+    assert session.chat.tools == ("hang",)
     list(session.continue_reply(messages[-1].id))
-    reply = session.messages[-1]
+    reply = session.chat.messages[-1]
     assert reply.text == "Let me see.\n\nIt was cut off."
     assert [made.name for made in reply.calls] == ["hang"]
     assert reply.status == "complete"
@@ -502,8 +504,8 @@ def test_a_closed_reply_ends_its_tool(tmp_path: Path, store: Store, home: Path) 
         if isinstance(event, Called):
             break
     events.close()  # type: ignore[attr-defined]
-    assert session.messages[-1].status == "stopped"
-    assert session.messages[-1].calls[0].result == "3648"
+    assert session.chat.messages[-1].status == "stopped"
+    assert session.chat.messages[-1].calls[0].result == "3648"
 
 
 # Kept
@@ -512,9 +514,9 @@ def test_a_closed_reply_ends_its_tool(tmp_path: Path, store: Store, home: Path) 
 def test_calls_are_exported(tmp_path: Path, store: Store) -> None:
     session, _ = opened(tmp_path, store, [f"Let me see.{SUM}", "It is 3648."])
     list(session.say("How many?"))
-    chat = store.chat(session.messages[-1].chat_id)
+    chat = store.chat(session.chat.messages[-1].chat_id)
     assert chat.tools == ("calculator",)
-    document = to_json(chat, session.messages)
+    document = to_json(chat, session.chat.messages)
     assert document["messages"][1]["calls"] == [
         {
             "name": "calculator",
@@ -525,12 +527,14 @@ def test_calls_are_exported(tmp_path: Path, store: Store) -> None:
             "inside": 0,
         }
     ]
-    assert "    calculator(expression=48*76)\n    3648\n" in to_markdown(chat, session.messages)
+    assert "    calculator(expression=48*76)\n    3648\n" in to_markdown(
+        chat, session.chat.messages
+    )
     # Without the result, which its text does not hold, it would teach the model to make it up.
-    assert to_training_rows(chat, session.messages) == []
-    deleted = store.delete_message(session.messages[-1].id)
+    assert to_training_rows(chat, session.chat.messages) == []
+    deleted = store.delete_message(session.chat.messages[-1].id)
     store.restore_messages(deleted)
-    assert store.message(session.messages[-1].id).calls == session.messages[-1].calls
+    assert store.message(session.chat.messages[-1].id).calls == session.chat.messages[-1].calls
 
 
 def test_another_model_reads_the_calls_of_a_chat(tmp_path: Path, store: Store) -> None:
@@ -538,7 +542,7 @@ def test_another_model_reads_the_calls_of_a_chat(tmp_path: Path, store: Store) -
     list(session.say("How many?"))
     session.set_tools([])
     other = ScriptedModel([" Yes."])
-    again = Session(other, template=CHAT, store=store, chat_id=session.chat_id)
+    again = Session(Chat(store, session.chat.id), other, template=CHAT)
     list(again.say("Sure?"))
     assert "<tool_response>\n3648\n</tool_response>" in other.prompts[0]
     assert other.prompts[0].endswith("It is 3648.<|endoftext|>\nUser: Sure?\nAssistant:")
@@ -550,14 +554,14 @@ def test_a_reply_is_not_outdated_because_a_server_was_not_asked_yet(
     add_server(home / "config" / "tools")
     session, model = opened(tmp_path, store, ["Hi."], "demo_add")
     list(session.say("Hi"))
-    session.close()
-    reply = session.messages[-1].id
-    again = Session(model, template=session.template, store=store, chat_id=session.chat_id)
-    assert not again.read(reply).outdated
-    again.set_system("Be brief.")
+    session.chat.close()
+    reply = session.chat.messages[-1].id
+    again = Session(Chat(store, session.chat.id), model, template=session.template)
+    assert not read(again, reply).outdated
+    again.chat.hold_with(replace(again.chat.basis, system="Be brief."))
     again.set_tools(["demo_count"])
-    assert again.read(reply).outdated
-    again.close()
+    assert read(again, reply).outdated
+    again.chat.close()
 
 
 def test_a_tool_that_is_gone_is_named(tmp_path: Path, store: Store, home: Path) -> None:
@@ -566,9 +570,9 @@ def test_a_tool_that_is_gone_is_named(tmp_path: Path, store: Store, home: Path) 
     (home / "config" / "tools" / "own.toml").unlink()
     with pytest.raises(ToolError, match="there is no tool 'own'"):
         list(session.say("Hi"))
-    assert session.messages == []
-    assert session.usage()[0] >= 0
-    assert "Hi" in session.draft("Hi").prompt.text
+    assert session.chat.messages == []
+    assert usage(session).used >= 0
+    assert "Hi" in draft(session, "Hi").prompt.text
 
 
 def test_one_question_with_tools(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import pytest
 from completions_server import CompletionsServer, replied
 from fakes import ScriptedModel
 
+from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.events import interleaved
-from chatapp.dialogue.session import Session, SessionEvent, Started
+from chatapp.dialogue.session import SessionEvent, Started
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.variants import Pair, Variant
-from chatapp.dialogue.writers.choosing import choose_template
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Finished, Token
@@ -56,8 +57,8 @@ def pair_of(
     load: Callable[[str, str], LanguageModel] | None = None,
     prompt: str = "",
 ) -> Pair:
-    session = Session(own, template=choose_template(own, ""), store=store, prompt=prompt)
-    return Pair(store, session, message, load or (lambda name, precision: own))
+    chat = Chat(store, basis=Basis(prompt=prompt))
+    return Pair(chat, message, None, load or (lambda name, precision: own))
 
 
 def drawn(
@@ -193,11 +194,8 @@ def test_a_new_chat_has_the_documents_and_tools_that_were_chosen(
     (tmp_path / "notes.md").write_text("A walrus eats clams.")
     documents = DocumentSet((str(tmp_path / "notes.md"),))
     models = {name: ScriptedModel([" <<2+2=", " clams."]) for name in ("own", "other")}
-    model = models["own"]
-    template = choose_template(model, "")
-    session = Session(model, template=template, store=store, documents=documents)
-    session.set_tools(["calculator"])
-    pair = Pair(store, session, "What does a walrus eat?", lambda name, precision: models[name])
+    chat = Chat(store, documents=documents, tools=["calculator"])
+    pair = Pair(chat, "What does a walrus eat?", None, lambda name, precision: models[name])
     list(interleaved(pair.answers([SHORT, replace(SHORT, model="other")], threading.Event())))
     replies = [store.message(id) for id in (2, 3)]
     assert [reply.text for reply in replies] == ["<<2+2=4>> clams."] * 2

@@ -102,7 +102,7 @@ async def test_label_probabilities_are_stored_with_the_reply(open_app: OpenApp, 
     async with open_app(GlassModel(["x"])) as driver:
         driver.chat.hold_with(choice_of("feel"))
         await driver.say("ice")
-        remark, chat_id = driver.notes[-1], driver.chat.conversation.chat_id
+        remark, chat_id = driver.notes[-1], driver.chat.conversation.chat.id
         await driver.press("ctrl+n")
     async with open_app(GlassModel(["x"]), chat_id=chat_id) as driver:
         assert driver.notes == ["", remark]
@@ -179,7 +179,7 @@ async def test_a_text_of_any_script_stays_in_its_column(open_app: OpenApp) -> No
         assert all(cell_len(row) == 200 for row in driver.screen_text.split("\n"))
         await driver.press("escape")
         assert driver.prompt.has_focus
-        assert driver.chat.conversation.basis() == Basis()
+        assert driver.chat.conversation.chat.basis == Basis()
 
 
 async def test_no_hint_is_cut_off_beside_the_inspector(open_app: OpenApp) -> None:

@@ -283,7 +283,7 @@ async def chat_with_documents_and_tools(driver: Driver) -> None:
     await driver.press("escape")
     await driver.until(lambda: not driver.chat.query(Inspector))
     await driver.say("/tools calculator")
-    await driver.until(lambda: driver.chat.conversation.tools())
+    await driver.until(lambda: driver.chat.conversation.chat.tools)
     await driver.say(COINS)
     assert "▸ calculator(expression=8*47): 376" in driver.screen_text
     await driver.press("ctrl+up", "enter")

@@ -16,7 +16,6 @@ from chatapp.dialogue.store import queries
 from chatapp.dialogue.store.database import Database, Gone, StoreError
 from chatapp.dialogue.store.rows import (
     Basis,
-    Chat,
     ChatSummary,
     Comparison,
     Deleted,
@@ -26,6 +25,7 @@ from chatapp.dialogue.store.rows import (
     Hit,
     Origin,
     Status,
+    StoredChat,
     StoredMessage,
     Verdict,
     title_after,
@@ -83,9 +83,9 @@ class Store:
             updated=now,
         )
 
-    def chat(self, chat_id: int) -> Chat:
+    def chat(self, chat_id: int) -> StoredChat:
         """A chat by its id."""
-        return Chat.of(self._database.row("chats", queries.CHAT, chat_id))
+        return StoredChat.of(self._database.row("chats", queries.CHAT, chat_id))
 
     def chats(
         self,
@@ -162,7 +162,7 @@ class Store:
         """Delete a chat with all its messages and their generations, for good."""
         self._database.row("chats", "DELETE FROM chats WHERE id = ? RETURNING id", chat_id)
 
-    def _open_chat(self, chat_id: int) -> Chat:
+    def _open_chat(self, chat_id: int) -> StoredChat:
         """A chat that is not in the bin."""
         chat = self.chat(chat_id)
         if chat.deleted is not None:

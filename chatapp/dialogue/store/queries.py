@@ -5,7 +5,7 @@ Keep: columns that become a value of `rows` are named as its fields are.
 
 from dataclasses import fields
 
-from chatapp.dialogue.store.rows import Chat, ChatSummary, Comparison, Feedback, Generation
+from chatapp.dialogue.store.rows import ChatSummary, Comparison, Feedback, Generation, StoredChat
 
 
 def _columns(kind: type) -> str:
@@ -16,7 +16,7 @@ _MOST_MATCHES = 5_000
 _MOST_WORDS = 32
 """Words of a search that are used; SQLite bounds the depth of the expression."""
 
-CHAT = f"SELECT {_columns(Chat)} FROM chats WHERE id = ?"
+CHAT = f"SELECT {_columns(StoredChat)} FROM chats WHERE id = ?"
 
 MESSAGES = """
     SELECT id, chat_id, parent_id, role, text, status, created,

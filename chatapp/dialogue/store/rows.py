@@ -38,7 +38,7 @@ class Basis:
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class StoredChat:
     """A chat without its messages. Times are unix seconds; `leaf_id` ends its current path.
 
     deleted: when it was put into the bin; None outside the bin. For system, prompt and
@@ -69,7 +69,7 @@ class Chat:
     reward: str = ""
 
     @classmethod
-    def of(cls, row: sqlite3.Row) -> "Chat":
+    def of(cls, row: sqlite3.Row) -> "StoredChat":
         """A row of `chats`, whose chosen parameters, documents and tools are JSON."""
         flags = {name: bool(row[name]) for name in ("archived", "markdown")}
         asked = json.loads(row["documents"] or "null")

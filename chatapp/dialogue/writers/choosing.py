@@ -85,13 +85,17 @@ INSIST = "!"
 """After a template's name: in this one, whatever the model was trained in."""
 
 
-def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Template:
+def choose_template(
+    model: LanguageModel, requested: str, asked: str = "", thinking: bool | None = None
+) -> Template:
     """The template to chat with `model` in.
 
     requested: a template's name, perhaps with INSIST, or "" for the model's own, or `plain`
         when it has none. A model that its server writes for can be chatted with in any other,
         as text.
     asked: what the chat asks for, and gets when the model has none of its own.
+    thinking: whether the model thinks before it replies, where the template has a switch for
+        that; None leaves the switch to the template.
     Raises ValueError in one sentence when there is no such template, when the model was
     trained in another one, or when its template is damaged.
     """
@@ -101,7 +105,10 @@ def choose_template(model: LanguageModel, requested: str, asked: str = "") -> Te
     own = _own(model)
     if asked in TEMPLATES and own is None:
         return TEMPLATES[asked]
-    return _choice(model.name, own, requested)
+    template = _choice(model.name, own, requested)
+    if thinking is not None and isinstance(template, ChatTemplate) and template.switch:
+        return replace(template, thinking=thinking)
+    return template
 
 
 def template_of(files: ModelFiles, special: Collection[str], requested: str) -> Template:
@@ -154,11 +161,6 @@ def with_thinking(model: LanguageModel, template: Template, thinking: bool) -> T
     if isinstance(template, ChatTemplate) and template.switch:
         return replace(template, thinking=thinking)
     raise ValueError(f"the model {model.name} has no switch for thinking in its template")
-
-
-def thinking_of(template: Template) -> bool | None:
-    """What a template's switch for thinking was set to; None when it was not."""
-    return template.thinking if isinstance(template, ChatTemplate) else None
 
 
 def writer_for(model: LanguageModel, template: Template) -> Writer:

@@ -54,7 +54,7 @@ class Dialogs:
 
     async def show_branches(self) -> None:
         """Let the user choose a message of another branch."""
-        chat_id = self._conversation.chat_id
+        chat_id = self._conversation.chat.id
         if chat_id is None or self._turns.is_busy():
             return
         screen = BranchScreen(self._store, chat_id)
@@ -130,9 +130,6 @@ class Dialogs:
             )
             compared = await widgets.prompt.app.push_screen_wait(screen)
             if compared.chat_id is not None:
-                if session.chat_id is None:
-                    self._store.set_markdown(compared.chat_id, widgets.transcript.markdown)
-                    self._conversation.keep_choices_of(compared.chat_id)
                 await self._navigation.open(compared.chat_id)
             elif compared.text:
                 widgets.prompt.give_back(compared.text)

@@ -106,8 +106,8 @@ class ModelSwitch:
         status.state = "ready"
         status.model = session.model.name
         status.limit = session.model.context
-        status.template, status.is_prompt_file = session.layout, bool(session.prompt)
-        status.persona = persona_of(session.system)
+        status.template, status.is_prompt_file = session.layout, bool(session.chat.basis.prompt)
+        status.persona = persona_of(session.chat.basis.system)
         status.is_estimate = self._conversation.remote() is not None
         self._conversation.measure()
 
@@ -125,10 +125,10 @@ class ModelSwitch:
 
     def parameters(self) -> Parameters:
         """What the next reply would be drawn with."""
-        session, sampling = self._conversation.session, self._conversation.sampling
+        session, choices = self._conversation.session, self._conversation.choices
         template = session.template.name if session is not None else ""
-        origins = self._conversation.origins()
-        return Parameters(sampling, template, self._conversation.precision, origins)
+        precision = self._conversation.precision
+        return Parameters(choices.sampling, template, precision, choices.origins)
 
     def use(self, now: Parameters, new: Parameters, for_all: bool) -> None:
         """Draw replies with other parameters than `now`.

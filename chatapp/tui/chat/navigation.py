@@ -44,14 +44,14 @@ class Navigation:
         await self._turns.take_back_waiting()
         widgets = self._widgets
         with widgets.store_errors():
-            is_other = chat_id is not None and chat_id != self._conversation.chat_id
-            path, reasons = self._conversation.open(chat_id)
+            is_other = chat_id is not None and chat_id != self._conversation.chat.id
+            self._conversation.open(chat_id)
+            chat, path = self._conversation.chat, self._conversation.chat.messages
             self._turns.leave()
             self._verdicts.show()
-            markdown = chat_id is not None and self._store.chat(chat_id).markdown
-            widgets.transcript.show_markdown(markdown)
+            widgets.transcript.show_markdown(chat.markdown)
             self._scoring.follow(is_other=is_other)
-            await widgets.transcript.show(path, reasons)
+            await widgets.transcript.show(path, chat.finish_reasons())
             widgets.show_welcome(not path)
             widgets.show_problem("")
             widgets.status.used = widgets.status.dropped = 0
@@ -88,7 +88,7 @@ class Navigation:
     async def leave_deleted(self) -> None:
         """Begin a new chat when the one that is shown has been deleted."""
         with self._widgets.store_errors():
-            if self._conversation.is_deleted():
+            if self._conversation.chat.is_deleted():
                 await self.open(None)
         self._widgets.show_title()
 
@@ -96,11 +96,9 @@ class Navigation:
         """Go on in a new chat when the one that is shown has been deleted in another window."""
         prompt = self._widgets.prompt
         with self._widgets.store_errors():
-            if not self._conversation.is_deleted():
-                return
-            chat_id = self._conversation.store_anew()
-            if chat_id is not None:
-                await self.open(chat_id)
+            chat, session = self._conversation.chat, self._conversation.session
+            if session is not None and chat.is_deleted():
+                await self.open(chat.store_anew(session.template.name, session.model.name))
                 text = prompt.text
                 prompt.leave_edit()
                 prompt.give_back(text)
@@ -113,7 +111,7 @@ class Navigation:
         prompt, transcript = self._widgets.prompt, self._widgets.transcript
         writing = prompt.screen.focused is prompt
         with self._widgets.store_errors():
-            sibling = self._conversation.go_to_sibling(message, step)
+            sibling = self._conversation.chat.go_to_sibling(message, step)
             if sibling is not None:
                 await self.open(sibling.chat_id)
                 view = transcript.view(sibling.id)

@@ -22,6 +22,7 @@ from textual.widgets import Input, OptionList, Static
 
 from chatapp.common.foreign import printable
 from chatapp.common.settings import SettingsError, keep_settings
+from chatapp.dialogue.chat import recent_inputs
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui.screens.history import ChatChoice, FoundChats
 from chatapp.tui.widgets.approval import Approval
@@ -157,9 +158,9 @@ class ChatWidgets:
 
     def show_title(self) -> None:
         """Show what the chat is called, here and in the list of chats."""
-        self.sidebar.follow(self._conversation.chat_id)
+        self.sidebar.follow(self._conversation.chat.id)
         with self.store_errors():
-            self._title.update(printable(self._conversation.title()).replace("\n", " "))
+            self._title.update(printable(self._conversation.chat.title()).replace("\n", " "))
 
     def show_problem(self, problem: str) -> None:
         """Say what is wrong above the prompt, until the next message is sent."""
@@ -169,17 +170,8 @@ class ChatWidgets:
     def show_markdown(self, markdown: bool) -> None:
         """Show the chat's replies as Markdown or as they are written, now and when reopened."""
         self.transcript.show_markdown(markdown)
-        self.keep_markdown()
-
-    def keep_markdown(self) -> None:
-        """Have the replies shown as they are now when the chat is reopened."""
         with self.store_errors():
-            self._conversation.keep_markdown(self.transcript.markdown)
-
-    def keep_choices(self) -> None:
-        """Have the replies drawn as they are now when the chat is reopened."""
-        with self.store_errors():
-            self._conversation.keep_choices()
+            self._conversation.chat.show_markdown(markdown)
 
     def keep_setting(self, name: str, value: str) -> None:
         """Have a setting at the next start as well, unless nothing is to be stored."""
@@ -204,7 +196,7 @@ class ChatWidgets:
     def earlier_inputs(self) -> Sequence[str]:
         """What the user wrote before, oldest first."""
         try:
-            return self._conversation.earlier_inputs()
+            return recent_inputs(self._store)
         except StoreError as error:
             self.show_problem(str(error))
             return []

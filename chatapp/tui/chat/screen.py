@@ -186,7 +186,7 @@ class ChatScreen(Screen[None]):
     def _measured(self, event: events.Measured) -> None:
         if event.session is self.conversation.session and self.conversation.turn is None:
             status = self.widgets.status
-            status.used, status.limit, status.dropped = event.used, event.limit, event.dropped
+            status.used, status.limit, status.dropped = event.usage
 
     @on(events.Unmeasured)
     def _unmeasured(self, event: events.Unmeasured) -> None:
@@ -338,7 +338,7 @@ class ChatScreen(Screen[None]):
 
     @on(events.DocumentsRead)
     def _documents_read(self, event: events.DocumentsRead) -> None:
-        if event.documents != self.conversation.documents():
+        if event.documents != self.conversation.chat.documents:
             return
         self.widgets.show_problem(event.problem)
         if event.words:

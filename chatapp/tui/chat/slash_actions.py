@@ -109,7 +109,7 @@ async def undelete(chat: ChatControls, argument: str) -> None:
 
 
 async def set_title(chat: ChatControls, argument: str) -> None:
-    chat_id = chat.conversation.chat_id
+    chat_id = chat.conversation.chat.id
     if chat_id is None:
         raise SlashError("a chat can be renamed once it has a message")
     chat.store.rename_chat(chat_id, " ".join(argument.split()))
@@ -119,11 +119,12 @@ async def set_title(chat: ChatControls, argument: str) -> None:
 async def set_instructions(chat: ChatControls, argument: str) -> None:
     conversation = chat.conversation
     if not argument:
-        current = conversation.system() or TEMPLATES_OWN
+        current = conversation.chat.basis.system or TEMPLATES_OWN
         chat.widgets.prompt.give_back(f"/system {current}")
         return
     _refuse_while_busy(chat)
-    conversation.set_system(None if argument == TEMPLATES_OWN else argument)
+    system = None if argument == TEMPLATES_OWN else argument
+    conversation.chat.hold_with(replace(conversation.chat.basis, system=system))
     chat.scoring.renew()
     conversation.measure()
     chat.widgets.inform("These instructions apply from the next message on.")
@@ -136,7 +137,7 @@ async def set_parameter(chat: ChatControls, argument: str) -> None:
     # As in /compare, where a value stands after an equals sign.
     name, _, text = argument.replace("=", " ").partition(" ")
     try:
-        sampling = chat.conversation.sampling.changed(name, text.strip())
+        sampling = chat.conversation.choices.sampling.changed(name, text.strip())
     except ValueError as error:
         raise SlashError(str(error)) from None
     chat.conversation.set_sampling(sampling)
@@ -151,10 +152,10 @@ def _shown(value: float | None) -> str:
 
 def _values_in_words(conversation: Conversation) -> str:
     """Every value that replies are drawn with, and whose it is; a line each."""
-    sampling = conversation.sampling
+    choices = conversation.choices
     return "\n".join(
-        f"{name} {_shown(getattr(sampling, name))} ({origin})"
-        for name, origin in conversation.origins().items()
+        f"{name} {_shown(getattr(choices.sampling, name))} ({origin})"
+        for name, origin in choices.origins.items()
     )
 
 
@@ -241,7 +242,7 @@ async def use_documents(chat: ChatControls, argument: str) -> None:
 
     _refuse_while_busy(chat)
     if not argument:
-        documents = chat.conversation.documents()
+        documents = chat.conversation.chat.documents
         used = ", ".join(documents.paths) if documents is not None else "none"
         chat.widgets.inform(f"Documents of this chat: {used}")
         return
@@ -249,7 +250,7 @@ async def use_documents(chat: ChatControls, argument: str) -> None:
         documents = None if argument == NO_DOCUMENTS else _documents(argument)
     except (DocumentsError, ValueError) as error:
         raise SlashError(f"/docs: {error}") from None
-    chat.conversation.set_documents(documents)
+    chat.conversation.use_documents(documents)
     words = "The documents are removed." if documents is None else "Reading the documents …"
     chat.widgets.inform(words)
 
@@ -272,7 +273,7 @@ def _documents(argument: str) -> "DocumentSet":
 async def use_tools(chat: ChatControls, argument: str) -> None:
     _refuse_while_busy(chat)
     names = argument.replace(",", " ").split()
-    registry = chat.conversation.find_tools()
+    registry = _registry(chat)
     chosen = [] if names == [NO_TOOLS] else names
     text = f"/tools {argument}".rstrip()
     if not names:
@@ -290,7 +291,7 @@ async def _list_tools(chat: ChatControls, registry: "Registry", cancel: threadin
     there_are, problems = await asyncio.to_thread(registry.listed, cancel)
     if _was_left(chat, registry):
         return
-    on = chat.conversation.tools()
+    on = chat.conversation.chat.tools
     others = [name for name in there_are if name not in on]
     words = f"On: {', '.join(on) or 'none'}. Off: {', '.join(others) or 'none'}."
     chat.widgets.inform(words)
@@ -312,20 +313,29 @@ async def _choose_tools(
 
 
 def _set_tools(chat: ChatControls, names: list[str]) -> None:
+    session = chat.conversation.session
     try:
-        chat.conversation.set_tools(names)
+        if session is None:
+            raise ValueError("the model is not loaded yet")
+        session.set_tools(names)
     except (UserError, ValueError) as error:
         raise SlashError(f"/tools: {error}") from None
-    chat.widgets.inform(f"Tools of this chat: {', '.join(chat.conversation.tools()) or 'none'}")
+    chat.widgets.inform(f"Tools of this chat: {', '.join(session.chat.tools) or 'none'}")
 
 
 def _was_left(chat: ChatControls, registry: "Registry") -> bool:
     """Whether another chat has been opened since its tools were looked for."""
-    return chat.conversation.servers() is not registry.running
+    return chat.conversation.chat.servers is not registry.running
+
+
+def _registry(chat: ChatControls) -> "Registry":
+    """The tools that there are for the chat."""
+    session = chat.conversation.session
+    return chat.conversation.chat.find_tools() if session is None else session.find_tools()
 
 
 def tool_names(chat: ChatControls) -> list[str]:
-    registry = chat.conversation.find_tools()
+    registry = _registry(chat)
     return [*registry.tools, *registry.servers, NO_TOOLS]
 
 
@@ -333,7 +343,7 @@ async def use_reward(chat: ChatControls, argument: str) -> None:
     if argument:
         chat.scoring.use("" if argument == NO_REWARD else argument)
     else:
-        chat.widgets.inform(f"Reward model of this chat: {chat.conversation.reward or 'none'}")
+        chat.widgets.inform(f"Reward model of this chat: {chat.conversation.chat.reward or 'none'}")
 
 
 def reward_names(chat: ChatControls) -> list[str]:
@@ -372,7 +382,7 @@ def theme_names(chat: ChatControls) -> list[str]:
 
 
 async def export(chat: ChatControls, argument: str) -> None:
-    chat_id = chat.conversation.chat_id
+    chat_id = chat.conversation.chat.id
     if chat_id is None:
         raise SlashError("there is nothing to export yet")
     if not argument:

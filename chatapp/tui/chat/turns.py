@@ -225,9 +225,6 @@ class ChatTurns:
             self._reply.focus(scroll_visible=False)  # a second r makes another reply still
         self._prompt_tokens = status.used = started.prompt_tokens
         status.dropped = started.dropped
-        if not path:
-            self._widgets.keep_markdown()
-            self._widgets.keep_choices()
         self._widgets.show_title()
 
     def turn_progressed(self, reply: GrowingReply, text: str) -> None:
@@ -282,6 +279,6 @@ class ChatTurns:
         live, transcript.live, self._reply = transcript.live, None, None
         with self._widgets.store_errors():
             if live is not None:
-                transcript.refresh_message(self._conversation.message(live), reason)
+                transcript.refresh_message(self._conversation.chat.message(live), reason)
         self._conversation.measure()
         self._inspecting.look_again()

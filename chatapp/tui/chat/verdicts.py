@@ -34,7 +34,7 @@ class Verdicts:
     def show(self) -> None:
         """Show what the user has said of the chat's replies."""
         with self._widgets.store_errors():
-            chat_id = self._conversation.chat_id
+            chat_id = self._conversation.chat.id
             feedback = {} if chat_id is None else self._store.feedback(chat_id)
             self._widgets.transcript.show_feedback(feedback)
 

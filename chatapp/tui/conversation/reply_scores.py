@@ -5,6 +5,7 @@ another reward model, or other instructions, have been chosen is dropped.
 """
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,7 +44,7 @@ class Display(Protocol):
 
     def inform(self, words: str) -> None: ...
     def show_problem(self, problem: str) -> None: ...
-    def keep_choices(self) -> None: ...
+    def store_errors(self) -> AbstractContextManager[None]: ...
 
 
 class Scoring:
@@ -90,7 +91,7 @@ class Scoring:
         is_other: whether it is another one, which goes on with nothing of the one before.
         """
         self._wanted.clear()
-        name, request = self._conversation.reward, self._request
+        name, request = self._conversation.chat.reward, self._request
         if name != self._name:
             self._change(name, None)
         elif not is_other or (request is not None and request.follows):
@@ -139,8 +140,8 @@ class Scoring:
 
     def _keep(self, words: str) -> None:
         """Store with the chat what scores its replies, and say so."""
-        self._conversation.reward = self._name
-        self._widgets.keep_choices()
+        with self._widgets.store_errors():
+            self._conversation.chat.use_reward(self._name)
         self._widgets.inform(words)
 
     # Scores

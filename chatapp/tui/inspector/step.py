@@ -118,7 +118,7 @@ class StepView(View):
     def show(self, look: Look) -> None:
         self._look = look
         self._is_playing = False
-        self._sampling = self._conversation.sampling
+        self._sampling = self._conversation.choices.sampling
         self._step = Step((), None)
         self._stepper = None
         self.query_one(MarkedOptions).show([])

@@ -15,7 +15,8 @@ from textual.message import Message
 from chatapp.lab.findings import Tokens
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.session import Reading, Session
+    from chatapp.dialogue.reading import Reading
+    from chatapp.dialogue.session import Session
     from chatapp.dialogue.store.rows import StoredMessage
     from chatapp.lab.inspectable import Inspectable
     from chatapp.lab.traces import Trace
@@ -99,16 +100,18 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
 
 def _reading(session: "Session", target: Target) -> "Reading | None":
     """What the model reads for a target; None when there is neither message nor draft."""
+    from chatapp.dialogue.reading import draft, read
+
     if target.message_id is not None:
-        return session.read(target.message_id)
+        return read(session, target.message_id)
     if target.draft:
-        return session.draft(target.draft, target.instead_of)
-    messages = session.messages
-    return session.read(messages[-1].id) if messages else None
+        return draft(session, target.draft, target.instead_of)
+    messages = session.chat.messages
+    return read(session, messages[-1].id) if messages else None
 
 
 def _layout(session: "Session") -> str:
-    return f"{'prompt file' if session.prompt else 'template'} {session.layout}"
+    return f"{'prompt file' if session.chat.basis.prompt else 'template'} {session.layout}"
 
 
 @dataclass

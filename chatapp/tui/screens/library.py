@@ -173,7 +173,7 @@ class LibraryScreen(Dialog[PromptChoice | None]):
         from chatapp.prompting.examples import PromptError
 
         try:
-            self._all = await asyncio.to_thread(_rows, self._conversation.basis())
+            self._all = await asyncio.to_thread(_rows, self._conversation.chat.basis)
         except (PromptError, StoreError) as error:
             self._show_preview(None, str(error))
             return

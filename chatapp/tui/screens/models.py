@@ -176,7 +176,7 @@ class ModelScreen(Dialog[str | None]):
         self._tell(f"Downloading {model.name} …", _GETTING_HINT)
         self.query_one(ProgressBar).update(total=None, progress=0)
         self.query_one(ProgressBar).display = True
-        self._conversation.get_model(self._getting)
+        self._conversation.start_thread(self._getting.run)
 
     def _tell(self, words: str, hint: str = _HINT) -> None:
         """Say something below the list, with the keys that go with it."""

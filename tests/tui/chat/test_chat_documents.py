@@ -68,7 +68,7 @@ async def test_sources_are_there_when_the_chat_is_opened_again(
 ) -> None:
     async with open_app(model()) as driver:
         await ask_with(driver, notes)
-        chat_id = driver.chat.conversation.chat_id
+        chat_id = driver.chat.conversation.chat.id
     for file in notes.iterdir():
         file.unlink()
     async with open_app(model(), chat_id=chat_id) as driver:
@@ -86,7 +86,7 @@ async def test_documents_are_named_searched_otherwise_and_taken_off(
         await driver.until(lambda: told(driver, "Documents of this chat: none"))
         await order(driver, f"/docs method=both:tfidf '{notes}/*.md'")
         await driver.until(lambda: told(driver, "1 passage of 1 file"))
-        asked = driver.chat.conversation.documents()
+        asked = driver.chat.conversation.chat.documents
         assert asked == DocumentSet((f"{notes}/*.md",), "both:tfidf")
         await order(driver, "/docs none")
         await driver.say("What does a walrus eat?")

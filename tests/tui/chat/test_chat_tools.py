@@ -44,7 +44,7 @@ async def order(driver: Driver, text: str) -> None:
 async def switch_on(driver: Driver, *names: str) -> None:
     """Let the model call these tools, and wait until it may."""
     await order(driver, f"/tools {' '.join(names)}")
-    await driver.until(lambda: driver.chat.conversation.tools() == names)
+    await driver.until(lambda: driver.chat.conversation.chat.tools == names)
 
 
 async def asked(driver: Driver, text: str) -> Approval:
@@ -72,11 +72,11 @@ async def test_a_call_is_folded_in_the_reply_and_opens_with_enter(
         assert "error: '[b]' cannot be calculated with" in driver.screen_text
         await driver.press("enter")
         assert "cannot be calculated with" not in driver.screen_text
-        chat_id = driver.chat.conversation.chat_id
+        chat_id = driver.chat.conversation.chat.id
     async with open_app(scripted, chat_id=chat_id) as driver:
         await driver.until(lambda: "▸ calculator(expression=1 [b])" in driver.screen_text)
         await driver.ready()
-        assert driver.chat.conversation.tools() == ("calculator", "clock")
+        assert driver.chat.conversation.chat.tools == ("calculator", "clock")
 
 
 async def test_nothing_runs_until_the_user_says_yes(
@@ -192,9 +192,9 @@ async def test_tools_are_listed_switched_and_refused(
         await order(driver, "/tools clock")
         await driver.until(lambda: "this model calls calculator alone" in driver.problem)
         driver.prompt.text = ""
-        assert driver.chat.conversation.tools() == ("calculator",)
+        assert driver.chat.conversation.chat.tools == ("calculator",)
         await order(driver, "/tools none")
-        await driver.until(lambda: driver.chat.conversation.tools() == ())
+        await driver.until(lambda: driver.chat.conversation.chat.tools == ())
 
 
 async def test_the_tools_of_a_server(open_app: OpenApp, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ async def test_the_tools_of_a_server(open_app: OpenApp, tmp_path: Path) -> None:
         await driver.press("enter")
         await driver.until(lambda: "demo_add, demo_count" in " ".join(driver.notices))
         await order(driver, "/tools demo")
-        await driver.until(lambda: len(driver.chat.conversation.tools()) == 6)
+        await driver.until(lambda: len(driver.chat.conversation.chat.tools) == 6)
         await asked(driver, "Count")
         await driver.press("down", "down", "enter")  # always in this chat
         await driver.until(lambda: "demo_count(): call 2" in driver.screen_text)
@@ -224,7 +224,7 @@ async def started_server(driver: Driver) -> int:
     add_lasting_server(tools_dir())
     await driver.ready()
     await order(driver, "/tools demo")
-    await driver.until(driver.chat.conversation.tools)
+    await driver.until(lambda: driver.chat.conversation.chat.tools)
     return int((tools_dir() / "pid").read_text())
 
 
@@ -255,7 +255,7 @@ async def test_a_chat_begun_anew_keeps_its_tools(
         (tools_dir() / "touch.toml").unlink()
         await order(driver, "/template own")
         assert not driver.problem
-        assert driver.chat.conversation.tools() == ("touch",)
+        assert driver.chat.conversation.chat.tools == ("touch",)
         await order(driver, "Do it")
         await driver.until(lambda: "there is no tool 'touch'" in driver.problem)
         assert driver.prompt.text == "Do it"

@@ -72,14 +72,14 @@ async def test_sampling_is_kept_with_the_chat(open_app: OpenApp, store: Store) -
     async with open_app() as driver:
         await driver.press(*"/set temperature 0.2", "enter")
         await driver.say("Hello")
-        chat_id = driver.chat.conversation.chat_id
+        chat_id = driver.chat.conversation.chat.id
         await driver.press(*"/set top_k 3", "enter")
         await driver.chat.navigation.open(other)
-        assert driver.chat.conversation.sampling == Sampling()
+        assert driver.chat.conversation.choices.sampling == Sampling()
     async with open_app(chat_id=chat_id) as driver:
         await driver.ready()
-        assert driver.chat.conversation.sampling == Sampling(temperature=0.2, top_k=3)
-        assert driver.chat.conversation.origins()["top_k"] == "this chat"
+        assert driver.chat.conversation.choices.sampling == Sampling(temperature=0.2, top_k=3)
+        assert driver.chat.conversation.choices.origins["top_k"] == "this chat"
 
 
 async def test_f2_makes_values_the_default_of_all_chats(open_app: OpenApp, store: Store) -> None:
@@ -92,7 +92,7 @@ async def test_f2_makes_values_the_default_of_all_chats(open_app: OpenApp, store
         await driver.press("ctrl+t")
         await driver.until(lambda: driver.app.screen is driver.chat)
         await driver.chat.navigation.open(other)
-        assert driver.chat.conversation.sampling == Sampling(temperature=0.3, top_k=7)
+        assert driver.chat.conversation.choices.sampling == Sampling(temperature=0.3, top_k=7)
     text = settings_path().read_text()
     assert "# mine" in text
     assert load_settings().sampling == Sampling(temperature=0.3, top_k=7)
@@ -110,7 +110,7 @@ async def test_a_default_that_cannot_be_kept_is_told_and_not_used(
         assert "temperature cannot be saved" in str(
             driver.app.screen.query_one("#field-problem").content
         )
-        assert driver.chat.conversation.sampling == Sampling()
+        assert driver.chat.conversation.choices.sampling == Sampling()
 
 
 async def test_a_chat_of_no_model_has_no_gap_in_the_lists(open_app: OpenApp, store: Store) -> None:

@@ -187,7 +187,7 @@ async def test_f2_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
         screen.query_one("#max_tokens", Field).value = "12"
         await driver.press("enter")
         await driver.until(lambda: driver.app.screen is driver.chat)
-        assert driver.chat.conversation.sampling == Sampling(
+        assert driver.chat.conversation.choices.sampling == Sampling(
             temperature=0.25, seed=None, max_tokens=12
         )
         await driver.say("Go")
@@ -235,7 +235,7 @@ async def test_f2_says_what_is_wrong(open_app: OpenApp, field: str, value: str, 
         assert screen.focused is screen.query_one(f"#{field}")
         await driver.press("escape")
         assert driver.app.screen is driver.chat
-        assert driver.chat.conversation.sampling == Sampling()
+        assert driver.chat.conversation.choices.sampling == Sampling()
 
 
 async def test_ctrl_q_quits_from_anywhere(open_app: OpenApp) -> None:
@@ -538,7 +538,7 @@ async def test_ctrl_o_filters_by_title_and_text(open_app: OpenApp, store: Store)
         assert await listed(driver) == ["Cats"]
         await driver.press("enter")
         await driver.until(lambda: driver.texts == ["Cats", "They sleep."])
-        assert driver.chat.conversation.chat_id == cats
+        assert driver.chat.conversation.chat.id == cats
         await driver.press("escape")
         await driver.say("More")
         assert len(store.path(cats)) == 4

@@ -182,7 +182,7 @@ async def test_what_cannot_be_done_is_said_and_the_command_comes_back(
         await order(driver, text)
         assert words in driver.problem
         assert driver.prompt.text == text
-        assert driver.chat.conversation.sampling == Sampling()
+        assert driver.chat.conversation.choices.sampling == Sampling()
 
 
 async def test_screens_open(open_app: OpenApp) -> None:
@@ -210,7 +210,7 @@ async def test_set_takes_effect_on_the_next_turn(open_app: OpenApp) -> None:
         await driver.say("Go")
         assert (model.samplings[-1].temperature, model.samplings[-1].seed) == (0.25, 5)
         await order(driver, "/set seed")
-        assert driver.chat.conversation.sampling.seed is None
+        assert driver.chat.conversation.choices.sampling.seed is None
         assert "seed is random each time from the next message on." in notices(driver)
 
 

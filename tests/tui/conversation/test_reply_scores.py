@@ -179,7 +179,7 @@ async def test_a_chat_keeps_its_reward_model(
         assert driver.notes == ["", ""]
         await driver.press("ctrl+n")
         await driver.say("Count.")
-        assert (driver.notes, driver.chat.conversation.reward) == (["", ""], "")
+        assert (driver.notes, driver.chat.conversation.chat.reward) == (["", ""], "")
     async with open_app(chat_id=other + 1) as driver:
         await driver.until(notes_are(driver, "", scored(run, "Count.", "One.")))
         assert not driver.notices  # it is not said again
@@ -212,7 +212,7 @@ async def test_a_reward_model_that_is_being_loaded_scores_the_next_chat_too(
         await driver.chat.navigation.open(second)
         may_load.set()
         await driver.until(notes_are(driver, "", expected))
-        assert (driver.problem, driver.chat.conversation.reward) == ("", str(run))
+        assert (driver.problem, driver.chat.conversation.chat.reward) == ("", str(run))
 
 
 async def test_a_reward_model_that_is_gone_is_told(
@@ -254,7 +254,7 @@ async def test_what_is_no_reward_model_changes_nothing(
             await driver.until(lambda words=words: driver.problem.startswith(f"/reward: {words}"))
             assert "\n" not in driver.problem
         assert driver.notes == ["", scored(run, "Count.", "One.")]
-        assert driver.chat.conversation.reward == str(run)
+        assert driver.chat.conversation.chat.reward == str(run)
 
 
 async def test_what_the_reward_model_cannot_read_is_told(

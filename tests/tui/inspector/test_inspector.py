@@ -14,6 +14,7 @@ from tui_driver import Driver, OpenApp, fill
 
 from chatapp.common.settings import Settings
 from chatapp.common.shading import percent
+from chatapp.dialogue.reading import read, usage
 from chatapp.dialogue.store import Store
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.events import Token
@@ -192,7 +193,7 @@ async def test_what_was_left_out_is_named(open_app: OpenApp, store: Store) -> No
         await driver.press_and_rest("f3", "1")
         session = driver.chat.conversation.session
         assert session is not None
-        dropped = session.dropped()
+        dropped = usage(session).dropped
         assert 0 < dropped < 7
         left_out = words(driver, "prompt-notes")
         assert f"Left out for length: {dropped} messages" in left_out
@@ -274,7 +275,7 @@ async def test_alternatives_are_the_softmax_of_the_logits(
         text = text_of(driver, TokensView)
         session = driver.chat.conversation.session
         assert session is not None
-        reading = session.read(session.messages[-1].id)
+        reading = read(session, session.chat.messages[-1].id)
         ids = [*reading.prompt.ids, *reading.reply_ids]
         assert list(text.texts) == [gpt2.tokenizer.piece(id) for id in ids]
         assert text.cursor == len(reading.prompt.ids), "the first token of the reply"
@@ -310,7 +311,7 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
         text, heat = text_of(driver, AttentionView), driver.chat.query_one(HeatMap)
         session = driver.chat.conversation.session
         assert session is not None
-        reading = session.read(session.messages[-1].id)
+        reading = read(session, session.chat.messages[-1].id)
         trace = DecoderTrace(gpt2.decoder, [*reading.prompt.ids, *reading.reply_ids], gpt2.piece)
 
         async def expect(source: int, cell: tuple[int, int] | None, target: int | None) -> None:
@@ -351,7 +352,7 @@ async def test_layers_are_the_traces(open_app: OpenApp, gpt2: LocalModel) -> Non
         text = text_of(driver, LayersView)
         session = driver.chat.conversation.session
         assert session is not None
-        reading = session.read(session.messages[-1].id)
+        reading = read(session, session.chat.messages[-1].id)
         assert text.cursor == len(reading.prompt.ids) - 1
         trace = DecoderTrace(gpt2.decoder, [*reading.prompt.ids, *reading.reply_ids], gpt2.piece)
         for position in (text.cursor, 3):
@@ -380,8 +381,8 @@ async def test_enter_on_an_alternative_branches_the_reply(
         await driver.say("he has it")
         session = driver.chat.conversation.session
         assert session is not None
-        first = session.messages[-1]
-        ids = session.read(first.id).reply_ids
+        first = session.chat.messages[-1]
+        ids = read(session, first.id).reply_ids
         await driver.press_and_rest("f3")
         text = text_of(driver, TokensView)
         options = driver.chat.query_one("#tokens-alternatives", OptionList)
@@ -407,7 +408,7 @@ async def test_enter_on_an_alternative_branches_the_reply(
         await driver.press_and_rest("enter")
         await driver.rest()
         assert inspector(driver) is None, "the chat is seen again"
-        branch = session.messages[-1]
+        branch = session.chat.messages[-1]
         assert (branch.parent_id, branch.siblings) == (first.parent_id, 2)
         assert store.message(first.id).text == first.text
         begin = gpt2.tokenizer.decode([*ids[: position - start], chosen])
@@ -451,7 +452,7 @@ async def test_steps_draw_what_generate_draws(open_app: OpenApp, gpt2: LocalMode
         await driver.say("he has it")
         session = driver.chat.conversation.session
         assert session is not None
-        prompt = session.read(session.messages[-1].id).prompt.ids
+        prompt = read(session, session.chat.messages[-1].id).prompt.ids
         events = gpt2.generate(Request(prompt, SETTINGS.sampling))
         expected = [event.id for event in events if isinstance(event, Token)][:4]
         await driver.press_and_rest("f3", "5", "space", "space", "space", "space")
@@ -487,7 +488,9 @@ async def test_parameters_change_the_cut(open_app: OpenApp, gpt2: LocalModel) ->
             assert math.isclose(drawn, 0) or percent(drawn) in line
         await driver.press_and_rest("left", "left", *["minus"] * 9)
         assert "min-p 0 " in words(driver, "step-parameters")
-        assert driver.chat.conversation.sampling == SETTINGS.sampling, "the chat's own are left"
+        assert driver.chat.conversation.choices.sampling == SETTINGS.sampling, (
+            "the chat's own are left"
+        )
 
 
 async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,7 +500,7 @@ async def test_it_plays_pauses_and_ends(open_app: OpenApp, monkeypatch: pytest.M
         await driver.say("he has it")
         session = driver.chat.conversation.session
         assert session is not None
-        model.context = len(session.read(session.messages[-1].id).prompt.ids) + 5
+        model.context = len(read(session, session.chat.messages[-1].id).prompt.ids) + 5
         await driver.press_and_rest("f3", "5")
         view = driver.chat.query_one(StepView)
         await driver.press("p")

@@ -111,10 +111,8 @@ async def test_it_does_not_outlive_its_screen(
         assert await asyncio.wait_for(process.wait(), 20) != 0
 
 
-async def test_chats_that_are_not_kept_teach_nothing(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Store, "is_kept", property(lambda store: False))
+async def test_chats_that_are_not_kept_teach_nothing(open_app: OpenApp, store: Store) -> None:
+    store.is_kept = False
     async with open_app() as driver:
         driver.prompt.text = "/learn"
         await driver.press("enter")

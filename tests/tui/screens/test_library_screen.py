@@ -69,7 +69,7 @@ async def test_typing_filters_and_the_preview_follows(open_app: OpenApp, own: Pa
         await driver.press("enter")
         assert isinstance(driver.app.screen, LibraryScreen)
         await leave(driver)
-        assert driver.chat.conversation.basis() == Basis()
+        assert driver.chat.conversation.chat.basis == Basis()
 
 
 async def test_keys_move_through_the_list_and_the_preview(open_app: OpenApp, own: Path) -> None:
@@ -137,7 +137,7 @@ async def test_files_that_cannot_be_used_are_named(open_app: OpenApp, own: Path)
             assert isinstance(driver.app.screen, LibraryScreen)
         assert "\n" not in preview(driver)
         await leave(driver)
-        assert driver.chat.conversation.basis() == Basis()
+        assert driver.chat.conversation.chat.basis == Basis()
 
 
 async def test_foreign_text_is_only_text(open_app: OpenApp, own: Path) -> None:
@@ -198,7 +198,7 @@ async def test_a_prompt_file_is_chosen_kept_and_taken_off(
     async with open_app(model, chat_id=1) as driver:
         await driver.rest()
         assert driver.status.template == "feel"
-        assert driver.chat.conversation.sampling.max_tokens == 9
+        assert driver.chat.conversation.choices.sampling.max_tokens == 9
         await driver.say("blue wine")
         assert model.prompts[-1].endswith("Thing: blue wine\nFeels:")
         await picker(driver)
@@ -280,7 +280,7 @@ async def test_one_can_choose_before_the_model_is_there(
         await driver.until(lambda: len(rows(driver)) == 1)
         await driver.press("enter")
         await driver.until(lambda: driver.app.screen is driver.chat)
-        assert driver.chat.conversation.basis() == Basis(prompt="feel")
+        assert driver.chat.conversation.chat.basis == Basis(prompt="feel")
         there.set()
         await driver.until(lambda: driver.status.template == "feel")
         await driver.say("red wine")
@@ -301,7 +301,7 @@ async def test_nothing_is_chosen_while_a_reply_is_written(open_app: OpenApp, own
         assert driver.app.screen is driver.chat
         model.gate.set()
         await driver.idle()
-        assert driver.chat.conversation.basis() == Basis()
+        assert driver.chat.conversation.chat.basis == Basis()
 
 
 async def test_other_chats_are_not_touched(open_app: OpenApp, store: Store, own: Path) -> None:
@@ -313,7 +313,7 @@ async def test_other_chats_are_not_touched(open_app: OpenApp, store: Store, own:
         await driver.press("ctrl+n")
         await driver.rest()
         assert driver.status.template == "plain"
-        assert driver.chat.conversation.sampling == Sampling()
+        assert driver.chat.conversation.choices.sampling == Sampling()
         await driver.say("Hello")
         assert model.prompts[-1].endswith("User: Hello\nAssistant:")
         assert [store.chat(id).prompt for id in (1, 2)] == ["feel", ""]
@@ -389,4 +389,4 @@ async def test_what_cannot_be_chosen_comes_back(
         await driver.until(lambda: driver.problem)
         assert words in driver.problem
         assert driver.prompt.text == f"/prompt {name}"
-        assert driver.chat.conversation.basis() == Basis()
+        assert driver.chat.conversation.chat.basis == Basis()

@@ -58,13 +58,13 @@ async def test_presets_are_kept_loaded_and_removed(open_app: OpenApp) -> None:
         assert problem(driver) == f"These values are saved as {FOREIGN!r}."
         assert read_presets(presets_path()) == {FOREIGN: Sampling(temperature=0.25, seed=5)}
         await driver.press("escape")
-        assert driver.chat.conversation.sampling == Sampling()  # kept, but not used
+        assert driver.chat.conversation.choices.sampling == Sampling()  # kept, but not used
         await open_parameters(driver, preset=FOREIGN)
         await driver.press("ctrl+l")
         assert field(driver, "temperature").value == "0.25"
         await driver.press("enter")
         await driver.until(lambda: driver.app.screen is driver.chat)
-        assert driver.chat.conversation.sampling == Sampling(temperature=0.25, seed=5)
+        assert driver.chat.conversation.choices.sampling == Sampling(temperature=0.25, seed=5)
         await open_parameters(driver, preset=FOREIGN)
         await driver.press("ctrl+r")
         assert read_presets(presets_path()) == {}
@@ -96,7 +96,7 @@ async def test_what_a_prompt_file_asks_for_is_its_own(open_app: OpenApp, tmp_pat
     async with open_app() as driver:
         driver.chat.conversation.hold_with(Basis(prompt=str(file)))
         await driver.say("Go")
-        origins = driver.chat.conversation.origins()
+        origins = driver.chat.conversation.choices.origins
         assert (origins["temperature"], origins["top_k"]) == ("prompt file", "default")
 
 
@@ -142,7 +142,7 @@ async def test_a_broken_file_is_told_and_left_alone(open_app: OpenApp) -> None:
         field(driver, "top_k").value = "3"
         await driver.press("enter")
         await driver.until(lambda: driver.app.screen is driver.chat)
-        assert driver.chat.conversation.sampling.top_k == 3
+        assert driver.chat.conversation.choices.sampling.top_k == 3
         driver.prompt.text = "/preset a"
         await driver.press("enter")
         assert "is not valid JSON" in driver.problem
@@ -155,7 +155,7 @@ async def test_slash_preset(open_app: OpenApp) -> None:
         await driver.press(*"/preset ", "tab")
         assert driver.prompt.text == "/preset exact"
         await driver.press("enter")
-        assert driver.chat.conversation.sampling == Sampling(temperature=0.0)
+        assert driver.chat.conversation.choices.sampling == Sampling(temperature=0.0)
         await driver.press(*"/preset exakt", "enter")
         assert "did you mean 'exact'?" in driver.problem
 
@@ -205,7 +205,7 @@ async def test_what_cannot_be_used_is_said_and_nothing_is_used(
         await open_parameters(driver, **values)
         await driver.press("enter")
         assert words in problem(driver)
-        assert driver.chat.conversation.sampling == Sampling()
+        assert driver.chat.conversation.choices.sampling == Sampling()
         assert driver.status.template == "plain"
 
 
@@ -222,7 +222,7 @@ async def test_a_reply_being_written_keeps_its_template(open_app: OpenApp, tmp_p
         field(driver, "top_k").value = "9"
         await driver.press("enter")  # parameters hold from the next message on
         await driver.until(lambda: driver.app.screen is driver.chat)
-        assert driver.chat.conversation.sampling.top_k == 9
+        assert driver.chat.conversation.choices.sampling.top_k == 9
         model.gate.set()
         await driver.idle()
 

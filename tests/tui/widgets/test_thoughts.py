@@ -45,7 +45,7 @@ async def test_a_chat_that_is_opened_again_has_its_thoughts(
     model = thinking_model(tmp_path / "model", [REPLY])
     async with open_app(model) as driver:
         await driver.say("Hi")
-        chat_id = driver.chat.conversation.chat_id
+        chat_id = driver.chat.conversation.chat.id
     async with open_app(model, chat_id=chat_id) as driver:
         await driver.until(lambda: "thought for 7 tokens" in driver.screen_text)
 

@@ -17,6 +17,7 @@ from completions_server import closed_port
 from safetensors.numpy import load_file, save_file
 from tiny import END, write_tiny_gpt2
 
+from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.engine.backends.local import LocalModel
@@ -184,13 +185,13 @@ def test_cancelling_leaves_it_able_to_go_on(model: RemoteModel) -> None:
 
 def test_a_chat(model: RemoteModel, tmp_path: Path) -> None:
     store = Store(tmp_path / "chats.db")
-    session = Session(model, template=PLAIN, store=store, sampling=PLAIN_SAMPLING)
+    session = Session(Chat(store), model, template=PLAIN, sampling=PLAIN_SAMPLING)
     for text in ("Hello", "And now?"):
         *_, finished = session.say(text)
         assert isinstance(finished, Finished)
         assert finished.reason in ("stop", "length")
         assert finished.prompt_tokens > 0
-    assert [message.status for message in session.messages] == ["complete"] * 4
+    assert [message.status for message in session.chat.messages] == ["complete"] * 4
     store.close()
 
 

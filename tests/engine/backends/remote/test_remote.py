@@ -21,6 +21,7 @@ from completions_server import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
@@ -597,7 +598,7 @@ def test_pieces_are_about_as_many_as_tokens() -> None:
 def test_a_chat(server: CompletionsServer, model: RemoteModel, tmp_path: Path) -> None:
     store = Store(tmp_path / "chats.db")
     model.context = 512
-    session = Session(model, template=PLAIN, store=store)
+    session = Session(Chat(store), model, template=PLAIN)
     server.stream = [*said(" I", " am", " fine.")[:-1], usage(40, 3), "[DONE]"]
     list(session.say("How are you?"))
     server.stream = said(" Yes.")
@@ -607,7 +608,7 @@ def test_a_chat(server: CompletionsServer, model: RemoteModel, tmp_path: Path) -
         opening,
         f"{opening} I am fine.\nUser: Really?\nAssistant:",
     ]
-    row = store.generations(session.chat_id or 0)[0]
+    row = store.generations(session.chat.id or 0)[0]
     assert (row.model, row.prompt_tokens, row.reply_tokens) == (model.name, 40, 3)
     store.close()
 
@@ -624,7 +625,7 @@ def test_a_reply_given_up_that_cannot_be_stored_closes_the_connection(
     monkeypatch.setattr("chatapp.dialogue.reply._STORE_EVERY_SECONDS", 0)
     store = Store(tmp_path / "chats.db")
     model.context = 512
-    session = Session(model, template=PLAIN, store=store)
+    session = Session(Chat(store), model, template=PLAIN)
     server.stream = [piece(" Well"), server.hang]
     events = session.say("How are you?")
     next(events)
@@ -642,7 +643,7 @@ def test_the_end_of_a_reply_is_not_spelled_out(
 ) -> None:
     store = Store(tmp_path / "chats.db")
     model.context = 512
-    session = Session(model, template=ALPACA, store=store)
+    session = Session(Chat(store), model, template=ALPACA)
     list(session.say("One"))
     list(session.say("Two"))
     assert "<|" not in server.requests[1]["prompt"]

@@ -1,0 +1,87 @@
+"""What the prompts of a chat are made of: stored messages as exchanges, and passages of documents.
+
+Keep: what is stored alone decides; a reply becomes the same part of every prompt. Documents stay
+open from one message to the next while the same ones are used, so that only what has changed is
+read again.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from chatapp.dialogue.store.rows import StoredMessage
+from chatapp.dialogue.writers.prompt import Exchange, Writer
+from chatapp.engine.model import LanguageModel
+from chatapp.passages.index import Progress
+from chatapp.passages.search import Documents
+from chatapp.passages.sources import Source
+from chatapp.prompting.files.documents import DocumentsError, DocumentSet
+
+
+def exchanges_of(path: Iterable[StoredMessage]) -> list[Exchange]:
+    """A chat from its first message on."""
+    exchanges: list[Exchange] = []
+    for message in path:
+        if message.role == "user":
+            exchanges.append(Exchange(message.text))
+        else:
+            exchanges[-1] = replace(exchange_of(message), user=exchanges[-1].user)
+    return exchanges
+
+
+def exchange_of(reply: StoredMessage) -> Exchange:
+    """A reply as part of a prompt, without the message that it answers."""
+    return Exchange("", reply.text, reply.thoughts, calls=reply.calls)
+
+
+def up_to_call(reply: StoredMessage) -> StoredMessage:
+    """A reply as it was when its last call had ended; unchanged where it has none."""
+    if not reply.calls:
+        return reply
+    last = reply.calls[-1]
+    return replace(reply, text=reply.text[: last.at + last.inside])
+
+
+def messages_in(exchanges: int, path: Sequence[StoredMessage]) -> int:
+    """How many messages of a path its oldest `exchanges` hold."""
+    starts = [place for place, message in enumerate(path) if message.role == "user"]
+    return [*starts, len(path)][exchanges]
+
+
+class Grounding:
+    """Finds the passages that replies of one model draw on."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self._documents: Documents | None = None
+
+    def sources(
+        self,
+        documents: DocumentSet,
+        writer: Writer,
+        system: str | None,
+        message: str,
+        *,
+        max_tokens: int,
+        progress: Progress | None = None,
+    ) -> tuple[Source, ...]:
+        """The passages found for a message, those that fit its prompt numbered.
+
+        writer, system, max_tokens: of the prompt; see `Writer.sources`.
+        Raises DocumentsError and ModelError when the documents cannot be searched, and
+        MessageTooLong.
+        """
+        if self._documents is None or self._documents.asked != documents:
+            self._documents = Documents(documents, self._model)
+        passages = self._documents.search(message, progress)
+        return writer.sources(system, message, passages, max_tokens=max_tokens)
+
+
+def until(cancel: threading.Event | None) -> Progress:
+    """Lets reading go on until `cancel` is set; then it raises DocumentsError."""
+
+    def go_on(done: int, of: int) -> None:
+        if cancel is not None and cancel.is_set():
+            raise DocumentsError("stopped while documents were read; that goes on next time")
+
+    return go_on
