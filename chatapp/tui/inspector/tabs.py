@@ -38,7 +38,7 @@ from chatapp.tui.widgets.message import SPEAKERS
 from chatapp.tui.widgets.rendered import colored, legend, one_line, shot_lines, source_lines
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.session import Reading
+    from chatapp.dialogue.reading import Reading
     from chatapp.lab.predictions import Candidate
 
 
