@@ -6,9 +6,8 @@ Keep: each begins with its family's model type, and says after it what is specia
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
-from random_models import randomize
+from random_models import add_usual_norms, randomize
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -156,10 +155,6 @@ def make_family(shape: str, folder: Path) -> Any:
     config, changes = SHAPES[shape]
     model = transformers.AutoModelForCausalLM.from_config(config(**_SIZES | changes))
     randomize(model)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            is_norm = "norm" in name and name.endswith("weight")
-            if is_norm and config is not transformers.Gemma3TextConfig:
-                parameter += 1
+    add_usual_norms(model)
     model.save_pretrained(folder)
     return model

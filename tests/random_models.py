@@ -13,7 +13,13 @@ import pytest
 import torch
 from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.files.model_files import ModelFiles
@@ -61,6 +67,31 @@ def randomize(model: Any, seed: int = 0) -> Any:
         for parameter in model.parameters():
             parameter.normal_(0, 0.15, generator=generator)
     return model.eval()
+
+
+def add_usual_norms(model: Any) -> None:
+    """Add 1 to the weights of norms, where the family does not do so itself."""
+    if model.config.model_type.startswith("gemma"):
+        return
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ("norm" in name or ".ln_" in name) and name.endswith("weight"):
+                parameter += 1
+
+
+def save_random(folder: Path, kind: str, tokenizer: Tokenizer, **config: Any) -> Any:
+    """A random model of a model type with its tokenizer in a folder; returns transformers' model.
+
+    It has 352 tokens, of which the last 12 pad the 340 of `bpe`.
+    """
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    made = AutoConfig.for_model(kind, **{"vocab_size": 352, **ends, **config})
+    model = randomize(AutoModelForCausalLM.from_config(made))
+    add_usual_norms(model)
+    model.save_pretrained(folder)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+    fast.save_pretrained(folder)
+    return model
 
 
 MakeGPT2 = Callable[..., tuple[Path, Any]]

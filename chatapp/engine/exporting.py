@@ -19,20 +19,25 @@ from torch import Tensor
 
 from chatapp.common.userfiles import whole_file
 from chatapp.engine.backends.transformers_loading import load_causal
+from chatapp.engine.decoder.families.family import Family
+from chatapp.engine.decoder.families.gguf_rotary import FACTORS, position_factors
+from chatapp.engine.decoder.families.gguf_row import Config
 from chatapp.engine.errors import ModelError
-from chatapp.engine.files.gguf.config import FACTORS, OTHER_ENDS, Config, read_config
-from chatapp.engine.files.gguf.metadata import (
-    Metadata,
-    architecture_of,
+from chatapp.engine.files.gguf.config import (
+    OTHER_ENDS,
     config_metadata,
-    cuts_white_space,
-    position_factors,
+    read_config,
     spelled_out,
-    vocabulary_metadata,
+    writable_family,
 )
 from chatapp.engine.files.gguf.reader import GGUFFile
-from chatapp.engine.files.gguf.tensors import gguf_names, to_gguf
+from chatapp.engine.files.gguf.tensors import gguf_names
 from chatapp.engine.files.gguf.vocabulary import CHAT_TEMPLATE, NAMED_TOKENS
+from chatapp.engine.files.gguf.vocabulary_keys import (
+    Metadata,
+    cuts_white_space,
+    vocabulary_metadata,
+)
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.tokenizers.transformers_tokenizer import start_tokens, transformers_tokenizer
 
@@ -61,25 +66,27 @@ def write_gguf(
     network = load_causal(files)
     config = network.config.get_text_config().to_dict()
     origin = str(files.whole.config_file)
-    architecture = architecture_of(config, origin)
+    family = writable_family(config, origin)
+    values = spelled_out(family, config, origin)
+    architecture = family.gguf.architecture
     rows = network.get_input_embeddings().weight.shape[0]
     tokenizer = transformers_tokenizer(files.tokenizer)
     vocabulary = _tokenizer_metadata(tokenizer, network, rows, str(files.tokenizer))
     metadata = {
         "general.name": files.path.resolve().name,
         "general.file_type": int(_FILE_TYPES[kind]),
-        **config_metadata(architecture, config, origin),
+        **config_metadata(family, values),
         f"{architecture}.vocab_size": rows,
         **vocabulary,
         **template,
     }
-    tensors = dict(_tensors(network, architecture, config, origin))
-    factors = position_factors(config, origin)
+    tensors = dict(_tensors(network, family, config, origin))
+    factors = position_factors(values, origin)
     if factors is not None:
         tensors[FACTORS] = torch.from_numpy(factors)
     with whole_file(path) as draft:
         _write(draft, architecture, metadata, tensors, kind, progress)
-        _check(draft, spelled_out(config, origin), origin)
+        _check(draft, values, origin)
     if cuts_white_space(tokenizer.backend_tokenizer, vocabulary):
         return ""
     return (
@@ -104,11 +111,11 @@ def _tokenizer_metadata(tokenizer: Any, network: Any, rows: int, origin: str) ->
 
 
 def _tensors(
-    network: Any, architecture: str, config: dict[str, Any], origin: str
+    network: Any, family: Family, config: Config, origin: str
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors as a GGUF file has them, in float32."""
     state: dict[str, Tensor] = network.state_dict()
-    names = gguf_names(architecture, config, state)
+    names = gguf_names(family.gguf.architecture, config, state)
     places: set[int] = set()
     for name, tensor in state.items():
         if tensor.data_ptr() in places:  # an output matrix that is the embedding
@@ -116,7 +123,7 @@ def _tensors(
         places.add(tensor.data_ptr())
         if name not in names:
             raise ModelError(f"{origin}: tensor {name!r} has no place in a GGUF file")
-        yield names[name], to_gguf(architecture, config, names[name], tensor)
+        yield names[name], family.gguf.change(config, names[name]).apply(tensor)
 
 
 def _write(

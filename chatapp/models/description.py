@@ -19,7 +19,6 @@ from typing import Any
 from chatapp.common.paths import CHAT_TEMPLATE, GGUF_TEMPLATE, TOKENIZER_CONFIG
 from chatapp.common.shading import size_in_words
 from chatapp.common.userfiles import parse_json_object, read_json_object
-from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.summary import parameter_formula, parts
 from chatapp.engine.errors import ModelError, NoDecoder
@@ -131,7 +130,7 @@ class _Sizes:
 def _architecture(files: ModelFiles) -> Architecture | None:
     """What this program's decoder would compute, if it does."""
     try:
-        return read_architecture(files)
+        return files.architecture
     except NoDecoder:
         return None
 
@@ -198,7 +197,7 @@ def _number(config: Any, key: str) -> int | None:
 
 def _formula(files: ModelFiles, architecture: Architecture) -> tuple[str, int]:
     a = architecture
-    if files.family == "gpt2" and a.inner == 4 * a.width and a.is_tied:
+    if a.has_learned_positions and a.inner == 4 * a.width and a.is_tied:
         by_formula = gpt2_parameters(a.layers, a.width, a.vocabulary, a.context)
         return GPT2_FORMULA, by_formula
     return parameter_formula(a)

@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from chatapp.common.parameters import DEVICES, PRECISIONS
 from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec, RewardModel
+from chatapp.engine.decoder.families import DECODERS
 from chatapp.engine.errors import ModelError, NoDecoder, first_line
-from chatapp.engine.files.model_files import DECODERS, SEQ_TO_SEQ, ModelFiles, architectures
+from chatapp.engine.files.model_files import SEQ_TO_SEQ, ModelFiles, architectures
 from chatapp.engine.model import LanguageModel, PieceTokenizer
 from chatapp.engine.tokenizers.byte_level import NotByteLevel, load_tokenizer
 from chatapp.models.resolving import BUNDLED, find_model, local_folder, model_folder
@@ -79,12 +80,11 @@ def usual_precision(files: ModelFiles, device: str) -> str:
     """
     if not files.has_decoder:
         return "float32"
-    from chatapp.engine.decoder.families import read_architecture
     from chatapp.engine.kernels.device import device_for
     from chatapp.engine.kernels.precision import precision_for
 
     try:
-        size = read_architecture(files).matrix_parameters
+        size = files.architecture.matrix_parameters
     except ModelError:  # of a kind that transformers computes
         return "float32"
     return precision_for("auto", size, device_for(device, "auto", size))

@@ -12,10 +12,10 @@ from pathlib import Path
 from chatapp.common.paths import RUN_RECORD, models_dir, used_models_path
 from chatapp.common.userfiles import did_you_mean, missing_path, write_whole
 from chatapp.engine.backends.remote.server import is_address
+from chatapp.engine.decoder.families import DECODERS
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import (
     CONFIG,
-    DECODERS,
     GGUF_SUFFIX,
     SEQ_TO_SEQ,
     ModelFiles,

@@ -22,14 +22,12 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
 from chatapp.engine.backends.head import in_place_of
-from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.batch import generate_many
-from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.events import Event, Finished, Token
-from chatapp.engine.files.model_files import DECODERS
 from chatapp.engine.model import Request, Sampling
 from finetune.data.batches import Tensors, TrainingRows
 from finetune.data.encoding import Encoded, Span
@@ -73,9 +71,7 @@ class Policy:
 def _local(setup: RunSetup) -> LocalModel:
     """Raises NoDecoder."""
     files = setup.files
-    if files.family not in DECODERS:
-        raise NoDecoder(f"{files.path}: the decoder does not compute a {files.family}")
-    decoder = Decoder.load(
+    decoder = load_decoder(
         files.whole,
         vocabulary=setup.tokenizer.size,
         device=setup.device,

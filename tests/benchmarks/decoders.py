@@ -23,11 +23,11 @@ THREADS = os.cpu_count() or 1
 
 def chatapp(folder: Path) -> Decode:
     """This program; what a text shares with the ones before it is not computed again."""
+    from chatapp.engine.backends.local import load_decoder
     from chatapp.engine.cache.key_values import CachePool
-    from chatapp.engine.decoder.decoder import Decoder
     from chatapp.engine.files.model_files import ModelFiles
 
-    model = Decoder.load(ModelFiles.read(folder), precision="int8")
+    model = load_decoder(ModelFiles.read(folder), precision="int8")
     pool = CachePool(model.new_cache, 2**28)
 
     def decode(ids: list[int], new: int) -> Iterator[int]:

@@ -20,7 +20,7 @@ from random_124m import gpt2_124m
 from scale import check_finite, is_tiny, sized
 from torch.nn import functional as F
 
-from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.models.loading import load_model
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def ours(folder: Path) -> Decoder:
-    return Decoder.load(ModelFiles.read(folder), precision="int8")
+    return load_decoder(ModelFiles.read(folder), precision="int8")
 
 
 def test_a_long_prompt_can_be_left_at_once(ours: Decoder) -> None:
@@ -70,7 +70,7 @@ def test_the_memory_of_a_chat(folder: Path) -> None:
         check=True,
     ).stdout
     torch_alone = int(bare.split("VmHWM:")[1].split()[0]) * 1024
-    Decoder.load(ModelFiles.read(folder), precision="int8")  # leaves the int8 weights on disk
+    load_decoder(ModelFiles.read(folder), precision="int8")  # leaves the int8 weights on disk
     peaks = []
     for _ in range(PEAKS):
         program = Program("chatapp", folder)

@@ -17,6 +17,7 @@ from decoders import PROGRAMS, Program, table, tell, text
 from random_124m import gpt2_124m
 from scale import check_finite, is_tiny, sized
 
+from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.files.model_files import ModelFiles
 
@@ -52,7 +53,7 @@ def programs(folder: Path) -> Iterator[dict[str, Program]]:
 
 @pytest.fixture(scope="module")
 def ours(folder: Path) -> Decoder:
-    return Decoder.load(ModelFiles.read(folder), precision="int8")
+    return load_decoder(ModelFiles.read(folder), precision="int8")
 
 
 def seconds(work: Callable[[], object]) -> float:

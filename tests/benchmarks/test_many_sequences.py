@@ -13,9 +13,8 @@ from fakes import WordTokenizer
 from random_124m import gpt2_124m
 from scale import check_finite, is_tiny, sized
 
-from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.batch import Batch
-from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.events import Finished
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
@@ -45,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
     folder = gpt2_124m(tmp_path_factory.mktemp("gpt2"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHATAPP_HOME", str(folder / "home"))
-        decoder = Decoder.load(ModelFiles.read(folder), precision="int8")
+        decoder = load_decoder(ModelFiles.read(folder), precision="int8")
     model = LocalModel(decoder, Words(), name="gpt2")
     model.end_ids.clear()
     return model

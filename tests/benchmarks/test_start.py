@@ -19,7 +19,7 @@ import pytest
 from random_124m import gpt2_124m
 from scale import check_finite, is_tiny
 
-from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.files.model_files import ModelFiles
 
 pytestmark = pytest.mark.benchmark
@@ -80,7 +80,7 @@ def test_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("CHATAPP_HOME", str(home))
-    Decoder.load(ModelFiles.read(Path(large)), precision="int8")  # leaves them on disk
+    load_decoder(ModelFiles.read(Path(large)), precision="int8")  # leaves them on disk
     if is_tiny():
         check_finite(*milestones(home, large).values())
         return

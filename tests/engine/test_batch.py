@@ -13,9 +13,8 @@ from family_shapes import SHAPES, make_family
 from random_models import MakeGPT2
 
 from chatapp.engine import batch
-from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.batch import Batch
-from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.events import Event, Finished, Token
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import LanguageModel, PieceTokenizer, Request, Sampling, whole_replies
@@ -75,7 +74,7 @@ def test_every_family_says_what_it_says_alone(
     shape: str, tmp_path: Path, local: LocalModel
 ) -> None:
     make_family(shape, tmp_path)
-    decoder = Decoder.load(ModelFiles.read(tmp_path))
+    decoder = load_decoder(ModelFiles.read(tmp_path))
     tokenizer = cast(PieceTokenizer, local.tokenizer)
     assert_as_alone(LocalModel(decoder, tokenizer, name=shape), unlike(20, context=64))
 

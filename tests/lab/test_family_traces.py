@@ -7,6 +7,7 @@ import torch
 from family_shapes import SHAPES, make_family
 from torch import Tensor
 
+from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.lab.traces import DecoderTrace
@@ -21,7 +22,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("family")
     reference = make_family(request.param, folder)
     reference.set_attn_implementation("eager")
-    return Decoder.load(ModelFiles.read(folder)), reference
+    return load_decoder(ModelFiles.read(folder)), reference
 
 
 def points(decoder: Decoder) -> dict[str, tuple[int, ...]]:

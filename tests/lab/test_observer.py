@@ -7,6 +7,7 @@ import torch
 from random_models import MakeGPT2
 from torch import Tensor
 
+from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.files.model_files import ModelFiles
 
@@ -16,7 +17,7 @@ IDS = [[(7 * n * n + 3) % 340 for n in range(20)], [(5 * n + 1) % 340 for n in r
 @pytest.fixture
 def pair(make_gpt2: MakeGPT2) -> tuple[Decoder, Any]:
     folder, reference = make_gpt2(n_layer=3)
-    return Decoder.load(ModelFiles.read(folder)), reference
+    return load_decoder(ModelFiles.read(folder)), reference
 
 
 def points(layers: int, heads: int) -> dict[str, tuple[int, ...]]:

@@ -211,7 +211,7 @@ def test_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def load(*_: object, **__: object) -> None:
         raise RuntimeError("can't allocate memory\nframe 0 …")
 
-    monkeypatch.setattr("chatapp.engine.decoder.decoder.Decoder.load", load)
+    monkeypatch.setattr("chatapp.engine.backends.local.load_decoder", load)
     assert refusal(str(folder)).endswith("can't allocate memory")
 
 

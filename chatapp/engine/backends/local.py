@@ -4,7 +4,7 @@ Keep: with a GPT-2's own tokenizer, nothing here or below imports transformers.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,11 +17,15 @@ from chatapp.engine.cache.key_values import CachePool, KeyValueCache
 from chatapp.engine.cache.prefix_tree import PrefixTree
 from chatapp.engine.cache.prompt_lookup import Lookup
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event
 from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.stored_tensors import kept_weights
+from chatapp.engine.files.weights import read_weights
 from chatapp.engine.generation import CancelCheck, LocalGenerator
+from chatapp.engine.kernels.device import device_for
+from chatapp.engine.kernels.precision import QUANTISED, precision_for, quantised, to_bfloat16
+from chatapp.engine.kernels.torch_internals import int4_order
 from chatapp.engine.model import Generate, PieceTokenizer, Request
 from chatapp.engine.tokenizers import chat_tokenizer
 
@@ -30,6 +34,42 @@ LOGIT_ROWS = 256
 
 # Bytes for keys and values of earlier texts: three full windows of a GPT-2 124M.
 CACHE_BYTES = 288 * 2**20
+
+
+def load_decoder(
+    files: ModelFiles,
+    *,
+    vocabulary: int | None = None,
+    precision: str = "float32",
+    device: str = "cpu",
+    tensors: Mapping[str, Tensor] | None = None,
+) -> Decoder:
+    """The decoder of a whole model. Raises ModelError, NoDecoder for what it does not compute.
+
+    vocabulary: see `Decoder`. precision: float32, bfloat16, int8, int4, or auto for what is
+        fastest here. device: cpu, cuda, mps, or auto; see `device_for`.
+    tensors: a checkpoint's, by their names, in place of those of the files; then in float32.
+    """
+    size = files.architecture.matrix_parameters
+    target = device_for(device, precision, size)
+    chosen = precision_for(precision, size, target)
+    if tensors is not None:
+        weights = dict(read_weights(files, tensors))
+    elif chosen in QUANTISED:
+        four_bits = chosen == "int4"
+        order = int4_order() if four_bits else ""
+        weights = kept_weights(
+            files,
+            chosen,
+            order,
+            lambda: quantised(read_weights(files, four_bits=four_bits), chosen),
+        )
+    elif chosen == "bfloat16":
+        weights = to_bfloat16(read_weights(files))
+    else:
+        weights = dict(read_weights(files))
+    weights = {name: tensor.to(target) for name, tensor in weights.items()}
+    return Decoder(files.architecture, weights, vocabulary=vocabulary)
 
 
 class LocalModel(LocalGenerator):
@@ -70,11 +110,11 @@ class LocalModel(LocalGenerator):
     def load(
         cls, files: ModelFiles, *, name: str = "", precision: str = "float32", device: str = "cpu"
     ) -> "LocalModel":
-        """From a model's files, with precision and device of `Decoder.load`.
+        """From a model's files, with precision and device of `load_decoder`.
 
         Raises ModelError, NoDecoder for a model that this program has no decoder of.
         """
-        vocabulary = read_architecture(files).vocabulary
+        vocabulary = files.architecture.vocabulary
         tokenizer, start = chat_tokenizer(files)
         # Special tokens beyond the embedding, such as an added padding token, do no harm.
         needed = max(tokenizer.end_id + 1, tokenizer.text_size)
@@ -83,7 +123,7 @@ class LocalModel(LocalGenerator):
                 f"{files.path}: the tokenizer has {needed} tokens, the model only "
                 f"{vocabulary}; they do not belong together"
             )
-        decoder = Decoder.load(files, vocabulary=tokenizer.size, precision=precision, device=device)
+        decoder = load_decoder(files, vocabulary=tokenizer.size, precision=precision, device=device)
         return cls(
             decoder,
             tokenizer,

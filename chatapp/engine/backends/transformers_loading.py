@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from chatapp.engine.decoder.families import FAMILIES
 from chatapp.engine.errors import ModelError, first_line
-from chatapp.engine.files.gguf.config import is_mapped
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.files.safetensors import tensor_headers
 from chatapp.engine.files.stored_tensors import stored_tensors
@@ -42,7 +42,7 @@ def read_config(files: ModelFiles) -> Any:
 
     whole = files.whole
     try:
-        if whole.is_gguf and is_mapped(whole.config):
+        if whole.is_gguf and whole.family in FAMILIES:
             values = {key: value for key, value in whole.config.items() if key != "model_type"}
             return AutoConfig.for_model(whole.family, **values)
         folder, name = (whole.path.parent, whole.path.name) if whole.is_gguf else (whole.path, None)
@@ -99,7 +99,7 @@ def _load_whole(files: ModelFiles, options: dict[str, Any]) -> Any:
     auto = transformers.AutoModelForCausalLM
     if files.is_encoder_decoder:
         auto = transformers.AutoModelForSeq2SeqLM
-    if files.is_gguf and is_mapped(files.config):
+    if files.is_gguf and files.family in FAMILIES:
         model, report = _load_gguf(files)
     elif files.is_gguf:
         model, report = _load(auto, files, files.path.parent, gguf_file=files.path.name)

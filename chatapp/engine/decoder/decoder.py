@@ -22,24 +22,12 @@ from torch.nn import functional as F
 from chatapp.engine.cache.key_values import KeyValueCache, RowCache
 from chatapp.engine.decoder.attention import Attention, within
 from chatapp.engine.decoder.blocks import ACTIVATIONS, KeyValues, Pass, Rotation, make_norm
-from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.decoder.observer import Observer
 from chatapp.engine.decoder.recorded_step import Step
-from chatapp.engine.decoder.weights import read_weights
-from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.files.stored_tensors import kept_weights
-from chatapp.engine.kernels.device import device_for
 from chatapp.engine.kernels.linear import linear_layer
-from chatapp.engine.kernels.precision import (
-    QUANTISED,
-    is_matrix,
-    precision_for,
-    quantised,
-    to_bfloat16,
-)
-from chatapp.engine.kernels.torch_internals import int4_order
+from chatapp.engine.kernels.precision import is_matrix
 
 # Whatever is computed besides the result takes memory as a chunk grows; 512 rows keep the matrix
 # products busy and the memory small.
@@ -159,44 +147,6 @@ class Decoder:
         self.matrix_bytes = sum(matrix.nbytes for matrix in matrices.values())
         self._output = linear_layer(output, name.removesuffix(".weight"))
         self._steps: WeakKeyDictionary[KeyValueCache, Step] = WeakKeyDictionary()
-
-    @classmethod
-    def load(
-        cls,
-        files: ModelFiles,
-        *,
-        vocabulary: int | None = None,
-        precision: str = "float32",
-        device: str = "cpu",
-        tensors: Mapping[str, Tensor] | None = None,
-    ) -> "Decoder":
-        """From a model's files. Raises ModelError, NoDecoder for what this does not compute.
-
-        tensors: a checkpoint's, by their names, in place of those of the files; then in float32.
-        precision: float32, bfloat16, int8, int4, or auto for what is fastest here.
-        device: cpu, cuda, mps, or auto; see `device_for`.
-        """
-        architecture = read_architecture(files)
-        target = device_for(device, precision, architecture.matrix_parameters)
-        chosen = precision_for(precision, architecture.matrix_parameters, target)
-        if tensors is not None:
-            weights = dict(read_weights(files, architecture, tensors))
-        elif chosen in QUANTISED:
-            order = int4_order() if chosen == "int4" else ""
-            weights = kept_weights(
-                files,
-                chosen,
-                order,
-                lambda: quantised(
-                    read_weights(files, architecture, four_bits=chosen == "int4"), chosen
-                ),
-            )
-        elif chosen == "bfloat16":
-            weights = to_bfloat16(read_weights(files, architecture))
-        else:
-            weights = dict(read_weights(files, architecture))
-        weights = {name: tensor.to(target) for name, tensor in weights.items()}
-        return cls(architecture, weights, vocabulary=vocabulary)
 
     def new_cache(self, spare: int = 0) -> KeyValueCache:
         """An empty cache as long as the model's window, and `spare` slots longer."""

@@ -13,6 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from chatapp.common.paths import (
     TOKENIZER_CONFIG,
 )
 from chatapp.common.userfiles import read_json_object, shown
+from chatapp.engine.decoder.families import DECODERS, read_architecture
+from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.errors import ModelError
 from chatapp.engine.model import LanguageModel
 
@@ -50,11 +53,8 @@ COMPANIONS = (
 SEQ_TO_SEQ = "ForConditionalGeneration"
 """How it calls those of an encoder and a decoder."""
 
-DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma3_text")
-"""The families this program has a decoder of; transformers computes all others."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelFiles:
     """A whole model, or a PEFT adapter and the model it belongs to.
 
@@ -117,6 +117,14 @@ class ModelFiles:
     def family(self) -> str:
         """The architecture in one word, which transformers calls the model type."""
         return str(self.whole.config.get("model_type") or "")
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """What this program's decoder computes, of an adapter its base.
+
+        Raises ModelError for wrong values, NoDecoder for a model that transformers computes.
+        """
+        return read_architecture(self.whole.config, self.whole.config_file)
 
     @property
     def has_decoder(self) -> bool:

@@ -1,5 +1,6 @@
 """From text to token ids and back: our byte-level BPE, and the tokenizers of transformers."""
 
+from chatapp.engine.decoder.families import checkpoint_of
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers.byte_level import NotByteLevel, load_plain_tokenizer, load_tokenizer
@@ -12,7 +13,7 @@ def chat_tokenizer(files: ModelFiles) -> tuple[PieceTokenizer, list[int]]:
     """
     if files.has_decoder:
         try:
-            if files.family == "gpt2":
+            if checkpoint_of(files.family, files.config_file).has_plain_tokenizer:
                 return load_tokenizer(files.tokenizer), []
             return load_plain_tokenizer(files.tokenizer)
         except NotByteLevel:

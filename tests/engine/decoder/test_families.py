@@ -13,15 +13,15 @@ from random_models import logits_of
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
 
-from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.decoder import attention, decoder
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.decoder.families import FAMILIES, read_architecture
+from chatapp.engine.decoder.families import DECODERS
 from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.decoder.summary import parameter_formula
 from chatapp.engine.errors import ModelError, NoDecoder
-from chatapp.engine.files.model_files import DECODERS, ModelFiles
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
 from chatapp.lab.inspectable import inspectable
 from chatapp.models.description import describe
@@ -41,7 +41,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def pair(model: tuple[Path, Any]) -> Pair:
-    return Decoder.load(ModelFiles.read(model[0])), model[1]
+    return load_decoder(ModelFiles.read(model[0])), model[1]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def test_the_families_are_those_of_the_folder() -> None:
-    assert tuple(FAMILIES) == DECODERS
-    assert {name.split(",")[0] for name in SHAPES} == set(FAMILIES) - {"gpt2"}
+    assert {name.split(",")[0] for name in SHAPES} == set(DECODERS) - {"gpt2"}
 
 
 def test_whole(pair: Pair, wanted: torch.Tensor) -> None:
@@ -123,11 +122,11 @@ def test_rounded(
 ) -> None:
     monkeypatch.setenv("CHATAPP_HOME", str(tmp_path))
     files = ModelFiles.read(model[0])
-    found = Decoder.load(files, precision=kind).forward(IDS, all_positions=True).log_softmax(-1)
+    found = load_decoder(files, precision=kind).forward(IDS, all_positions=True).log_softmax(-1)
     exact = wanted.log_softmax(-1)
     assert float((exact.exp() * (exact - found)).sum(-1).mean()) < bound  # nats
     # From the files that were kept, where there are any.
-    again = Decoder.load(files, precision=kind).forward(IDS, all_positions=True)
+    again = load_decoder(files, precision=kind).forward(IDS, all_positions=True)
     assert torch.equal(again.log_softmax(-1), found)
 
 
@@ -255,7 +254,7 @@ def change_config(folder: Path, **values: Any) -> None:
 def test_what_is_beyond_this_decoder_is_told_apart(llama: Path, key: str, value: Any) -> None:
     change_config(llama, **{key: value})
     with pytest.raises(NoDecoder) as error:
-        read_architecture(ModelFiles.read(llama))
+        _ = ModelFiles.read(llama).architecture
     assert str(llama / "config.json") in str(error.value)
     assert ("rope_type" if key == "rope_scaling" else key) in str(error.value)
 
@@ -279,7 +278,7 @@ def test_what_is_beyond_this_decoder_is_told_apart(llama: Path, key: str, value:
 def test_wrong_values_are_named(llama: Path, key: str, value: Any) -> None:
     change_config(llama, head_dim=None, rope_parameters=None, **{key: value})
     with pytest.raises(ModelError, match=key) as error:
-        read_architecture(ModelFiles.read(llama))
+        _ = ModelFiles.read(llama).architecture
     assert not isinstance(error.value, NoDecoder)
     assert "expected" in str(error.value)
 
@@ -287,13 +286,13 @@ def test_wrong_values_are_named(llama: Path, key: str, value: Any) -> None:
 def test_tensors_of_other_names_and_shapes(llama: Path) -> None:
     path = llama / "model.safetensors"
     tensors = load_file(path)
-    expected = Decoder.load(ModelFiles.read(llama)).forward(IDS)
+    expected = load_decoder(ModelFiles.read(llama)).forward(IDS)
     # What old checkpoints hold besides, and the model without the class around it.
     frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     for harmless in (tensors | frequencies, bare):
         save_file(harmless, path)
-        assert torch.equal(Decoder.load(ModelFiles.read(llama)).forward(IDS), expected)
+        assert torch.equal(load_decoder(ModelFiles.read(llama)).forward(IDS), expected)
     name = "model.layers.1.self_attn.k_proj.weight"
     for wrong, words in (
         (tensors | {name: torch.ones(8, 32)}, [name, "[8, 32]", "[16, 32]"]),
@@ -302,7 +301,7 @@ def test_tensors_of_other_names_and_shapes(llama: Path) -> None:
     ):
         save_file(wrong, path)
         with pytest.raises(ModelError) as error:
-            Decoder.load(ModelFiles.read(llama))
+            load_decoder(ModelFiles.read(llama))
         for word in words:
             assert word in str(error.value)
 
@@ -358,7 +357,7 @@ def test_configs_of_older_versions(case: str, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "old" / "config.json").write_text(json.dumps(old))
     transformers.AutoConfig.from_pretrained(tmp_path / "old").save_pretrained(tmp_path / "new")
-    read = [read_architecture(ModelFiles.read(tmp_path / name)) for name in ("old", "new")]
+    read = [ModelFiles.read(tmp_path / name).architecture for name in ("old", "new")]
     assert read[0] == read[1]
 
 

@@ -11,10 +11,10 @@ from random_models import MakeGPT2, logits_of
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
+from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.decoder import attention, blocks
 from chatapp.engine.decoder import decoder as decoder_module
 from chatapp.engine.decoder.decoder import Decoder
-from chatapp.engine.decoder.families import read_architecture
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 
@@ -44,7 +44,7 @@ SHAPES = {
 @pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
 def pair(request: pytest.FixtureRequest, make_gpt2: MakeGPT2) -> tuple[Decoder, Any]:
     folder, reference = make_gpt2(**request.param)
-    return Decoder.load(ModelFiles.read(folder)), reference
+    return load_decoder(ModelFiles.read(folder)), reference
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -122,13 +122,13 @@ def test_sharded(make_gpt2: MakeGPT2) -> None:
     folder, reference = make_gpt2(shard="40KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     assert close(
-        Decoder.load(ModelFiles.read(folder)).forward(IDS, all_positions=True),
+        load_decoder(ModelFiles.read(folder)).forward(IDS, all_positions=True),
         logits_of(reference, IDS),
     )
     missing = min(folder.glob("*.safetensors"))
     missing.unlink()
     with pytest.raises(ModelError, match=missing.name):
-        Decoder.load(ModelFiles.read(folder))
+        load_decoder(ModelFiles.read(folder))
 
 
 def rewritten(source: Path, target: Path, change: Any) -> Path:
@@ -162,7 +162,7 @@ def with_tied_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("change", [without_prefix, with_buffers, with_tied_head])
 def test_layouts_of_checkpoints(gpt2: tuple[Path, Any], tmp_path: Path, change: Any) -> None:
     folder, reference = gpt2
-    ours = Decoder.load(ModelFiles.read(rewritten(folder, tmp_path / "model", change)))
+    ours = load_decoder(ModelFiles.read(rewritten(folder, tmp_path / "model", change)))
     assert close(ours.forward(IDS, all_positions=True), logits_of(reference, IDS))
 
 
@@ -171,8 +171,8 @@ def test_an_output_matrix_of_its_own_wins_over_the_config(
 ) -> None:
     head = torch.randn(340, 32)
     folder = rewritten(gpt2[0], tmp_path / "model", lambda t: t | {"lm_head.weight": head})
-    expected = Decoder.load(ModelFiles.read(gpt2[0])).hidden([IDS])[0] @ head.T
-    assert close(Decoder.load(ModelFiles.read(folder)).forward(IDS, all_positions=True), expected)
+    expected = load_decoder(ModelFiles.read(gpt2[0])).hidden([IDS])[0] @ head.T
+    assert close(load_decoder(ModelFiles.read(folder)).forward(IDS, all_positions=True), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -189,14 +189,14 @@ def test_any_float_type_becomes_float32(
         tmp_path / "rounded",
         lambda t: {name: tensor.to(dtype).float() for name, tensor in t.items()},
     )
-    logits = Decoder.load(ModelFiles.read(folder)).forward(IDS)
+    logits = load_decoder(ModelFiles.read(folder)).forward(IDS)
     assert logits.dtype == torch.float32
-    assert torch.equal(logits, Decoder.load(ModelFiles.read(rounded)).forward(IDS))
+    assert torch.equal(logits, load_decoder(ModelFiles.read(rounded)).forward(IDS))
 
 
 def test_rows_that_pad_the_vocabulary_get_no_logits(gpt2: tuple[Path, Any]) -> None:
     folder, reference = gpt2
-    ours = Decoder.load(ModelFiles.read(folder), vocabulary=300)
+    ours = load_decoder(ModelFiles.read(folder), vocabulary=300)
     assert close(ours.forward(IDS), logits_of(reference, IDS)[-1, :300])
 
 
@@ -228,7 +228,7 @@ def test_wrong_tensors_are_named(
 ) -> None:
     folder = rewritten(gpt2[0], tmp_path / "model", change)
     with pytest.raises(ModelError) as error:
-        Decoder.load(ModelFiles.read(folder))
+        load_decoder(ModelFiles.read(folder))
     for word in ["model.safetensors", *words]:
         assert word in str(error.value)
     assert "\n" not in str(error.value)
@@ -257,7 +257,7 @@ def test_wrong_configs_name_file_and_key(
     config = json.loads((gpt2[0] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(ModelError, match=key) as error:
-        read_architecture(ModelFiles.read(tmp_path))
+        _ = ModelFiles.read(tmp_path).architecture
     assert str(tmp_path / "config.json") in str(error.value)
 
 
@@ -268,4 +268,4 @@ def test_weights_that_are_integers_are_refused(
     name = "transformer.h.1.mlp.c_fc.weight"
     folder = rewritten(gpt2[0], tmp_path / "model", lambda t: t | {name: t[name].to(torch.uint8)})
     with pytest.raises(ModelError, match=r"c_fc\.weight' holds torch\.uint8; expected a float"):
-        Decoder.load(ModelFiles.read(folder), precision=precision)
+        load_decoder(ModelFiles.read(folder), precision=precision)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from random_models import MakeGPT2, logits_of
 
-from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.backends.local import LocalModel, load_decoder
 from chatapp.engine.decoder.decoder import Decoder
 from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.errors import ModelError
@@ -68,7 +68,7 @@ def test_a_gpu_that_is_not_there_is_not_replaced_in_silence(
 def test_a_step_is_a_pass_of_one_token(gpt2: tuple[Path, Any]) -> None:
     folder, theirs = gpt2
     wanted = logits_of(theirs, IDS)
-    ours = Decoder.load(ModelFiles.read(folder))
+    ours = load_decoder(ModelFiles.read(folder))
     cache = ours.new_cache(4)
     # Whatever lay in this memory before, it is masked.
     for layer in cache.layers:
@@ -131,7 +131,7 @@ def test_on_a_gpu(make_gpt2: MakeGPT2, name: str) -> None:
         for model in (here, there, there)
     ]
     assert texts[1] == texts[2]
-    rounded = Decoder.load(ModelFiles.read(folder), device=name, precision="bfloat16")
+    rounded = load_decoder(ModelFiles.read(folder), device=name, precision="bfloat16")
     passed = rounded.forward(IDS, all_positions=True)
     assert torch.allclose(steps(rounded), passed, atol=0.1)
     assert torch.allclose(passed, wanted, atol=1.0)

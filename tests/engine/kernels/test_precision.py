@@ -12,8 +12,8 @@ import torch
 from random_models import MakeGPT2, logits_of
 from torch.nn import functional as F
 
-from chatapp.engine.decoder import decoder as decoder_module
-from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.backends import local
+from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels import linear as linear_module
@@ -181,7 +181,7 @@ def test_a_whole_model(make_gpt2: MakeGPT2, kind: str, bound: float, tied: bool)
     folder, theirs = make_gpt2(tie_word_embeddings=tied, n_embd=64)
     wanted = logits_of(theirs, IDS).log_softmax(-1)
     found = (
-        Decoder.load(ModelFiles.read(folder), precision=kind)
+        load_decoder(ModelFiles.read(folder), precision=kind)
         .forward(IDS, all_positions=True)
         .log_softmax(-1)
     )
@@ -208,48 +208,46 @@ def test_int8_keeps_what_the_bundled_model_knows() -> None:
 def test_the_second_time_the_weights_come_from_the_file(
     gpt2: tuple[Path, Any], home: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    first = Decoder.load(ModelFiles.read(gpt2[0]), precision=kind).forward(IDS)
+    first = load_decoder(ModelFiles.read(gpt2[0]), precision=kind).forward(IDS)
     assert len(kept_files(home, kind)) == 2
-    monkeypatch.setattr(decoder_module, "quantised", lambda *_: pytest.fail("rounded again"))
-    assert torch.equal(Decoder.load(ModelFiles.read(gpt2[0]), precision=kind).forward(IDS), first)
+    monkeypatch.setattr(local, "quantised", lambda *_: pytest.fail("rounded again"))
+    assert torch.equal(load_decoder(ModelFiles.read(gpt2[0]), precision=kind).forward(IDS), first)
 
 
 def test_int4_on_another_kind_of_cpu_is_rounded_again(
     make_gpt2: MakeGPT2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = make_gpt2(n_embd=64)
-    wanted = Decoder.load(ModelFiles.read(folder), precision="int4").forward(IDS)
-    monkeypatch.setattr(decoder_module, "int4_order", lambda: "another")
+    wanted = load_decoder(ModelFiles.read(folder), precision="int4").forward(IDS)
+    monkeypatch.setattr(local, "int4_order", lambda: "another")
     again: list[str] = []
-    real = decoder_module.quantised
-    monkeypatch.setattr(
-        decoder_module, "quantised", lambda *given: again.append(given[1]) or real(*given)
-    )
-    assert torch.equal(Decoder.load(ModelFiles.read(folder), precision="int4").forward(IDS), wanted)
+    real = local.quantised
+    monkeypatch.setattr(local, "quantised", lambda *given: again.append(given[1]) or real(*given))
+    assert torch.equal(load_decoder(ModelFiles.read(folder), precision="int4").forward(IDS), wanted)
     assert again == ["int4"]
 
 
 def test_a_model_that_changed_is_rounded_again(make_gpt2: MakeGPT2, home: Path) -> None:
     folder, _ = make_gpt2(seed=1)
     other, _ = make_gpt2(seed=2)
-    Decoder.load(ModelFiles.read(folder), precision="int8")
-    wanted = Decoder.load(ModelFiles.read(other), precision="int8").forward(IDS)
+    load_decoder(ModelFiles.read(folder), precision="int8")
+    wanted = load_decoder(ModelFiles.read(other), precision="int8").forward(IDS)
     assert len(kept_files(home)) == 4
     os.replace(other / "model.safetensors", folder / "model.safetensors")
-    assert torch.equal(Decoder.load(ModelFiles.read(folder), precision="int8").forward(IDS), wanted)
+    assert torch.equal(load_decoder(ModelFiles.read(folder), precision="int8").forward(IDS), wanted)
     assert len(kept_files(home)) == 4
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", bytes(1000)])
 def test_a_broken_file_is_made_again(gpt2: tuple[Path, Any], home: Path, content: bytes) -> None:
-    wanted = Decoder.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS)
+    wanted = load_decoder(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS)
     files = kept_files(home)
     for file in files:
         whole = file.read_bytes()
         for broken in (content, whole[: len(whole) // 2]):
             file.write_bytes(broken)
             assert torch.equal(
-                Decoder.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS), wanted
+                load_decoder(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS), wanted
             )
             assert kept_files(home) == files
         assert file.read_bytes() == whole
@@ -257,7 +255,7 @@ def test_a_broken_file_is_made_again(gpt2: tuple[Path, Any], home: Path, content
 
 def test_without_a_place_for_the_file(gpt2: tuple[Path, Any], home: Path) -> None:
     home.write_text("a file where the folder should be")
-    assert Decoder.load(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS).isfinite().all()
+    assert load_decoder(ModelFiles.read(gpt2[0]), precision="int8").forward(IDS).isfinite().all()
 
 
 def test_which_precision_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

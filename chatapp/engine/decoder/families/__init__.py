@@ -1,47 +1,57 @@
-"""The families that the decoder computes, by what transformers calls their model type.
+"""The families of models that are known here, by what transformers calls their model type.
 
 Keep: free of torch, and a family's file holds all that is its own.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Family
-from chatapp.engine.decoder.families.gemma import GEMMA3
+from chatapp.engine.decoder.families.family import Checkpoint, Family
+from chatapp.engine.decoder.families.gemma import GEMMA, GEMMA2, GEMMA3
 from chatapp.engine.decoder.families.gpt2 import GPT2
 from chatapp.engine.decoder.families.gpt_neox import GPT_NEOX
 from chatapp.engine.decoder.families.llama import LLAMA, MISTRAL
 from chatapp.engine.decoder.families.qwen import QWEN2, QWEN3
 from chatapp.engine.errors import NoDecoder
-from chatapp.engine.files.model_files import ModelFiles
 
-FAMILIES: dict[str, Family] = {
-    "gpt2": GPT2,
-    "gpt_neox": GPT_NEOX,
-    "llama": LLAMA,
-    "mistral": MISTRAL,
-    "qwen2": QWEN2,
-    "qwen3": QWEN3,
-    "gemma3_text": GEMMA3,
+FAMILIES: Mapping[str, Family] = {
+    family.model_type: family
+    for family in (GPT2, GPT_NEOX, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, GEMMA, GEMMA2)
 }
 
+DECODERS = tuple(name for name, family in FAMILIES.items() if family.checkpoint is not None)
+"""The families this program has a decoder of; transformers computes all others."""
 
-def family_of(files: ModelFiles) -> Family:
-    """The family of a whole model. Raises NoDecoder."""
-    if files.family not in FAMILIES:
+# Of several families with the same name in GGUF files, such as Llama and Mistral, the first.
+_BY_GGUF_NAME = {family.gguf.architecture: family for family in reversed(list(FAMILIES.values()))}
+
+
+def family_in_gguf(architecture: str) -> Family | None:
+    """The family that GGUF files call so; None for one that only transformers knows."""
+    return _BY_GGUF_NAME.get(architecture)
+
+
+def checkpoint_of(family: str, file: Path) -> Checkpoint:
+    """What the decoder makes of a family. file: of the config, for messages. Raises NoDecoder."""
+    found = FAMILIES[family].checkpoint if family in FAMILIES else None
+    if found is None:
         raise NoDecoder(
-            f"{files.config_file}: model_type is {files.family!r}; this program's own decoder "
-            f"computes {', '.join(FAMILIES)}"
+            f"{file}: model_type is {family!r}; this program's own decoder computes "
+            f"{', '.join(DECODERS)}"
         )
-    return FAMILIES[files.family]
+    return found
 
 
-def read_architecture(files: ModelFiles) -> Architecture:
-    """What a model's config.json says of its decoder.
+def read_architecture(config: Mapping[str, Any], file: Path) -> Architecture:
+    """What a config.json says of a decoder. file: where it was read.
 
     Raises ModelError for wrong values, NoDecoder for what this decoder does not compute.
     """
-    family = family_of(files)
-    fields = ConfigFields(files.config_file, files.config, family.defaults)
+    checkpoint = checkpoint_of(str(config.get("model_type") or ""), file)
+    fields = ConfigFields(file, config, checkpoint.defaults)
     if fields.is_set("quantization_config"):
         raise fields.unsupported("quantization_config")
-    return family.read(fields)
+    return checkpoint.read(fields)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from chatapp.engine.decoder.families.architecture import Architecture, Part
 from chatapp.engine.decoder.families.config_fields import ConfigFields
+from chatapp.engine.decoder.families.gguf_row import GGUFRow
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +23,8 @@ def as_stored(architecture: Architecture, part: Part, tensor: "Tensor") -> "Tens
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """One family of decoders.
+class Checkpoint:
+    """What the decoder makes of a folder in Hugging Face layout.
 
     defaults: what transformers takes for a key that a config.json lacks.
     read: the architecture that a config describes. Raises ModelError.
@@ -32,6 +33,8 @@ class Family:
         of the parts that the decoder stacks. "{n}" is the number of the block.
     is_transposed: whether a checkpoint's matrices in blocks are (in, out).
     arrange: brings a tensor, (out, …), into the order of rows that the decoder takes.
+    has_plain_tokenizer: whether its tokenizer is GPT-2's, whatever the folder says of it, and
+        puts no token before a text.
     """
 
     defaults: Mapping[str, Any]
@@ -40,6 +43,7 @@ class Family:
     tensors: Mapping[str, str | tuple[str, ...]]
     is_transposed: bool = False
     arrange: Arrange = as_stored
+    has_plain_tokenizer: bool = False
 
     def stored_names(self, part: str) -> tuple[str, ...]:
         """What a checkpoint calls a tensor of the decoder, or those stacked in it."""
@@ -51,3 +55,17 @@ class Family:
         names = self.tensors[name]
         names = (names,) if isinstance(names, str) else names
         return tuple(f"{stored.format(n=number)}.{kind}" for stored in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of models.
+
+    model_type, class_name: transformers' names of it.
+    checkpoint: None for a family that transformers computes, from a folder and from a GGUF file.
+    """
+
+    model_type: str
+    class_name: str
+    gguf: GGUFRow
+    checkpoint: Checkpoint | None = None

@@ -1,4 +1,4 @@
-"""Gemma 3 (Gemma Team 2025), its models of text alone.
+"""Gemma 3 (Gemma Team 2025), its models of text alone, and how GGUF files hold Gemma 1 to 3.
 
 What has changed since Llama: embeddings are scaled by √H; what attention and perceptron give is
 normed before it is added; each head's queries and keys are normed; most blocks see a window of
@@ -15,10 +15,11 @@ Keep: free of torch; a config.json that transformers reads in another way is ref
 
 from dataclasses import replace
 
-from chatapp.engine.decoder.families import llama
+from chatapp.engine.decoder.families import gguf_rotary, llama
 from chatapp.engine.decoder.families.architecture import Architecture, Attention
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Family
+from chatapp.engine.decoder.families.family import Checkpoint, Family
+from chatapp.engine.decoder.families.gguf_row import Config, GGUFRow, Keys, shifted_norms
 from chatapp.engine.decoder.families.rotary import read_rotary
 
 # What configs call blocks that see a window, and those that see all.
@@ -90,11 +91,77 @@ def _attentions(fields: ConfigFields, architecture: Architecture) -> tuple[Atten
     if fields.has("layer_types"):
         names = fields.words("layer_types", architecture.layers)
     else:
-        every = fields.size("sliding_window_pattern")
-        names = [_WINDOW if (n + 1) % every else _ALL for n in range(architecture.layers)]
+        names = _kinds(architecture.layers, fields.size("sliding_window_pattern"))
     if not set(names) <= set(kinds):
         raise fields.unsupported("layer_types")
     return tuple(kinds[name] for name in names)
 
 
-GEMMA3 = Family(_DEFAULTS, _read, "model.", _TENSORS)
+def _kinds(blocks: int, every: int) -> list[str]:
+    """One block in so many sees all of the text, the others a window."""
+    return [_WINDOW if (block + 1) % every else _ALL for block in range(blocks)]
+
+
+_WINDOW_KEY = {"attention.sliding_window": "sliding_window"}
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_GGUF = GGUFRow(
+    "gemma",
+    gguf_rotary.FIELDS,
+    gguf_rotary.OPTIONAL,
+    {"hidden_activation": "gelu_pytorch_tanh"},
+    read=gguf_rotary.read_rotary,
+    change=shifted_norms,
+)
+
+
+def _read_gemma2(keys: Keys, config: Config) -> None:
+    gguf_rotary.read_rotary(keys, config)
+    config["query_pre_attn_scalar"] = _attention_scale(config, blocks_of_largest=46)
+    config.setdefault("sliding_window", 4096)
+    config.setdefault("attn_logit_softcapping", 50.0)
+    config.setdefault("final_logit_softcapping", 30.0)
+    config["layer_types"] = _kinds(config["num_hidden_layers"], every=2)
+
+
+def _read_gemma3(keys: Keys, config: Config) -> None:
+    gguf_rotary.read_rotary(keys, config)
+    config["query_pre_attn_scalar"] = _attention_scale(config, blocks_of_largest=62)
+    config["layer_types"] = _kinds(config["num_hidden_layers"], every=6)
+    config["rope_local_base_freq"] = keys.value("rope.freq_base_swa") or gguf_rotary.BASE
+
+
+def _attention_scale(config: Config, *, blocks_of_largest: int) -> int:
+    """The largest model of a generation divides by its width for a head."""
+    if config["num_hidden_layers"] == blocks_of_largest:
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return int(config["head_dim"])
+
+
+GEMMA = Family("gemma", "GemmaForCausalLM", _GGUF)
+
+GEMMA2 = Family(
+    "gemma2",
+    "Gemma2ForCausalLM",
+    replace(
+        _GGUF,
+        architecture="gemma2",
+        optional=gguf_rotary.OPTIONAL | _WINDOW_KEY | _CAPS,
+        read=_read_gemma2,
+    ),
+)
+
+GEMMA3 = Family(
+    "gemma3_text",
+    "Gemma3ForCausalLM",
+    replace(
+        _GGUF,
+        architecture="gemma3",
+        fields=gguf_rotary.FIELDS | _WINDOW_KEY,
+        optional=gguf_rotary.OPTIONAL | _CAPS,
+        read=_read_gemma3,
+    ),
+    Checkpoint(_DEFAULTS, _read, "model.", _TENSORS),
+)

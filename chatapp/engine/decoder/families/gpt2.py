@@ -12,7 +12,8 @@ Keep: free of torch; a config.json that transformers reads in another way is ref
 
 from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Family
+from chatapp.engine.decoder.families.family import Checkpoint, Family
+from chatapp.engine.decoder.families.gguf_row import Change, Config, GGUFRow
 
 _DEFAULTS = {
     "n_layer": 12,
@@ -72,4 +73,40 @@ def _read(fields: ConfigFields) -> Architecture:
     )
 
 
-GPT2 = Family(_DEFAULTS, _read, "transformer.", _TENSORS, is_transposed=True)
+def _spell_out(config: Config) -> None:
+    if config["n_inner"] is None:
+        config["n_inner"] = 4 * config["n_embd"]
+
+
+_MATRICES = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
+
+
+def _change(config: Config, tensor: str) -> Change:
+    return Change(is_transposed=tensor.endswith(_MATRICES))
+
+
+GPT2 = Family(
+    "gpt2",
+    "GPT2LMHeadModel",
+    GGUFRow(
+        "gpt2",
+        {
+            "block_count": "n_layer",
+            "context_length": "n_positions",
+            "embedding_length": "n_embd",
+            "feed_forward_length": "n_inner",
+            "attention.head_count": "n_head",
+            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+        },
+        # A file says nothing of dropout, which transformers has a default for.
+        fixed={
+            "activation_function": "gelu_new",
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        },
+        spell_out=_spell_out,
+        change=_change,
+    ),
+    Checkpoint(
+        _DEFAULTS, _read, "transformer.", _TENSORS, is_transposed=True, has_plain_tokenizer=True
+    ),
+)

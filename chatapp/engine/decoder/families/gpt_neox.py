@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention, Part
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Family
+from chatapp.engine.decoder.families.family import Checkpoint, Family
+from chatapp.engine.decoder.families.gguf_rotary import BASE
+from chatapp.engine.decoder.families.gguf_row import SIZES, Change, Config, GGUFRow, Keys
 from chatapp.engine.decoder.families.rotary import read_rotary
 
 if TYPE_CHECKING:
@@ -94,4 +96,39 @@ def _arrange(architecture: Architecture, part: Part, tensor: "Tensor") -> "Tenso
     return tensor.view(heads, 3, size, -1).transpose(0, 1).reshape(tensor.shape)
 
 
-GPT_NEOX = Family(_DEFAULTS, _read, "gpt_neox.", _TENSORS, arrange=_arrange)
+def _read_gguf(keys: Keys, config: Config) -> None:
+    width = config["hidden_size"] // config["num_attention_heads"]
+    config["rotary_pct"] = config.pop("rotary_dimensions") / width
+    config["rotary_emb_base"] = config.pop("rope_theta", BASE)
+
+
+def _spell_out(config: Config) -> None:
+    del config["head_dim"]  # it turns a part of each head, so its files name no size of a head
+
+
+def _change(config: Config, tensor: str) -> Change:
+    """A file has all queries first, then keys, then values; checkpoints have them head by head."""
+    if "attn_qkv." not in tensor:
+        return Change()
+    return Change(rows=(config["num_attention_heads"], 3, -1), swapped=(0, 1))
+
+
+GPT_NEOX = Family(
+    "gpt_neox",
+    "GPTNeoXForCausalLM",
+    GGUFRow(
+        "gptneox",
+        {
+            **SIZES,
+            "rope.dimension_count": "rotary_dimensions",
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+        {"rope.freq_base": "rope_theta"},
+        {"hidden_act": "gelu"},
+        read=_read_gguf,
+        spell_out=_spell_out,
+        change=_change,
+    ),
+    Checkpoint(_DEFAULTS, _read, "gpt_neox.", _TENSORS, arrange=_arrange),
+)

@@ -9,8 +9,6 @@ may share keys and values; the perceptron has a gate; nothing has a bias.
     mlp(x) = (silu(x G) ∘ (x U)) D
     logits = norm(x) Oᵀ                                       where O may be E
 
-Keep: free of torch; a config.json that transformers reads in another way is refused.
-
 Mistral (Jiang et al. 2023): Llama in which a token may see the last tokens alone.
 
 Keep: free of torch; a config.json that transformers reads in another way is refused.
@@ -18,9 +16,11 @@ Keep: free of torch; a config.json that transformers reads in another way is ref
 
 from dataclasses import replace
 
+from chatapp.engine.decoder.families import gguf_rotary
 from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Family
+from chatapp.engine.decoder.families.family import Checkpoint, Family
+from chatapp.engine.decoder.families.gguf_row import Change, Config, GGUFRow, Keys
 from chatapp.engine.decoder.families.rotary import Rotary, read_rotary
 
 DEFAULTS = {
@@ -103,7 +103,38 @@ def _read(fields: ConfigFields) -> Architecture:
     )
 
 
-LLAMA = Family(DEFAULTS | {"attention_bias": False, "mlp_bias": False}, _read, "model.", TENSORS)
+def _read_gguf(keys: Keys, config: Config) -> None:
+    if keys.value("expert_count"):
+        raise keys.refused("expert_count", "none; a mixture of experts is not read")
+    gguf_rotary.read_rotary(keys, config)
+    config["attention_bias"] = "blk.0.attn_q.bias" in keys.file.names
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in keys.file.names
+
+
+def _change(config: Config, tensor: str) -> Change:
+    """Halves of each head's queries and keys, which are rotated together, are neighbours."""
+    for part, heads in (("attn_q.", "num_attention_heads"), ("attn_k.", "num_key_value_heads")):
+        if part in tensor:
+            return Change(rows=(config[heads], 2, -1), swapped=(1, 2))
+    return Change()
+
+
+_GGUF = GGUFRow(
+    "llama",
+    gguf_rotary.FIELDS,
+    gguf_rotary.OPTIONAL,
+    {"hidden_act": "silu"},
+    read=_read_gguf,
+    change=_change,
+)
+
+
+LLAMA = Family(
+    "llama",
+    "LlamaForCausalLM",
+    _GGUF,
+    Checkpoint(DEFAULTS | {"attention_bias": False, "mlp_bias": False}, _read, "model.", TENSORS),
+)
 
 
 _DEFAULTS = DEFAULTS | {
@@ -121,4 +152,16 @@ def _read_mistral(fields: ConfigFields) -> Architecture:
     return replace(architecture, attentions=attentions)
 
 
-MISTRAL = Family(_DEFAULTS, _read_mistral, "model.", TENSORS)
+def _within_window(config: Config) -> None:
+    """Within its window it is a Llama, which is what a file says it is."""
+    if config["sliding_window"] is not None:
+        context = min(config["max_position_embeddings"], config["sliding_window"])
+        config["max_position_embeddings"] = context
+
+
+MISTRAL = Family(
+    "mistral",
+    "MistralForCausalLM",
+    replace(_GGUF, spell_out=_within_window),
+    Checkpoint(_DEFAULTS, _read_mistral, "model.", TENSORS),
+)

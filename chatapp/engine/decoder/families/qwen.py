@@ -1,7 +1,5 @@
 """Qwen2 and Qwen2.5 (Yang et al. 2024): Llama whose queries, keys and values have a bias.
 
-Keep: free of torch; a config.json that transformers reads in another way is refused.
-
 Qwen3 (Yang et al. 2025): Llama that norms each head's queries and keys before they are turned.
 
 Keep: free of torch; a config.json that transformers reads in another way is refused.
@@ -9,10 +7,11 @@ Keep: free of torch; a config.json that transformers reads in another way is ref
 
 from dataclasses import replace
 
-from chatapp.engine.decoder.families import llama
+from chatapp.engine.decoder.families import gguf_rotary, llama
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.config_fields import ConfigFields
-from chatapp.engine.decoder.families.family import Family
+from chatapp.engine.decoder.families.family import Checkpoint, Family
+from chatapp.engine.decoder.families.gguf_row import GGUFRow
 
 DEFAULTS = llama.DEFAULTS | {
     "vocab_size": 151936,
@@ -45,7 +44,22 @@ def with_windows(architecture: Architecture, fields: ConfigFields) -> Architectu
     return replace(architecture, attentions=attentions)
 
 
-QWEN2 = Family(DEFAULTS, _read, "model.", llama.TENSORS)
+def _gguf(architecture: str) -> GGUFRow:
+    return GGUFRow(
+        architecture,
+        gguf_rotary.FIELDS,
+        gguf_rotary.OPTIONAL,
+        {"hidden_act": "silu"},
+        read=gguf_rotary.read_rotary,
+    )
+
+
+QWEN2 = Family(
+    "qwen2",
+    "Qwen2ForCausalLM",
+    _gguf("qwen2"),
+    Checkpoint(DEFAULTS, _read, "model.", llama.TENSORS),
+)
 
 
 _DEFAULTS = DEFAULTS | {"head_dim": 128, "attention_bias": False}
@@ -67,4 +81,9 @@ def _read_qwen3(fields: ConfigFields) -> Architecture:
     )
 
 
-QWEN3 = Family(_DEFAULTS, _read_qwen3, "model.", _TENSORS)
+QWEN3 = Family(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    _gguf("qwen3"),
+    Checkpoint(_DEFAULTS, _read_qwen3, "model.", _TENSORS),
+)

@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 from gguf_files import IDS
-from random_models import logits_of, randomize
+from random_models import logits_of, save_random
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.exporting import TYPES, write_gguf
@@ -35,47 +35,6 @@ LLAMA3 = {
     "rope_theta": 500000.0,
 }
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("gpt2", GPT2_SIZES),
-    "gpt2-untied": ("gpt2", GPT2_SIZES | {"n_inner": 96, "tie_word_embeddings": False}),
-    "llama": ("llama", SIZES | {"rms_norm_eps": 1e-5, "attention_bias": True}),
-    "llama-tied": ("llama", SIZES | {"head_dim": 32, "tie_word_embeddings": True}),
-    "llama-3": ("llama", SIZES | {"rope_parameters": LLAMA3}),
-    "llama-linear": (
-        "llama",
-        SIZES | {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
-    ),
-    "mistral": ("mistral", SIZES | {"sliding_window": 32}),
-    "qwen2": ("qwen2", SIZES),
-    "qwen3": ("qwen3", SIZES | {"head_dim": 32, "tie_word_embeddings": True}),
-    "gemma": ("gemma", SIZES | {"head_dim": 32}),
-    "gemma2": (
-        "gemma2",
-        SIZES | {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8},
-    ),
-    "gemma3": (
-        "gemma3_text",
-        SIZES
-        | {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32}
-        | {"sliding_window": 8},
-    ),
-    "gpt_neox": (
-        "gpt_neox",
-        {key: size for key, size in SIZES.items() if key != "num_key_value_heads"},
-    ),
-}
-
-
-def save(folder: Path, kind: str, tokenizer: Tokenizer, **config: Any) -> Any:
-    """A random model with its tokenizer in a folder; returns transformers' model."""
-    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    made = AutoConfig.for_model(kind, vocab_size=352, **ends, **config)
-    model = randomize(AutoModelForCausalLM.from_config(made))
-    model.save_pretrained(folder)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
-    fast.save_pretrained(folder)
-    return model
-
 
 def export(folder: Path, kind: str = "f32", template: dict[str, str] | None = None) -> Path:
     path = folder / "out" / "model.gguf"
@@ -86,28 +45,11 @@ def export(folder: Path, kind: str = "f32", template: dict[str, str] | None = No
     return path
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_read_again_has_the_same_logits_and_ids(
-    name: str, tmp_path: Path, bpe: Tokenizer
-) -> None:
-    kind, config = FAMILIES[name]
-    model = save(tmp_path, kind, bpe, **config)
-    loaded = load_model(str(export(tmp_path)))
-    expected = logits_of(model, IDS)[-1]
-    logits = loaded.logits(IDS)
-    assert torch.allclose(logits, expected[: len(logits)], atol=1e-4)
-    text = "The quick café, 12 dogs  <|endoftext|>\n\n— 日本"
-    again = load_model(str(tmp_path))
-    assert loaded.tokenizer.encode(text) == again.tokenizer.encode(text)
-    assert loaded.end_ids == again.end_ids == {0}
-    assert loaded.context == (32 if name == "mistral" else 64)
-
-
 @pytest.mark.parametrize(("kind", "error"), [("f16", 0.01), ("q8_0", 0.3)])
 def test_matrices_are_stored_as_asked_for(
     kind: str, error: float, tmp_path: Path, bpe: Tokenizer
 ) -> None:
-    model = save(tmp_path, "gpt2", bpe, **GPT2_SIZES)
+    model = save_random(tmp_path, "gpt2", bpe, **GPT2_SIZES)
     path = export(tmp_path, kind)
     file = GGUFFile(path)
     assert file.kind("blk.0.ffn_up.weight") == kind.upper()
@@ -119,7 +61,7 @@ def test_matrices_are_stored_as_asked_for(
 
 
 def test_numbers_too_large_for_half_precision_are_kept(tmp_path: Path, bpe: Tokenizer) -> None:
-    model = save(tmp_path, "gpt2", bpe, **GPT2_SIZES)
+    model = save_random(tmp_path, "gpt2", bpe, **GPT2_SIZES)
     with torch.no_grad():
         model.transformer.h[0].mlp.c_fc.weight[0, 0] = 1e6
     model.save_pretrained(tmp_path)
@@ -129,7 +71,7 @@ def test_numbers_too_large_for_half_precision_are_kept(tmp_path: Path, bpe: Toke
 
 
 def test_templates_and_ends_go_with_it(tmp_path: Path, bpe: Tokenizer) -> None:
-    save(tmp_path, "gpt2", bpe, **GPT2_SIZES)
+    save_random(tmp_path, "gpt2", bpe, **GPT2_SIZES)
     fast = transformers.AutoTokenizer.from_pretrained(tmp_path)
     fast.chat_template = {"default": "{{ messages }}", "rag": "{{ documents }}"}
     fast.save_pretrained(tmp_path)
@@ -176,7 +118,7 @@ def test_the_way_of_cutting_is_recognised_or_refused(
 ) -> None:
     tokenizer = Tokenizer.from_str(bpe.to_str())
     tokenizer.pre_tokenizer = cuts
-    save(tmp_path, "gpt2", tokenizer, **GPT2_SIZES)
+    save_random(tmp_path, "gpt2", tokenizer, **GPT2_SIZES)
     if name is not None:
         assert GGUFFile(export(tmp_path)).metadata["tokenizer.ggml.pre"] == name
         return
@@ -213,7 +155,7 @@ def test_a_sentencepiece_vocabulary_is_cut_as_before(tmp_path: Path) -> None:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in pieces[:3]])
-    save(tmp_path, "llama", tokenizer, **SIZES)
+    save_random(tmp_path, "llama", tokenizer, **SIZES)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
@@ -249,7 +191,7 @@ def test_a_sentencepiece_vocabulary_is_cut_as_before(tmp_path: Path) -> None:
 def test_what_a_file_cannot_say_is_refused(
     kind: str, config: dict[str, Any], words: str, tmp_path: Path, bpe: Tokenizer
 ) -> None:
-    save(tmp_path, kind, bpe, **config)
+    save_random(tmp_path, kind, bpe, **config)
     with pytest.raises(ModelError, match=words):
         export(tmp_path)
     assert not list(tmp_path.rglob("*.gguf*"))

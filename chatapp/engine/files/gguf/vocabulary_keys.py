@@ -1,20 +1,17 @@
-"""A model's configuration and vocabulary as the metadata of a GGUF file.
+"""A vocabulary, and how it cuts texts, as the metadata of a GGUF file.
 
-Keep: what is written here says, read again, what the model is; a configuration or a tokenizer
-that a GGUF file cannot say is refused in one sentence.
+Keep: read again, the metadata give the same tokenizer; one that a GGUF file cannot say is refused
+in one sentence.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 from chatapp.engine.errors import ModelError
-from chatapp.engine.files.gguf.config import FAMILIES, LLAMA3_SCALING, Config, frequency_factors
 from chatapp.engine.files.gguf.vocabulary import (
     PRE_TOKENIZERS,
     TokenType,
@@ -23,88 +20,6 @@ from chatapp.engine.files.gguf.vocabulary import (
 )
 
 Metadata = dict[str, Any]
-
-# Built like a family here, but for a window.
-_LIKE = {"mistral": "llama"}
-
-
-def architecture_of(config: Config, origin: str) -> str:
-    """The name of a model's architecture in GGUF files. Raises ModelError when it has none here.
-
-    config: as transformers has it, with nothing left to a default. origin: for messages.
-    """
-    kind = _LIKE.get(config["model_type"], config["model_type"])
-    for architecture, family in FAMILIES.items():
-        if family.model_type == kind:
-            return architecture
-    known = ", ".join([family.model_type for family in FAMILIES.values()] + list(_LIKE))
-    raise ModelError(
-        f"{origin}: model_type is {config['model_type']!r}; what can be written as GGUF is {known}"
-    )
-
-
-def config_metadata(architecture: str, config: Config, origin: str) -> Metadata:
-    """The keys that say a configuration; see `architecture_of`. Raises ModelError."""
-    values = spelled_out(config, origin)
-    family = FAMILIES[architecture]
-    metadata: Metadata = {}
-    for key, name in {**family.fields, **family.optional}.items():
-        if values.get(name) is not None:
-            metadata[f"{architecture}.{key}"] = values[name]
-    if "head_dim" in values:
-        for key in ("rope.dimension_count", "attention.key_length", "attention.value_length"):
-            metadata.setdefault(f"{architecture}.{key}", values["head_dim"])
-    scaling = values["rope_parameters"]
-    if scaling.get("rope_type") in ("linear", "yarn"):
-        prefix = f"{architecture}.rope.scaling"
-        metadata[f"{prefix}.type"] = scaling["rope_type"]
-        metadata[f"{prefix}.factor"] = float(scaling["factor"])
-        if scaling["rope_type"] == "yarn":
-            original = int(scaling["original_max_position_embeddings"])
-            metadata[f"{prefix}.original_context_length"] = original
-    return metadata
-
-
-def position_factors(config: Config, origin: str) -> NDArray[np.float32] | None:
-    """What the frequencies of a Llama's positions are divided by; None where they are as usual."""
-    values = spelled_out(config, origin)
-    scaling = values["rope_parameters"]
-    if scaling.get("rope_type") != "llama3":
-        return None
-    if any(scaling[key] != value for key, value in LLAMA3_SCALING.items()):
-        raise ModelError(f"{origin}: rope_scaling is {scaling}; expected that of a Llama 3")
-    return frequency_factors(scaling["factor"], values["rope_theta"], values["head_dim"])
-
-
-def spelled_out(config: Config, origin: str) -> Config:
-    """A configuration of transformers in the words of the fields of `FAMILIES`.
-
-    Raises ModelError for positions that a GGUF file cannot say.
-    """
-    values = dict(config)
-    rotary = dict(config.get("rope_parameters") or {})
-    if "full_attention" in rotary:
-        rotary = dict(rotary["full_attention"])
-    known = ("default", "linear", "yarn", "llama3")
-    if rotary.get("rope_type", "default") not in known:
-        raise ModelError(
-            f"{origin}: rope_type is {rotary['rope_type']!r}; expected one of {', '.join(known)}"
-        )
-    if rotary:
-        values["rope_theta"] = float(rotary["rope_theta"])
-        width = config["hidden_size"] // config["num_attention_heads"]
-        values["head_dim"] = config.get("head_dim") or width
-        values["rotary_dimensions"] = int(width * rotary.get("partial_rotary_factor", 1.0))
-    if config["model_type"] == "gpt_neox":
-        del values["head_dim"]
-    if config["model_type"] == "gpt2" and config["n_inner"] is None:
-        values["n_inner"] = 4 * config["n_embd"]
-    if config["model_type"] == "mistral" and config["sliding_window"] is not None:
-        # Within its window it is a Llama.
-        context = min(config["max_position_embeddings"], config["sliding_window"])
-        values["max_position_embeddings"] = context
-    values["rope_parameters"] = rotary
-    return values
 
 
 def vocabulary_metadata(

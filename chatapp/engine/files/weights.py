@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chatapp.engine.decoder.families import family_of
+from chatapp.engine.decoder.families import checkpoint_of
 from chatapp.engine.decoder.families.architecture import Architecture, Part
-from chatapp.engine.decoder.families.family import Family
+from chatapp.engine.decoder.families.family import Checkpoint
 from chatapp.engine.errors import ModelError
-from chatapp.engine.files.gguf.tensors import KINDS
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.files.safetensors import TensorHeader, is_buffer
 from chatapp.engine.files.stored_tensors import stored_tensors, weight_sources
@@ -35,11 +34,7 @@ class _Piece:
 
 
 def read_weights(
-    files: ModelFiles,
-    architecture: Architecture,
-    tensors: Mapping[str, Tensor] | None = None,
-    *,
-    four_bits: bool = False,
+    files: ModelFiles, tensors: Mapping[str, Tensor] | None = None, *, four_bits: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights of a checkpoint by the names of `Architecture.parts`, in float32.
 
@@ -48,11 +43,13 @@ def read_weights(
         chatapp/engine/kernels/linear.py.
     Matrices come as (out, in). A checkpoint that ties its output matrix to the embedding may hold
     it all the same: it is given only when it differs.
-    Raises ModelError that names file and tensor when one is missing, unknown or mis-shaped.
+    Raises NoDecoder for a model that the decoder does not compute, ModelError that names file and
+    tensor when one is missing, unknown or mis-shaped.
     """
-    family = family_of(files)
-    awaited = _pieces(family, architecture)
-    known = awaited | _pieces_of(family, architecture, architecture.output)
+    checkpoint = checkpoint_of(files.family, files.config_file)
+    architecture = files.architecture
+    awaited = _pieces(checkpoint, architecture)
+    known = awaited | _pieces_of(checkpoint, architecture, architecture.output)
     unfinished: dict[str, dict[int, Tensor]] = {}
     ends: dict[str, Tensor] = {}
     if tensors is None:
@@ -62,18 +59,18 @@ def read_weights(
     for header, read in stored:
         if is_buffer(header.name):
             continue
-        name = header.name if header.name in known else family.prefix + header.name
+        name = header.name if header.name in known else checkpoint.prefix + header.name
         if (piece := known.get(name)) is None:
             raise ModelError(
                 f"{header.file}: tensor {header.name!r} does not belong to a {files.family} model"
             )
         awaited.pop(name, None)
         pieces = unfinished.setdefault(piece.part.name, {})
-        pieces[piece.index] = _read(piece, header, read)
+        pieces[piece.index] = _read(piece, header, read, four_bits=four_bits and files.is_gguf)
         if len(pieces) < len(piece.part.rows):
             continue
         tensor = _stacked(unfinished.pop(piece.part.name))
-        tensor = family.arrange(architecture, piece.part, tensor)
+        tensor = checkpoint.arrange(architecture, piece.part, tensor)
         if piece.part.name in ("embed.weight", "head.weight"):
             ends[piece.part.name] = tensor
         else:
@@ -101,21 +98,21 @@ def _given(
         yield header, tensor.detach
 
 
-def _pieces(family: Family, architecture: Architecture) -> dict[str, _Piece]:
+def _pieces(checkpoint: Checkpoint, architecture: Architecture) -> dict[str, _Piece]:
     """The tensors that a checkpoint must hold, by their names there."""
     pieces: dict[str, _Piece] = {}
     for part in architecture.parts():
-        pieces |= _pieces_of(family, architecture, part)
+        pieces |= _pieces_of(checkpoint, architecture, part)
     return pieces
 
 
-def _pieces_of(family: Family, architecture: Architecture, part: Part) -> dict[str, _Piece]:
+def _pieces_of(checkpoint: Checkpoint, architecture: Architecture, part: Part) -> dict[str, _Piece]:
     """The tensors of a checkpoint that a part is made of."""
-    names = family.stored_names(part.name)
+    names = checkpoint.stored_names(part.name)
     # Where a checkpoint stacks them itself, under one name, the part is read as one.
     if len(names) < len(part.rows):
         part = Part(part.name, (sum(part.rows),), part.columns)
-    is_transposed = family.is_transposed and part.is_product and part.name != "head.weight"
+    is_transposed = checkpoint.is_transposed and part.is_product and part.name != "head.weight"
     pieces = {}
     for index, (name, rows) in enumerate(zip(names, part.rows, strict=True)):
         shape = (rows,) if part.columns is None else (rows, part.columns)
@@ -123,8 +120,10 @@ def _pieces_of(family: Family, architecture: Architecture, part: Part) -> dict[s
     return pieces
 
 
-def _read(piece: _Piece, header: TensorHeader, read: Callable[[], Tensor]) -> Tensor:
-    """A tensor in float32, or in four bits, (out, …).
+def _read(
+    piece: _Piece, header: TensorHeader, read: Callable[[], Tensor], *, four_bits: bool
+) -> Tensor:
+    """A tensor in float32, or where it may be, in four bits, (out, …).
 
     Raises ModelError when it has another shape or type.
     """
@@ -135,7 +134,7 @@ def _read(piece: _Piece, header: TensorHeader, read: Callable[[], Tensor]) -> Te
             f"expected {list(expected)} after the model's configuration"
         )
     tensor = read()
-    if tensor.dtype == torch.uint8 and header.dtype in KINDS:
+    if tensor.dtype == torch.uint8 and four_bits:
         return tensor
     if not tensor.is_floating_point():
         raise ModelError(
