@@ -8,6 +8,7 @@ import pytest
 from template_chats import VARIABLES, conversations, reference
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from chatapp.prompting import template_sandbox
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError
 from chatapp.prompting.messages import Message, Segment, text_of
 from chatapp.prompting.template_sandbox import Program
@@ -185,11 +186,6 @@ def test_what_ends_a_reply() -> None:
             "{% set x = 'a' * 900000 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
             "makes a text of more than 20,000,000 characters",
         ),
-        (
-            "{% set x = 'a' * 900000 %}{% for i in range(99999) %}{% set y = x | upper | lower %}"
-            "{% endfor %}",
-            "takes more than 5 seconds",
-        ),
         ("{{ '{0.__class__.__mro__}'.format(messages) }}", "refuses this chat: access to attr"),
         ("{{ (messages | attr('__class__')).mro() }}", "refuses this chat|fails"),
         ("{{ cycler.__init__.__globals__ }}", "refuses this chat"),
@@ -205,6 +201,15 @@ def test_a_bad_template_is_one_sentence(source: str, words: str) -> None:
     with pytest.raises(ChatTemplateError, match=words) as caught:
         opened(source).render([Message("user", "Hi")])
     assert "\n" not in str(caught.value)
+
+
+def test_a_template_of_few_but_long_steps_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "_MOST_SECONDS", 1.0)
+    long = (
+        "{% set x = 'a' * 900000 %}{% for i in range(99999) %}{% set y = x | upper %}{% endfor %}"
+    )
+    with pytest.raises(ChatTemplateError, match="takes more than 1 seconds"):
+        opened("{% set x = 'a' * 900000 %}" + loop).render([Message("user", "Hi")])
 
 
 def test_what_takes_too_much_is_tried_in_one_form_only(monkeypatch: pytest.MonkeyPatch) -> None:

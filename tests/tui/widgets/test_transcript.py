@@ -5,10 +5,19 @@ from fakes import ScriptedModel
 from tui_driver import Driver, OpenApp, fill
 
 from chatapp.dialogue.store import Store
-from chatapp.tui.widgets.transcript import AT_FIRST, AT_MOST, STEP
+from chatapp.tui.widgets import transcript
 
-LENGTH = 120
+AT_FIRST, STEP, AT_MOST = 13, 8, 30
+LENGTH = 60
 BEYOND = AT_FIRST + STEP + 2
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half as many messages as usual, in the time of half as many."""
+    monkeypatch.setattr(transcript, "AT_FIRST", AT_FIRST)
+    monkeypatch.setattr(transcript, "STEP", STEP)
+    monkeypatch.setattr(transcript, "AT_MOST", AT_MOST)
 
 
 @pytest.fixture
@@ -107,8 +116,8 @@ async def test_focus_is_not_left_on_what_is_far_away(open_app: OpenApp, long_cha
 
 
 async def test_a_tall_terminal_is_filled(open_app: OpenApp, store: Store) -> None:
-    chat_id = fill(store, [f"<{number}>" for number in range(100)])
-    async with open_app(chat_id=chat_id, size=(100, 150)) as driver:
+    chat_id = fill(store, [f"<{number}>" for number in range(LENGTH)])
+    async with open_app(chat_id=chat_id, size=(100, 80)) as driver:
         await driver.until(lambda: len(driver.texts) > AT_FIRST)
         assert driver.transcript.max_scroll_y > 0
         assert driver.transcript.scroll_y == driver.transcript.max_scroll_y
