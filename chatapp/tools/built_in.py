@@ -1,7 +1,8 @@
-"""Arithmetic, exact: sums, products, quotients, powers and percentages of decimal numbers.
+"""The built-in tools: a calculator, the clock and the calendar, units of measurement.
 
-Keep: a text is read by this grammar alone and nothing of it is ever run; its length, its depth and
-the size of every number in it are bounded.
+Keep: an expression is read by the grammar below and never run; its length, its depth and the size
+of every number in it are bounded. A number stays an exact fraction until it is written, and a
+rounded one says so. A time is written with its zone and a date with its day of the week.
 
     sum     = product {("+" | "-") product}
     product = sign {("*" | "/" | "//" | "mod" | "of") sign}
@@ -10,19 +11,6 @@ the size of every number in it are bounded.
     part    = (number | "(" sum ")") {"%"}
 
 `%` before a number or a parenthesis is the remainder, elsewhere per cent.
-
-Exact numbers: read from what models write, and written in digits.
-
-Keep: a number stays a fraction until it is written; what had to be rounded says so.
-
-The clock and the calendar.
-
-Keep: a time is told with its zone and a date with its day of the week, so that nothing has to be
-worked out from them.
-
-Units of measurement, and how many of one are in another.
-
-Keep: every factor is exact, as it is defined; nothing is rounded before it is written.
 """
 
 import re
@@ -338,7 +326,7 @@ def _known(unit: str) -> tuple[str, Fraction, Fraction]:
 
 
 def _table() -> dict[str, tuple[str, Fraction]]:
-    """Each unit's dimension and factor, by each of its names."""
+    """The dimension and the factor of every unit, by all of its names."""
     units = {}
     for dimension, text in _FACTORS.items():
         for entry in text.replace("\n        =", " =").replace("\n", ";").split(";"):

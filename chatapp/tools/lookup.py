@@ -1,6 +1,6 @@
 """Searching as a tool: the documents of a chat, and this program's own documentation.
 
-Keep: what is found is told with its file and its place.
+Keep: a passage stands with its file and its place.
 """
 
 import threading
@@ -24,7 +24,7 @@ def search(documents: Documents, query: str, cancel: threading.Event) -> str:
             raise Stopped
 
     try:
-        return _told(documents.search(query, go_on))
+        return _in_prompt(documents.search(query, go_on))
     except DocumentsError as error:
         raise ToolError(str(error)) from None
 
@@ -32,11 +32,11 @@ def search(documents: Documents, query: str, cancel: threading.Event) -> str:
 def search_manual(query: str, cancel: threading.Event) -> str:
     """Passages of this program's documentation. Raises ToolError, Stopped."""
     files = tuple(str(path) for path in _manual())
-    asked = DocumentSet(files, _MANUAL.method, _MANUAL.limit, _MANUAL.size)
-    return search(Documents(asked), query, cancel)
+    manual = DocumentSet(files, _MANUAL.method, _MANUAL.limit, _MANUAL.size)
+    return search(Documents(manual), query, cancel)
 
 
-def _told(passages: Iterable[Passage]) -> str:
+def _in_prompt(passages: Iterable[Passage]) -> str:
     sources = fitting(passages, 1, lambda text: 0)
     return "".join(source.in_prompt for source in sources).strip() or "nothing was found"
 

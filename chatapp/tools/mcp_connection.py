@@ -35,7 +35,7 @@ _LONGEST_MESSAGE = 10_000_000
 """Bytes; a server that sends a longer one is not listened to any more."""
 
 _REMEMBERED = 300
-"""Bytes of what a server says besides its messages."""
+"""Bytes of a server's output that is no message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ServerLine:
 
 
 class Connection:
-    """Starts a server, on a thread of its own. `ask` tells when that failed."""
+    """Starts a server, on a thread of its own. `ask` raises when that failed."""
 
     def __init__(self, line: ServerLine) -> None:
         self.is_over = False
@@ -56,7 +56,7 @@ class Connection:
         self._client: concurrent.futures.Future[Client] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process: Process | None = None
-        self._said = b""
+        self._output = b""
         self._end = asyncio.Event()
         threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True).start()
 
@@ -72,7 +72,7 @@ class Connection:
         stopped or has taken longer than so many seconds is ended.
         """
         deadline = time.monotonic() + seconds
-        self._said = b""
+        self._output = b""
         try:
             client = _result(self._client, deadline, cancel)
             if self.is_over or self._loop is None:
@@ -86,7 +86,7 @@ class Connection:
             self.close()
             raise ToolError(f"it took longer than {seconds:g} seconds{self._words()}") from None
         except Exception as error:
-            raise ToolError(self._told(error)) from None
+            raise ToolError(self._problem(error)) from None
 
     def close(self) -> None:
         """End the server, at once."""
@@ -180,20 +180,20 @@ class Connection:
                     await process.stdin.send(text.encode() + b"\n")
 
     async def _overhear(self, process: "Process") -> None:
-        """Remember the end of what the server says on its standard error."""
+        """Remember the end of the server's standard error."""
         assert process.stderr is not None
         async for chunk in process.stderr:
             self._remember(chunk)
 
-    def _remember(self, said: bytes) -> None:
-        self._said = (self._said + said[-_REMEMBERED:])[-_REMEMBERED:]
+    def _remember(self, output: bytes) -> None:
+        self._output = (self._output + output[-_REMEMBERED:])[-_REMEMBERED:]
 
     def _words(self) -> str:
-        """What the server has said besides its messages, to be put behind a sentence."""
-        said = _one_line(self._said.decode("utf-8", "replace"), _REMEMBERED)
-        return f"; it said: {said}" if said else ""
+        """The server's output that is no message, for the end of a sentence."""
+        output = _one_line(self._output.decode("utf-8", "replace"), _REMEMBERED)
+        return f"; it said: {output}" if output else ""
 
-    def _told(self, error: Exception) -> str:
+    def _problem(self, error: Exception) -> str:
         """What went wrong, in words."""
         from pydantic import ValidationError
 

@@ -1,8 +1,8 @@
 """The tools of servers of the Model Context Protocol.
 
 Keep: a server is started when one of its tools is wanted, goes on until its `Servers` are closed,
-and is begun anew when it has ended before. What it says of its tools is foreign text: bounded,
-without control characters, and never more than a tool that asks.
+and is started again after it has ended. Its words on its tools are foreign text: bounded, without
+control characters; the user is asked before any of them runs.
 """
 
 import json
@@ -33,7 +33,7 @@ _LONGEST_SCHEMA = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The tools of a server by their names here. problems: a sentence for each that is no good."""
+    """The tools of a server by their names here. problems: a sentence for every bad one."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Servers:
             _close_all(self._running)
 
     def known(self, server: Server) -> Listing:
-        """What is known of a server's tools without asking it; nothing before it was asked."""
+        """The tools that a server has listed before; none when it has not yet."""
         return self._listed.get(server, Listing())
 
     def ask(self, server: Server, cancel: threading.Event | None = None) -> Listing:
@@ -92,7 +92,7 @@ class Servers:
             return connection
 
     def _tool(self, server: Server, foreign: "mcp_types.Tool") -> Tool:
-        """A tool that a server has listed. Raises ToolError where it is no good."""
+        """A tool that a server has listed. Raises ToolError for a bad one."""
         name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{server.name}_{foreign.name}")
         if not NAME.fullmatch(name):
             raise ToolError(f"the name of its tool {quoted(foreign.name)} is too long")

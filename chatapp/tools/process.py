@@ -56,8 +56,8 @@ class CommandLine:
         if is_cut:
             return bounded(output, self.output_limit)
         if process.returncode:
-            said = clean(errors or output)[-_ERROR_LENGTH:]
-            raise ToolError(f"{_ending(process.returncode)}{f': {said}' if said else ''}")
+            last = clean(errors or output)[-_ERROR_LENGTH:]
+            raise ToolError(f"{_ending(process.returncode)}{f': {last}' if last else ''}")
         return output
 
     def _start(self, given: IO[bytes]) -> "subprocess.Popen[bytes]":

@@ -19,8 +19,8 @@ from chatapp.tools.tool import Arguments, Tool, ToolError
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """tools: by their names; of a server's only those that it was asked for before. problems: a
-    sentence for each file that is no good, by its name without the suffix. servers: by their
+    """tools: by their names; of a server's only those that it has listed before. problems: a
+    sentence for every bad file, by its name without the suffix. servers: by their
     names."""
 
     tools: Mapping[str, Tool]
@@ -39,9 +39,9 @@ class Registry:
             for server in self._servers_of(name):
                 if name not in tools or name == server.name:
                     listed = self.running.ask(server, cancel).tools
-                    tools |= {each: tool for each, tool in listed.items() if each not in tools}
+                    tools |= {key: tool for key, tool in listed.items() if key not in tools}
             if name in self.servers:
-                chosen |= {each: tool for each, tool in tools.items() if tool.server == name}
+                chosen |= {key: tool for key, tool in tools.items() if tool.server == name}
             elif name in tools:
                 chosen[name] = tools[name]
             else:
@@ -57,7 +57,7 @@ class Registry:
         """The server of this name, or else those that may have the tool, the likeliest first."""
         if name in self.servers:
             return [self.servers[name]]
-        servers = [each for each in self.servers.values() if name.startswith(f"{each.name}_")]
+        servers = [server for server in self.servers.values() if name.startswith(f"{server.name}_")]
         return sorted(servers, key=lambda server: len(server.name), reverse=True)
 
     def listed(self, cancel: threading.Event | None = None) -> "tuple[list[str], list[str]]":
@@ -88,13 +88,13 @@ def find_tools(documents: DocumentSet | None = None, running: Servers | None = N
         return Registry(tools, {"": str(error)}, servers, running)
     for path in paths:
         try:
-            found = user_tools.read(path)
-            if found.name in tools or found.name in servers:
-                raise ToolError(f"{path}: 'name' is {found.name!r}, which another tool has")
-            if isinstance(found, Tool):
-                tools[found.name] = found
+            tool = user_tools.read(path)
+            if tool.name in tools or tool.name in servers:
+                raise ToolError(f"{path}: 'name' is {tool.name!r}, which another tool has")
+            if isinstance(tool, Tool):
+                tools[tool.name] = tool
             else:
-                servers[found.name] = found
+                servers[tool.name] = tool
         except ToolError as error:
             problems[path.stem] = str(error)
     for server in servers.values():
@@ -149,10 +149,10 @@ def _built_in(documents: DocumentSet | None) -> Iterable[Tool]:
 class _DocumentSearch:
     """Searches documents, which stay open from one call to the next."""
 
-    def __init__(self, asked: DocumentSet) -> None:
+    def __init__(self, documents: DocumentSet) -> None:
         from chatapp.passages.search import Documents
 
-        self._documents = Documents(asked)
+        self._documents = Documents(documents)
 
     def __call__(self, given: Arguments, cancel: threading.Event) -> str:
         from chatapp.tools.lookup import search
@@ -167,7 +167,7 @@ def _search_manual(given: Arguments, cancel: threading.Event) -> str:
 
 
 def _schema(required: Iterable[str] | None = None, /, **types: str) -> dict[str, Any]:
-    """The schema of an object of these properties, all of them required unless it is said."""
+    """The schema of an object of these properties. required: None is all of them."""
     return {
         "type": "object",
         "properties": {name: {"type": kind} for name, kind in types.items()},

@@ -29,7 +29,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class ToolError(UserError):
-    """A tool that cannot be used, or a call that failed; the model is told so."""
+    """A tool that cannot be used, or a call that failed; the model reads the sentence."""
 
 
 class Stopped(Exception):
@@ -62,7 +62,7 @@ class Tool:
         return f"{self.name} {digest[:16]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As chat templates and servers are told of it."""
+        """The definition that chat templates and servers take."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -73,7 +73,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a call. text: what the model is told."""
+    """How a call ended. text: what the model reads."""
 
     ending: Ending
     text: str
@@ -114,7 +114,7 @@ def bounded(text: str, limit: int = LONGEST_RESULT) -> str:
 
 
 def clean(text: str) -> str:
-    """A text without control characters and sequences, but for newline and tab."""
+    """A text without control characters and sequences, except newline and tab."""
     lines = _SEQUENCE.sub("", text.replace("\r\n", "\n"))
     return printable(_CONTROL.sub("", lines)).strip()
 

@@ -1,4 +1,4 @@
-"""The user's own tools: a TOML file each, in the folder `tools` beside the settings.
+"""The user's own tools: TOML files in the folder `tools` beside the settings.
 
     name        = "weather"
     description = "The weather in a city."
@@ -13,13 +13,12 @@
     type = "string"
 
 A file with `server` in place of `command` is for a server of the Model Context Protocol over
-standard input and output, which says itself what its tools are:
+standard input and output, which lists its tools itself:
 
     name         = "notes"                     # stands before the names of its tools: notes_search
     server       = ["python3", "notes.py"]     # and folder, timeout and output_limit as above
 
-Keep: a file that is no good is told in one sentence that names it and the key, and costs no other
-tool.
+Keep: a bad file is one sentence that names it and the key, and costs no other tool.
 """
 
 import re
@@ -40,7 +39,7 @@ _LONGEST_TIMEOUT = 3_600
 
 @dataclass(frozen=True, slots=True)
 class ToolFile:
-    """What the file of a tool says."""
+    """The keys of a tool's file."""
 
     name: str
     description: str
@@ -53,7 +52,7 @@ class ToolFile:
 
 @dataclass(frozen=True, slots=True)
 class ServerFile:
-    """What the file of a server says."""
+    """The keys of a server's file."""
 
     name: str
     server: tuple[str, ...]
@@ -95,41 +94,41 @@ def read(path: Path) -> Tool | Server:
             given[key] = tuple(given[key])
     model = strict_model(kind)
     checked = dict(validated(model, given, ToolError, origin=path, what="tool", source=text))
-    said = kind(**{name: checked[name] for name in given})
-    _check(said, path, text)
-    folder = _folder(said, path)
-    if isinstance(said, ServerFile):
-        line = ServerLine(said.server, folder)
-        return Server(said.name, line, said.timeout, said.output_limit)
-    command = CommandLine(said.command, folder, said.timeout, said.output_limit)
+    keys = kind(**{name: checked[name] for name in given})
+    _check(keys, path, text)
+    folder = _folder(keys, path)
+    if isinstance(keys, ServerFile):
+        line = ServerLine(keys.server, folder)
+        return Server(keys.name, line, keys.timeout, keys.output_limit)
+    command = CommandLine(keys.command, folder, keys.timeout, keys.output_limit)
     return Tool(
-        said.name,
-        said.description.strip(),
-        _schema(said, path, text),
+        keys.name,
+        keys.description.strip(),
+        _schema(keys, path, text),
         command.run,
         asks=True,
         definition=repr(command),
     )
 
 
-def _check(said: ToolFile | ServerFile, path: Path, text: str) -> None:
+def _check(keys: ToolFile | ServerFile, path: Path, text: str) -> None:
     """Raises ToolError for a value that cannot be."""
     from chatapp.common.validation import located
 
     problems = {
-        "name": "" if NAME.fullmatch(said.name) else "may have letters, digits, _ and - alone",
+        "name": "" if NAME.fullmatch(keys.name) else "may have letters, digits, _ and - only",
         "timeout": ""
-        if 0 < said.timeout <= _LONGEST_TIMEOUT
-        else f"is {said.timeout:g}, expected more than 0 and at most {_LONGEST_TIMEOUT:,} seconds",
+        if 0 < keys.timeout <= _LONGEST_TIMEOUT
+        else f"is {keys.timeout:g}, expected more than 0 and at most {_LONGEST_TIMEOUT:,} seconds",
         "output_limit": ""
-        if 0 < said.output_limit <= LONGEST_RESULT
-        else f"is {said.output_limit}, expected 1 to {LONGEST_RESULT:,} characters",
+        if 0 < keys.output_limit <= LONGEST_RESULT
+        else f"is {keys.output_limit}, expected 1 to {LONGEST_RESULT:,} characters",
     }
-    if isinstance(said, ServerFile):
-        problems["server"] = _no_program(said.server)
+    if isinstance(keys, ServerFile):
+        problems["server"] = _no_program(keys.server)
     else:
-        problems["command"] = _no_program(said.command)
-        problems["description"] = "" if said.description.strip() else "is empty"
+        problems["command"] = _no_program(keys.command)
+        problems["description"] = "" if keys.description.strip() else "is empty"
     for key, problem in problems.items():
         if problem:
             raise ToolError(f"{located(path, text, (key,))} {problem}")
@@ -139,10 +138,10 @@ def _no_program(command: tuple[str, ...]) -> str:
     return "" if command and all(command) else "names no program"
 
 
-def _schema(said: ToolFile, path: Path, text: str) -> dict[str, Any]:
+def _schema(keys: ToolFile, path: Path, text: str) -> dict[str, Any]:
     from chatapp.common.validation import located
 
-    schema = {"type": "object", "additionalProperties": False, **(said.parameters or {})}
+    schema = {"type": "object", "additionalProperties": False, **(keys.parameters or {})}
     place, problem = fault(schema, ("parameters",))
     if problem:
         raise ToolError(f"{located(path, text, place)} {problem}")
@@ -157,8 +156,8 @@ def _schema(said: ToolFile, path: Path, text: str) -> dict[str, Any]:
     return schema
 
 
-def _folder(said: ToolFile | ServerFile, path: Path) -> Path:
+def _folder(keys: ToolFile | ServerFile, path: Path) -> Path:
     try:
-        return path.parent / Path(said.folder).expanduser()
+        return path.parent / Path(keys.folder).expanduser()
     except RuntimeError as error:  # the home of a user there is not
         raise ToolError(f"{path}: 'folder': {error}") from None
