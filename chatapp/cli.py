@@ -12,23 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp import __version__
-from chatapp.commands import (
-    ask,
-    bench,
-    complete,
-    docs,
-    history,
-    models,
-    perplexity,
-    render,
-    serve,
-    tokens,
-)
+from chatapp.commands import ask, bench, complete, docs, history, perplexity, render, tokens
 from chatapp.commands import eval as evaluation
 from chatapp.commands import inspect as inspect_command
 from chatapp.commands import run as run_command
 from chatapp.commands.console import complain
+from chatapp.commands.models import models
 from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
+from chatapp.commands.serving import serve
 from chatapp.common.userfiles import UserError
 from chatapp.engine.kernels.threads import wait_briefly
 

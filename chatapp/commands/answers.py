@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -39,50 +39,68 @@ def print_answer(
     sources: "Sequence[Source]" = (),
 ) -> None:
     """Print an answer while it comes, or as JSON at its end. Raises typer.Exit."""
-    from chatapp.dialogue.events import Called
     from chatapp.dialogue.writers.prompt import seeded
     from chatapp.engine.events import Finished
 
     sampling = seeded(choices.sampling)
     cancel = threading.Event()
-    reply = thoughts = ""
-    thought_tokens = 0
-    calls: list[Call] = []
-    finished = Finished("error")
-    is_thinking = False
+    collected = _Collected(Finished("error"))
     with _interruptible(cancel):
         for event in answer(sampling, cancel):
-            if isinstance(event, Called):
-                calls.append(replace(event.call, at=len(reply)))
-                complain(_call_in_words(event.call))
-            if (event.thought is not None and not event.text) != is_thinking:
-                is_thinking = not is_thinking
-                status("Thinking …" if is_thinking else "")
-            reply += event.text
-            thoughts += event.thought or ""
+            collected.add(event)
             if not as_json:
                 write(event.text)
-            if isinstance(event, Finished):
-                finished = event
-            else:
-                thought_tokens += event.thought is not None
-    if is_thinking:
+    if collected.is_thinking:
         status("")
     if as_json:
-        document = _document(reply, finished, model, template, sampling.seed)
-        thought = {"thoughts": thoughts.strip(), "thought_tokens": thought_tokens}
-        found = {"sources": [asdict(source) for source in sources]} if sources else {}
-        if calls:
-            found["calls"] = list(map(asdict, calls))
-        write_json(document | thought | found | {"sampling": choices.document(sampling)})
-    elif not reply.endswith("\n"):
+        document = _document(collected.reply, collected.finished, model, template, sampling.seed)
+        document |= {
+            "thoughts": collected.thoughts.strip(),
+            "thought_tokens": collected.thought_tokens,
+        }
+        if sources:
+            document["sources"] = [asdict(source) for source in sources]
+        if collected.calls:
+            document["calls"] = list(map(asdict, collected.calls))
+        write_json(document | {"sampling": choices.document(sampling)})
+    elif not collected.reply.endswith("\n"):
         write("\n")
     for source in sources:
         if source.number:
             complain(f"[{source.number}] {source.file}, {source.place}")
-    if thought_tokens:
-        complain(f"thought for {thought_tokens} tokens")
-    _end(finished)
+    if collected.thought_tokens:
+        complain(f"thought for {collected.thought_tokens} tokens")
+    _end(collected.finished)
+
+
+@dataclass(slots=True)
+class _Collected:
+    """What has come of an answer so far; a terminal shows that the model thinks."""
+
+    finished: "Finished"
+    reply: str = ""
+    thoughts: str = ""
+    thought_tokens: int = 0
+    calls: "list[Call]" = field(default_factory=list)
+    is_thinking: bool = False
+
+    def add(self, event: "ReplyEvent") -> None:
+        """Take the next event."""
+        from chatapp.dialogue.events import Called
+        from chatapp.engine.events import Finished
+
+        if isinstance(event, Called):
+            self.calls.append(replace(event.call, at=len(self.reply)))
+            complain(_call_in_words(event.call))
+        if (event.thought is not None and not event.text) != self.is_thinking:
+            self.is_thinking = not self.is_thinking
+            status("Thinking …" if self.is_thinking else "")
+        self.reply += event.text
+        self.thoughts += event.thought or ""
+        if isinstance(event, Finished):
+            self.finished = event
+        else:
+            self.thought_tokens += event.thought is not None
 
 
 def _call_in_words(call: "Call") -> str:

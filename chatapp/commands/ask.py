@@ -142,22 +142,21 @@ def ask(
     chosen = _template(loaded, settings.template, asked_template, think)
     choices = choices_for(loaded, settings, chat)
     documents = _documents(docs, docs_method, chat)
-    sources: tuple[Source, ...] = ()
-    if documents is not None and chat is None:
-        sources = _sources(loaded, chosen, text, documents, own_system, choices.sampling)
-    asked = _Question(loaded, chosen, text, own_system, sources)
+    read_now = None if chat else documents  # a chat searches its own
+    sources = _sources(loaded, chosen, text, read_now, own_system, choices.sampling)
+    alone = _Question(loaded, chosen, text, own_system, tuple(sources))
     named = settings.model, choices, chosen.name
     if reward:
-        print_best(asked.answers, *named, reward, asked.messages, best_of, as_json=as_json)
+        print_best(alone.answers, *named, reward, alone.messages, best_of, as_json=as_json)
         return
-    answer: Callable[[Sampling, threading.Event], Iterator[ReplyEvent]] = asked.answer
-    told = list(sources)
+    answer: Callable[[Sampling, threading.Event], Iterator[ReplyEvent]] = alone.answer
     if chat is not None:
-        answer = partial(_answer_in, chat, loaded, chosen, text, documents, wanted, allowed, told)
+        given = documents, wanted, allowed, sources
+        answer = partial(_answer_in, chat, loaded, chosen, text, *given)
     elif wanted:
         toolbox = toolbox_of(loaded, chosen, wanted, allowed)
-        answer = partial(asked.answer_with_tools, toolbox)
-    print_answer(answer, *named, as_json=as_json, sources=told)
+        answer = partial(alone.answer_with_tools, toolbox)
+    print_answer(answer, *named, as_json=as_json, sources=sources)
 
 
 def _check_together(
@@ -223,15 +222,17 @@ def _sources(
     model: "LanguageModel",
     template: "Template",
     text: str,
-    documents: "DocumentSet",
+    documents: "DocumentSet | None",
     system: str | None,
     sampling: "Sampling",
-) -> "tuple[Source, ...]":
-    """The passages for a question, said on a terminal while files are read."""
+) -> "list[Source]":
+    """The passages for a question; a terminal shows how far the files are read."""
     from chatapp.dialogue import oneshot
 
+    if documents is None:
+        return []
     try:
-        return oneshot.find_sources(
+        found = oneshot.find_sources(
             model,
             template,
             text,
@@ -242,6 +243,7 @@ def _sources(
         )
     finally:
         status("")
+    return list(found)
 
 
 @dataclass(frozen=True, slots=True)

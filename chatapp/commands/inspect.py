@@ -34,34 +34,44 @@ _MOST_IN_FULL = 128
 """Tokens whose attention is given in full: layers · heads · 128² numbers."""
 
 
+TextArgument = Annotated[
+    str | None, typer.Argument(help="What to look at. Standard input is appended to it.")
+]
+TokensOption = Annotated[
+    bool, typer.Option("--tokens", help="Show the tokens and how probable each was.")
+]
+NextOption = Annotated[
+    bool, typer.Option("--next", help="Show what may come next, before and after the cut.")
+]
+AttentionOption = Annotated[bool, typer.Option("--attention", help="Show what a token attends to.")]
+LayersOption = Annotated[
+    bool, typer.Option("--layers", help="Show what each layer would predict after a token.")
+]
+TokenOption = Annotated[
+    int | None,
+    typer.Option(help="Which token, from 0, or from the end: -1. The last if not given."),
+]
+LayerOption = Annotated[int | None, typer.Option(help="Attention of one layer alone, from 1.")]
+HeadOption = Annotated[int | None, typer.Option(help="Attention of one head alone, from 1.")]
+TopOption = Annotated[int, typer.Option(min=1, max=100, help="How many alternatives.")]
+OutputOption = Annotated[
+    Path | None, typer.Option(help="Write a self-contained file: .html or .svg.")
+]
+
+
 @sampling_options("temperature", "top_k", "top_p", "min_p")
 def inspect(
     context: typer.Context,
-    text: Annotated[
-        str | None, typer.Argument(help="What to look at. Standard input is appended to it.")
-    ] = None,
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Show the tokens and how probable each was.")
-    ] = False,
-    next_token: Annotated[
-        bool, typer.Option("--next", help="Show what may come next, before and after the cut.")
-    ] = False,
-    attention: Annotated[
-        bool, typer.Option("--attention", help="Show what a token attends to.")
-    ] = False,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="Show what each layer would predict after a token.")
-    ] = False,
-    token: Annotated[
-        int | None,
-        typer.Option(help="Which token, from 0, or from the end: -1. The last if not given."),
-    ] = None,
-    layer: Annotated[int | None, typer.Option(help="Attention of one layer alone, from 1.")] = None,
-    head: Annotated[int | None, typer.Option(help="Attention of one head alone, from 1.")] = None,
-    top: Annotated[int, typer.Option(min=1, max=100, help="How many alternatives.")] = 10,
-    output: Annotated[
-        Path | None, typer.Option(help="Write a self-contained file: .html or .svg.")
-    ] = None,
+    text: TextArgument = None,
+    tokens: TokensOption = False,
+    next_token: NextOption = False,
+    attention: AttentionOption = False,
+    layers: LayersOption = False,
+    token: TokenOption = None,
+    layer: LayerOption = None,
+    head: HeadOption = None,
+    top: TopOption = 10,
+    output: OutputOption = None,
     force: ForceOption = False,
     model: ModelOption = None,
     as_json: JsonOption = False,
@@ -80,9 +90,9 @@ def inspect(
     sections = [name for name in SECTIONS if wanted[name]] or list(SECTIONS)
     language_model = load(settings.model, "float32", settings.device)
     with interruptible("interrupted"):
-        sampling = choices_for(language_model, settings).sampling
         opened = _opened(language_model)
         trace = opened.inspect(language_model.tokenizer.encode(given))
+        sampling = choices_for(language_model, settings).sampling
         position = _position(token, len(trace.ids))
         cell = _place("layer", layer, trace.layers), _place("head", head, trace.heads)
         makers: dict[str, Callable[[], Finding]] = {

@@ -46,8 +46,6 @@ _FILE_TYPES = {
     "f16": LlamaFileType.MOSTLY_F16,
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
 }
-TYPES = tuple(_FILE_TYPES)
-"""What matrices can be written as."""
 
 Progress = Callable[[int, int], None]
 """Called with how many tensors are written, and of how many."""
@@ -58,8 +56,8 @@ def write_gguf(
 ) -> str:
     """Write a model, an adapter merged into its base, as one GGUF file.
 
-    kind: one of `TYPES`. template: keys that say the chat template; where there are none it is
-    the tokenizer's.
+    kind: what matrices are stored as, one of `_FILE_TYPES`. template: keys that say the chat
+    template; where there are none it is the tokenizer's.
     Returns what a user ought to know of the file, or nothing.
     Raises ModelError when a GGUF file cannot say what the model is, and OSError.
     """

@@ -33,16 +33,15 @@ the answer to one item in one setting:
     tokens, seconds the prompt's length, and the time the answer took
 
 Keep: every figure of a report is arithmetic on these lines, so that accuracy under another
-decision rule needs no model: `accuracies(path, rule)`.
+decision rule needs no model.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
 from types import TracebackType
 from typing import Any, cast
 
@@ -180,9 +179,6 @@ def prompt_identity(prompt: PromptFile) -> str:
 
 FORMAT = 1
 
-Rule = Callable[[Likelihoods, dict[str, int]], str]
-"""From likelihoods, and the number of tokens of each label, to an answer."""
-
 NONE = "none"
 """The selection and the order of a prompt without demonstrations, and the style of a vote."""
 
@@ -211,27 +207,6 @@ def decided(row: JournalRow, scoring: str) -> str:
     if row["log_likelihoods"] is None:
         return str(row["output"])
     return best(probabilities(likelihoods_of(row), cast(Scoring, scoring)))
-
-
-def per_token(likelihoods: Likelihoods, tokens: dict[str, int]) -> str:
-    """A rule that is none of the program's own: the likeliest label by its mean token."""
-    return best({label: value / tokens[label] for label, value in likelihoods.direct.items()})
-
-
-def accuracies(path: Path, rule: Rule) -> dict[Setting, float]:
-    """The accuracy over items and seeds of every setting with scored labels, under a rule.
-
-    The rule is only asked about settings that hold `direct` likelihoods.
-    Raises PromptError when the file is not one of answers.
-    """
-    head, rows = read_answers(path)
-    right: dict[Setting, list[bool]] = {}
-    for row in rows:
-        if row["layout"] in ("direct", "calibrated"):
-            tokens = row.get("label_tokens") or head["tasks"][row["task"]]["label_tokens"]
-            answer = rule(likelihoods_of(row), tokens)
-            right.setdefault(setting_of(row), []).append(answer == row["gold"])
-    return {setting: fmean(rights) for setting, rights in right.items()}
 
 
 def read_answers(path: Path) -> tuple[dict[str, Any], Iterator[JournalRow]]:

@@ -64,11 +64,6 @@ def normalise(text: str) -> str:
     return folded.strip(_EDGE) or folded
 
 
-def same_item(first: str, second: str) -> bool:
-    """Whether two inputs are the same item, so that neither may be shown for the other."""
-    return normalise(first) == normalise(second)
-
-
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Examples to choose demonstrations from, an index naming each.

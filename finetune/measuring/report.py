@@ -68,23 +68,9 @@ def write_report(
     """Write the report of the run in `folder`, from its log. lines: of `header`."""
     rows = read_log(folder / LOG_FILE)
     plotted = _plot(rows, objective, folder / PLOT_FILE)
-    metric = record["config"]["train"]["metric_for_best_model"].replace("_", " ")
     parts = [f"# {folder.name}", *(f"- {_plain(text)}" for text in lines), ""]
-    parts += ["## Result", ""]
-    parts += _table(
-        ("", ""),
-        [
-            ("steps", f"{result['steps']:,}"),
-            (f"kept, by held-out {metric}", f"step {result['best_step']:,}"),
-            ("time", duration(result["seconds"])),
-            ("peak memory", memory(result["peak_memory_bytes"])),
-            *(
-                (key.removeprefix("eval_").replace("_", " ") + ", held out", f"{value:.4f}")
-                for key, value in result.items()
-                if key.startswith("eval_")
-            ),
-        ],
-    )
+    metric = record["config"]["train"]["metric_for_best_model"].replace("_", " ")
+    parts += ["## Result", "", *_result(result, metric)]
     parts += ["", "## Course", ""]
     parts += [f"![the run over its steps]({PLOT_FILE})", ""] if plotted else []
     parts += _course(rows, objective)
@@ -109,6 +95,25 @@ def write_report(
         ],
     )
     write_whole(folder / REPORT_FILE, "\n".join(parts) + "\n")
+
+
+def _result(result: dict[str, Any], metric: str) -> list[str]:
+    """The result of a run as a table. metric: by which the best step was chosen."""
+    figures = [
+        (key.removeprefix("eval_").replace("_", " ") + ", held out", f"{value:.4f}")
+        for key, value in result.items()
+        if key.startswith("eval_")
+    ]
+    return _table(
+        ("", ""),
+        [
+            ("steps", f"{result['steps']:,}"),
+            (f"kept, by held-out {metric}", f"step {result['best_step']:,}"),
+            ("time", duration(result["seconds"])),
+            ("peak memory", memory(result["peak_memory_bytes"])),
+            *figures,
+        ],
+    )
 
 
 def _course(rows: Sequence[dict[str, Any]], objective: Objective) -> list[str]:

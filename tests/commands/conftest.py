@@ -2,26 +2,15 @@
 
 import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from fakes import ScriptedModel
+from program import Result, Run, UseModel
 
 from chatapp.cli import main
 from chatapp.engine.errors import ModelError
 from chatapp.models import loading
-
-
-class Result(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-UseModel = Callable[..., ScriptedModel]
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import typer
 from fakes import ScriptedModel
+from program import UseModel
 from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
@@ -23,7 +24,6 @@ from chatapp.models import loading
 from chatapp.prompting.template import CHAT, save_template
 
 ROOT = Path(__file__).parent.parent.parent
-UseModel = Callable[..., ScriptedModel]
 
 KEYS = [
     "reply",

@@ -1,18 +1,17 @@
 """`ask` with files, instructions by name, and on with a chat of the store."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
+from program import UseModel
 
 from chatapp.common.paths import database_path, prompts_dir
 from chatapp.dialogue.store import Store
 from chatapp.models import loading
 from chatapp.prompting.files.documents import DocumentSet
-
-UseModel = Callable[..., ScriptedModel]
 
 
 @pytest.fixture

@@ -1,17 +1,15 @@
 """`chatapp ask --tools`: which tools run, and what is printed of them."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
+from program import UseModel
 from thinking_model import thinking_model
 from tool_server import add_server
 
 from chatapp.common.paths import tools_dir
-
-UseModel = Callable[..., ScriptedModel]
 
 
 def call(name: str, **arguments: object) -> str:

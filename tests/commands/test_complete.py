@@ -1,12 +1,10 @@
 """`chatapp complete`: a text goes on as it stands."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 from fakes import ScriptedModel
-
-UseModel = Callable[..., ScriptedModel]
+from program import UseModel
 
 
 def test_complete_goes_on_with_the_text(run, use_model: UseModel) -> None:

@@ -1,14 +1,11 @@
 """`chatapp docs search`, `ask --docs` and `run` with [documents], and wrong input in a sentence."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Run
 from fakes import ScriptedModel
-
-UseModel = Callable[..., ScriptedModel]
+from program import Run, UseModel
 
 
 @pytest.fixture

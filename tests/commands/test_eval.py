@@ -5,17 +5,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import ScriptedModel
+from program import Run, UseModel
 from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
-
-Run = Callable[..., Any]
-UseModel = Callable[..., ScriptedModel]
 
 TASK = """
 labels   = ["animal", "plant"]

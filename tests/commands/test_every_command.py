@@ -110,7 +110,8 @@ def test_a_test_file_is_its_own(name: str) -> None:
     if program == "chatapp":
         callback = COMMANDS[name].callback
         assert callback is not None
-        names = [f"commands/test_{callback.__module__.rpartition('.')[2]}.py"]
+        *_, group, module = callback.__module__.split(".")
+        names = [f"commands/test_{module}.py", f"commands/test_{group}_{module}.py"]
     else:
         names = [f"finetune/**/test_{words[0]}.py", f"finetune/**/test_finetune_{words[0]}.py"]
     assert [path for pattern in names for path in TESTS.glob(pattern)]

@@ -1,12 +1,12 @@
 """A run with a head as the model of `chatapp run` and of `chatapp eval`."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from program import Run
 from safetensors.torch import save_file
 from tiny import write_tiny_gpt2
 
@@ -14,8 +14,6 @@ import finetune
 from chatapp.engine.backends.head import HEAD_FILE, HEAD_WEIGHTS, HeadModel, HeadSpec
 from chatapp.models.loading import read_tokenizer
 from chatapp.models.resolving import find_model
-
-Run = Callable[..., Any]
 
 LABELS = ("ham", "spam")
 TASK = """

@@ -9,8 +9,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from conftest import Run
 from fakes import ScriptedModel
+from program import Run
 from tiny import write_tiny_gpt2
 
 from chatapp.models.loading import load_model

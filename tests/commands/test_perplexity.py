@@ -2,15 +2,11 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import ScriptedModel
-
-Run = Callable[..., Any]
-UseModel = Callable[..., ScriptedModel]
+from program import Run, UseModel
 
 
 @pytest.fixture

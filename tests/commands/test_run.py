@@ -7,20 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import ScriptedModel
+from program import Run, UseModel
 from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
 from chatapp.models import loading
-
-Run = Callable[..., Any]
-UseModel = Callable[..., ScriptedModel]
 
 SPAM = """
 instruction   = "Classify each email."

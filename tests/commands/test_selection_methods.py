@@ -3,20 +3,17 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import ScriptedModel
+from program import Run, UseModel
 
 from chatapp.commands import options
 from chatapp.prompting.selection.methods import METHODS, Selector, with_encoder
 
 ROOT = Path(__file__).parent.parent.parent
 
-Run = Callable[..., Any]
-UseModel = Callable[..., ScriptedModel]
 
 TASK = """
 labels   = ["animal", "plant"]

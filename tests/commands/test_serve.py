@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 from completions_server import CompletionsServer, closed_port, piece
 
-from chatapp.commands.browser import ChatServer
+from chatapp.commands.serving.browser import ChatServer
 from chatapp.dialogue.store import Store
 
 ROOT = Path(__file__).parent.parent.parent

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from fakes import ScriptedModel
 from full_disk import full_after
+from program import Run
 
 from chatapp.common.paths import TEMPLATE_FILE, database_path
 from chatapp.common.userfiles import write_named, write_whole
 from chatapp.dialogue.store import Store
 from chatapp.prompting.template import PLAIN, save_template
 
-Run = Callable[..., Any]
 Write = Callable[[Run, Path], Any]
 
 POOL = "".join(f'{{"text": "a fox {n}", "label": "animal"}}\n' for n in range(4))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from fakes import ScriptedModel
@@ -13,13 +14,12 @@ from chatapp.evaluation.inputs import Item
 from chatapp.evaluation.journal import (
     Journal,
     JournalRow,
-    accuracies,
     decided,
-    per_token,
+    likelihoods_of,
     read_answers,
 )
 from chatapp.evaluation.report import Result, document, results, table
-from chatapp.fewshot.label_scores import Likelihoods, best
+from chatapp.fewshot.label_scores import best
 from chatapp.prompting.examples import Pool, PromptError
 from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.selection.methods import vote
@@ -212,21 +212,18 @@ def test_every_answer_is_kept_and_another_rule_needs_no_model(tmp_path: Path) ->
     head, kept = read_answers(path)
     assert list(kept) == rows
     assert head["tasks"]["living"]["label_tokens"] == {"animal": 1, "plant": 1}
-    by_setting = accuracies(path, lambda likelihoods, _: best(likelihoods.direct))
-    for (task, shots, selection, order, layout, style), accuracy in by_setting.items():
-        assert (layout, style) == ("calibrated", "text")
-        (result,) = (
-            each
-            for each in found
-            if (each.task, each.shots, each.selection, each.order)
-            == (task, shots, selection, order)
-            and (each.scoring, each.metric) == ("direct", "accuracy")
-        )
-        assert accuracy == pytest.approx(result.mean)
-    assert len(by_setting) == 2
-    always = accuracies(path, lambda likelihoods, tokens: "plant")
-    assert set(always.values()) == {0.6}
-    assert accuracies(path, per_token) == by_setting  # every label is one token
+    right: dict[int, list[bool]] = {}
+    for row in rows:
+        if row["layout"] == "calibrated":
+            answer = best(likelihoods_of(row).direct)
+            right.setdefault(row["shots"], []).append(answer == row["gold"])
+    direct = {
+        each.shots: each.mean
+        for each in found
+        if (each.scoring, each.metric) == ("direct", "accuracy")
+    }
+    assert {shots: fmean(rights) for shots, rights in right.items()} == pytest.approx(direct)
+    assert len(direct) == 2
     channel = [row for row in rows if row["layout"] == "channel"]
     assert {decided(row, "channel") for row in channel} == set(LABELS)
 
@@ -249,14 +246,8 @@ def test_styles_are_settings_and_older_answers_go_on(tmp_path: Path) -> None:
     assert len(both) == 3 * len(ITEMS)
     tokens = [row.get("label_tokens") for row in both]
     assert tokens.count({"animal": 1, "plant": 1}) == len(ITEMS)
-    assert len(accuracies(path, per_token)) == 2
     with pytest.raises(PromptError, match="turns of a chat cannot be turned round"):
         plan(make(), Grid(style=("turns",), scoring=("channel",)))
-
-
-def test_per_token_divides_by_the_length() -> None:
-    likelihoods = Likelihoods({"a": -3.0, "b c": -4.0})
-    assert per_token(likelihoods, {"a": 1, "b c": 2}) == "b c"
 
 
 def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:

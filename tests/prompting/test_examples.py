@@ -11,7 +11,6 @@ from chatapp.prompting.examples import (
     normalise,
     read_pool,
     read_rows,
-    same_item,
 )
 
 
@@ -221,6 +220,10 @@ def test_an_output_may_be_absent_only_where_none_is_asked_for(tmp_path: Path) ->
     assert not isinstance(row, PromptError)
     assert (row.input, row.output) == ("why?", "")
     assert "no output" in refusal(path)
+
+
+def same_item(first: str, second: str) -> bool:
+    return normalise(first) == normalise(second)
 
 
 def test_same_items() -> None:

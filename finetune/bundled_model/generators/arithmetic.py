@@ -10,7 +10,6 @@ Keep: the answer is computed from the numbers that stand in the question.
 """
 
 import random
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -35,7 +34,6 @@ SHARES = {
 # What a model of four million parameters can learn of it in an hour comes first.
 SHORT = {"2D+": 12, "2D-": 12, "2Dx": 4, "1DC": 4, "3D+": 4, "3D-": 4}
 _TESTED = 700
-_NUMBER = re.compile(r"\d+")
 
 
 @cache

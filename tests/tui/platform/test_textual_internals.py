@@ -25,7 +25,7 @@ import chatapp.tui
 from chatapp.tui.platform.textual_internals import know_alt_enter, know_pastes
 
 INTERNALS = "chatapp.tui.platform.textual_internals"
-BROWSER = "chatapp.commands.browser"
+BROWSER = "chatapp.commands.serving.browser"
 
 
 @pytest.mark.parametrize(

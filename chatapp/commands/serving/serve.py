@@ -47,7 +47,7 @@ def serve(
     for name, value in options.items():
         command += [f"--{name}={value}"] if value is not None else []
 
-    from chatapp.commands.browser import ChatServer
+    from chatapp.commands.serving.browser import ChatServer
 
     if not is_local:
         complain("anyone who reaches this machine can use the chat, and read all others")

@@ -11,8 +11,8 @@ import typer
 
 from chatapp.commands import options
 from chatapp.commands.console import complain, write, write_json
-from chatapp.commands.models_export import export
-from chatapp.commands.models_get import get, remove
+from chatapp.commands.models.export import export
+from chatapp.commands.models.get import get, remove
 from chatapp.commands.options import JsonOption
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""`chatapp models`: list, describe, download, export and remove models."""

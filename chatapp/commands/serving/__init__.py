@@ -1,0 +1,1 @@
+"""What other programs reach: the chat in a browser."""
