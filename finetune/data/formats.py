@@ -40,11 +40,19 @@ Read = TypeVar("Read", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Layout(Generic[Read]):
-    """A common set of fields and how it is read. `read` raises BadRow."""
+    """A common set of fields and how it is read. `read` raises BadRow.
+
+    fields: all that it uses. needs: those by which a row is known to have it.
+    """
 
     name: str
     fields: tuple[str, ...]
     read: Callable[[Row], Read] = field(repr=False)
+    needs: tuple[str, ...] = ()
+
+    def fits(self, row: Row) -> bool:
+        """Whether a row is known to have this layout."""
+        return all(name in row.fields for name in self.needs)
 
 
 def text_field(row: Row, name: str) -> str:
@@ -94,7 +102,7 @@ def _pair_layout(name: str, request: str, given: str, reply: str) -> Layout[Trai
         return chat_example(row.location, [*request_of(row, request, given), answer])
 
     fields = (request, given, reply) if given else (request, reply)
-    return Layout(name, (*fields, *BESIDE), read)
+    return Layout(name, (*fields, *BESIDE), read, needs=(request, reply))
 
 
 # What may stand beside a request and its reply: instructions, and the turns before.
@@ -169,6 +177,17 @@ _SHAREGPT = _Turns(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _ChatLayout(Layout[TrainingExample]):
+    """A list of turns. kind: how they are written down."""
+
+    kind: _Turns = _OPENAI
+
+    def fits(self, row: Row) -> bool:
+        (name,) = self.needs
+        return name in row.fields and _kind_of(row.fields[name]) is self.kind
+
+
 def _chat_layout(field: str, kind: _Turns) -> Layout[TrainingExample]:
     def read(row: Row) -> TrainingExample:
         messages = turns_of(row, field)
@@ -184,7 +203,7 @@ def _chat_layout(field: str, kind: _Turns) -> Layout[TrainingExample]:
         check_order(messages, location)
         return chat_example(row.location, messages)
 
-    return Layout(kind.name, (field, "system"), read)
+    return _ChatLayout(kind.name, (field, "system"), read, (field,), kind)
 
 
 def turns_of(row: Row, field: str) -> list[Message]:
@@ -273,49 +292,40 @@ def _read_parts(row: Row) -> TrainingExample:
 
 
 _SINGLE_FIELDS = (
-    Layout("plain text", ("text",), _read_text),
-    Layout("few-shot prompt", ("parts",), _read_parts),
+    Layout("plain text", ("text",), _read_text, needs=("text",)),
+    Layout("few-shot prompt", ("parts",), _read_parts, needs=("parts",)),
 )
-"""Layouts that are known by their first field alone."""
 
-FIELDS = tuple(
-    dict.fromkeys(
-        (
-            *_CHAT_FIELDS,
-            *(f for _, *pair in _PAIRS for f in pair if f),
-            *BESIDE,
-            *(f for layout in _SINGLE_FIELDS for f in layout.fields),
-        )
-    )
+LAYOUTS: tuple[Layout[TrainingExample], ...] = (
+    *(_chat_layout(name, kind) for name in _CHAT_FIELDS for kind in (_OPENAI, _SHAREGPT)),
+    *(_pair_layout(*pair) for pair in _PAIRS),
+    *_SINGLE_FIELDS,
 )
+"""Every layout of rows that become chats and texts; the first that fits a row is its layout."""
+
+FIELDS = tuple(dict.fromkeys(name for layout in LAYOUTS for name in layout.fields))
 """The fields of all layouts."""
 
 
 def detect(row: Row) -> Layout[TrainingExample]:
     """The layout of a row, by the names of its fields. Raises BadRow."""
-    for name in _CHAT_FIELDS:
-        if name in row.fields:
-            return _chat_layout(name, _kind_of(row.fields[name]))
-    for name, request, given, reply in _PAIRS:
-        if request in row.fields and reply in row.fields:
-            return _pair_layout(name, request, given, reply)
-    if "label" in row.fields:
+    layout = next((each for each in LAYOUTS if each.fits(row)), None)
+    if "label" in row.fields and (layout is None or layout in _SINGLE_FIELDS):
         raise BadRow(
             "no instruction",
             f"{row.location}: {names(row.fields)} are data of a classification task; give them "
             "instruction templates (`template`), or name the columns that are the prompt and "
             "the completion (`columns`)",
         )
-    for layout in _SINGLE_FIELDS:
-        if layout.fields[0] in row.fields:
-            return layout
-    pairs = [f"{request} and {reply}" for _, request, _, reply in _PAIRS]
-    singles = [layout.fields[0] for layout in _SINGLE_FIELDS]
-    raise BadRow(
-        "unknown layout",
-        f"{row.location}: expected {either((*pairs, *_CHAT_FIELDS, *singles))}; there are "
-        f"{names(row.fields)}; name the right ones with `columns`",
-    )
+    if layout is None:
+        by_needs = sorted(LAYOUTS, key=lambda each: len(each.needs), reverse=True)
+        known = dict.fromkeys(" and ".join(each.needs) for each in by_needs)
+        raise BadRow(
+            "unknown layout",
+            f"{row.location}: expected {either(tuple(known))}; there are {names(row.fields)}; "
+            "name the right ones with `columns`",
+        )
+    return layout
 
 
 # --- labelled data, for heads ------------------------------------------------------------

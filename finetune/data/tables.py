@@ -15,7 +15,9 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
@@ -42,16 +44,16 @@ class Row:
     fields: Mapping[str, Any]
 
 
+FileRows = Iterator[Row | BadRow]
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows of one file, or of one split of a hub data set. `rows` can be read once and again."""
 
     name: str
-    rows: Callable[[], Iterator[Row | BadRow]] = field(repr=False)
+    rows: Callable[[], FileRows] = field(repr=False)
 
-
-_JSON = (".jsonl", ".ndjson", ".json")
-SUFFIXES = (*_JSON, ".csv", ".tsv", ".parquet", ".txt")
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -68,12 +70,12 @@ def tables(source: TrainSource) -> list[Table]:
         files = sorted(
             file
             for file in path.iterdir()
-            if _suffix(file) in SUFFIXES and file.is_file() and not file.name.startswith(".")
+            if _suffix(file) in READERS and file.is_file() and not file.name.startswith(".")
         )
         if not files:
-            raise ConfigError(f"{path}: this folder holds no file named {either(SUFFIXES)}")
+            raise ConfigError(f"{path}: this folder holds no file named {either(tuple(READERS))}")
         return [_table(file) for file in files]
-    if path.exists() or _suffix(path) in SUFFIXES:
+    if path.exists() or _suffix(path) in READERS:
         return [_table(path)]
     if problem := missing_path(source.path):
         raise ConfigError(problem)
@@ -92,26 +94,35 @@ def either(names: Sequence[str]) -> str:
 
 
 def _table(path: Path) -> Table:
-    suffix = _suffix(path)
-    if suffix not in SUFFIXES:
-        raise ConfigError(f"{path}: expected a file named {either(SUFFIXES)}, also with .gz")
-    if suffix == ".parquet":
-        return Table(str(path), lambda: _parquet_rows(path))
-    return Table(str(path), lambda: _line_rows(path, suffix))
+    read = READERS.get(_suffix(path))
+    if read is None:
+        raise ConfigError(f"{path}: expected a file named {either(tuple(READERS))}, also with .gz")
+    return Table(str(path), lambda: read(path))
 
 
-def _line_rows(path: Path, suffix: str) -> Iterator[Row | BadRow]:
+def _record_rows(records: Callable[[IO[bytes], str], Iterator[Record]], path: Path) -> FileRows:
+    """Each record of a file as a row."""
+    with _opened(path) as file:
+        for line, record in records(file, str(path)):
+            location = f"{path}, line {line}"
+            if isinstance(record, str):
+                yield BadRow("not readable", f"{location}: {record}")
+            else:
+                yield Row(location, cast(Mapping[str, Any], record))
+
+
+def _text_rows(path: Path) -> FileRows:
+    """A whole file as one row."""
+    with _opened(path) as file:
+        yield Row(str(path), {"text": _text_of(file.read(), str(path))})
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """A file, unpacked. Raises ConfigError for what cannot be read of it."""
     try:
         with _open(path) as file:
-            if suffix == ".txt":
-                yield Row(str(path), {"text": _text_of(file.read(), str(path))})
-                return
-            for line, record in _records(file, suffix, str(path)):
-                location = f"{path}, line {line}"
-                if isinstance(record, str):
-                    yield BadRow("not readable", f"{location}: {record}")
-                else:
-                    yield Row(location, cast(Mapping[str, Any], record))
+            yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: is not a whole gzip file: {error}") from None
     except OSError as error:
@@ -132,9 +143,7 @@ def _text_of(data: bytes, location: str) -> str:
         raise ConfigError(f"{location}, line {line}: {not_utf8(data)}") from None
 
 
-def _records(file: IO[bytes], suffix: str, location: str) -> Iterator[Record]:
-    if suffix in (".csv", ".tsv"):
-        return csv_records(file, tabs=suffix == ".tsv")
+def _json_records(file: IO[bytes], location: str) -> Iterator[Record]:
     # Whether an array or an object a line, the content says more truly than the name.
     head = file.read(1 << 16).removeprefix(b"\xef\xbb\xbf").lstrip()
     file.seek(0)
@@ -194,7 +203,7 @@ def _no_object(element: object) -> str:
     return f"is {shown(element)}, expected a JSON object"
 
 
-def _parquet_rows(path: Path) -> Iterator[Row | BadRow]:
+def _parquet_rows(path: Path) -> FileRows:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -211,6 +220,16 @@ def _parquet_rows(path: Path) -> Iterator[Row | BadRow]:
         raise ConfigError(f"{path}: is not a whole Parquet file: {error}") from None
 
 
+READERS: Mapping[str, Callable[[Path], FileRows]] = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), partial(_record_rows, _json_records)),
+    ".csv": partial(_record_rows, lambda file, location: csv_records(file, tabs=False)),
+    ".tsv": partial(_record_rows, lambda file, location: csv_records(file, tabs=True)),
+    ".parquet": _parquet_rows,
+    ".txt": _text_rows,
+}
+"""Every kind of file by the end of its name, and what reads its rows."""
+
+
 def _hub_table(source: TrainSource) -> Table:
     import datasets
 
@@ -224,7 +243,7 @@ def _hub_table(source: TrainSource) -> Table:
         ) from None
     name = f"{source.path} ({source.split})"
 
-    def numbered() -> Iterator[Row | BadRow]:
+    def numbered() -> FileRows:
         return (Row(f"{name}, row {number}", fields) for number, fields in enumerate(rows, 1))
 
     return Table(name, numbered)

@@ -1,0 +1,86 @@
+"""Every data format of the tables, used: a row of each is read, encoded and trained on."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import tiny_finetune as tiny
+from rich.console import Console
+
+from finetune.data.formats import LAYOUTS, Layout, TrainingExample
+from finetune.data.packing import response_labels
+from finetune.data.tables import READERS
+from finetune.run import train
+from finetune.training.run_setup import set_up_run
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def row_of(layout: Layout[TrainingExample], number: int) -> dict[str, Any]:
+    """A row by the names that a layout needs."""
+    if kind := getattr(layout, "kind", None):
+        (name,) = layout.needs
+        speakers = {role: speaker for speaker, role in kind.roles.items()}
+        texts = {"user": f"after {number}?", "assistant": f"{number + 1} comes."}
+        turns = [{kind.speaker: speakers[r], kind.content: text} for r, text in texts.items()]
+        return {name: turns}
+    if layout.needs == ("parts",):
+        return {"parts": [f"after {number}", f" {number + 1}"]}
+    return {name: f"{name} {number}" for name in layout.needs}
+
+
+def written(path: Path, rows: Rows) -> Path:
+    """Rows as a file of the kind that its name says."""
+    match path.suffix:
+        case ".json":
+            path.write_text(json.dumps(rows))
+        case ".jsonl" | ".ndjson":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case ".csv" | ".tsv":
+            with path.open("w", newline="") as file:
+                table = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+                table.writerows([list(rows[0]), *(row.values() for row in rows)])
+        case ".parquet":
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+        case ".txt":
+            path.write_text("What comes after the number?")
+        case kind:
+            raise AssertionError(f"no file of the kind {kind} is written here")
+    return path
+
+
+def trained_tables(folder: Path, files: Sequence[Path]) -> list[tuple[str, int]]:
+    """One step on all rows of the files: of each file its layout, and how many rows were kept."""
+    config = tiny.config(
+        folder,
+        data={"train": [str(file) for file in files], "held_out": 0.0},
+        train={"max_steps": 1, "batch_size": 64},
+    )
+    data = set_up_run(config).data
+    assert data.report is not None
+    assert all(response_labels(each).any() for each in data.train.examples)
+    run = train(config, Console(stderr=True, quiet=True))
+    assert isfinite(tiny.trace(run)[1])
+    return [(table.layout, table.kept) for table in data.report.tables]
+
+
+def test_every_layout_is_read_encoded_and_trained_on(tmp_path: Path) -> None:
+    files = [
+        written(tmp_path / f"{number}.jsonl", [row_of(each, number), row_of(each, number + 50)])
+        for number, each in enumerate(LAYOUTS)
+    ]
+    assert trained_tables(tmp_path, files) == [(layout.name, 2) for layout in LAYOUTS]
+
+
+def test_every_kind_of_file_is_read_encoded_and_trained_on(tmp_path: Path) -> None:
+    files = [
+        written(tmp_path / f"one{suffix}", [{"prompt": f"say {suffix}", "completion": "yes"}])
+        for suffix in READERS
+    ]
+    layouts = ["plain text" if suffix == ".txt" else "prompt/completion" for suffix in READERS]
+    assert trained_tables(tmp_path, files) == [(layout, 1) for layout in layouts]
