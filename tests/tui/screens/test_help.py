@@ -1,0 +1,56 @@
+"""F1: what it lists, where it begins, and its search."""
+
+from textual.binding import Binding
+from textual.widgets import Static
+from tui_driver import OpenApp, fill
+
+from chatapp.dialogue.store import Store
+from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.chat.screen import ChatScreen
+from chatapp.tui.screens.history import ChatList, HistoryScreen
+from chatapp.tui.screens.parameters import ParametersScreen
+from chatapp.tui.widgets.message import MessageView
+from chatapp.tui.widgets.prompt import Prompt
+
+
+async def test_f1_lists_every_key(open_app: OpenApp) -> None:
+    async with open_app(size=(100, 300)) as driver:
+        await driver.press("f1")
+        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        shown = driver.screen_text
+        places = (ChatScreen, Prompt, MessageView, HistoryScreen, ChatList, ParametersScreen)
+        for place in places:
+            for binding in Binding.make_bindings(place.BINDINGS):
+                assert (binding.tooltip or binding.description) in shown
+                assert driver.app.get_key_display(binding) in shown
+        assert "Quit the program" in shown
+        await driver.press("escape")
+        assert driver.app.screen is driver.chat
+
+
+async def test_f1_begins_with_where_one_is(open_app: OpenApp, store: Store) -> None:
+    chat_id = fill(store, ["Hello", "Good day."])
+    async with open_app(chat_id=chat_id) as driver:
+        for keys, title in (
+            ((), "Writing"),
+            (("ctrl+up",), "On a message"),
+            (("ctrl+o",), "List of chats"),
+        ):
+            await driver.press(*keys, "f1")
+            await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+            await driver.until(lambda: driver.app.screen.query(".heading"))
+            assert str(driver.app.screen.query(".heading").first(Static).content) == title
+            await driver.press("escape")
+
+
+async def test_f1_searches_keys_and_commands(open_app: OpenApp) -> None:
+    async with open_app() as driver:
+        await driver.press("f1", *"markd")
+        await driver.until(lambda: "Regenerate" not in driver.screen_text)
+        assert "/markdown on|off" in driver.screen_text
+        assert "Another reply" not in driver.screen_text
+        await driver.press(*"[b]")
+        await driver.until(lambda: "No key and no command matches." in driver.screen_text)
+        await driver.press("ctrl+u", *"rename")
+        await driver.until(lambda: "On a message" not in driver.screen_text)
+        assert "Rename" in driver.screen_text
