@@ -1,13 +1,14 @@
 """The reference of a configuration's keys is the configuration itself."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from finetune.cli import app
 from finetune.config.keys import Key, keys, lines
+from finetune.config.objectives import OBJECTIVES
 from finetune.config.sections import ConfigError, FinetuneConfig, lay_over
 
 CONFIG = FinetuneConfig.model_validate(
@@ -58,14 +59,14 @@ def test_no_key_is_left_out() -> None:
 
 
 def test_each_kind_of_objective_has_keys_of_its_own() -> None:
-    kinds = {"l3", "dpo", "kto", "orpo", "reward", "grpo"}
+    tables = (table for table in OBJECTIVES if "kind" in table.model_fields)
+    kinds = [get_args(table.model_fields["kind"].annotation)[0] for table in tables]
     checks = {"exact_match", "numeric_match", "length", *REQUIRED}
-    assert {key.kind for key in keys("objective")} - {""} == kinds | checks
+    assert {key.kind for key in keys("objective")} - {""} == {*kinds, *checks}
     assert "objective.beta" in {key.name for key in keys() if key.kind == "dpo"}
-    told = lines(keys("objective"))
-    assert told[:2] == [
+    assert lines(keys("objective"))[:2] == [
         'objective.kind = "l3"',
-        '    "l3" | "dpo" | "kto" | "orpo" | "reward" | "grpo": what is minimised',
+        f"    {' | '.join(map(json.dumps, kinds))}: what is minimised",
     ]
 
 
