@@ -16,6 +16,23 @@ app = MCPServer("demo")
 calls = 0
 
 
+DAEMON = """
+import os, subprocess, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.environ.clear()
+        open("daemon.new", "w").write(str(os.getpid()))
+        os.rename("daemon.new", "daemon")
+        time.sleep(600)
+    os._exit(0)
+while not os.path.exists("daemon"):
+    time.sleep(0.01)
+"""
+"""The beginning of a program: it starts a daemon with a session of its own, whose number it writes
+to a file `daemon`."""
+
+
 def add_server(folder: Path, more: str = "") -> None:
     """Put the file of this server, named demo, into a folder of tools."""
     folder.mkdir(parents=True, exist_ok=True)

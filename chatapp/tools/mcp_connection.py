@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chatapp.common.userfiles import reason
-from chatapp.tools.process import end_tree
+from chatapp.tools.process import Supervision
 from chatapp.tools.tool import Stopped, ToolError, clean
 
 if TYPE_CHECKING:
@@ -40,10 +40,12 @@ _REMEMBERED = 300
 
 @dataclass(frozen=True, slots=True)
 class ServerLine:
-    """command: the program and its arguments. folder: where it runs."""
+    """command: the program and its arguments. folder: where it runs. environment: the names of
+    variables that it is given beside PATH, HOME and LANG."""
 
     command: tuple[str, ...]
     folder: Path
+    environment: tuple[str, ...] = ()
 
 
 class Connection:
@@ -55,7 +57,8 @@ class Connection:
         self._line = line
         self._client: concurrent.futures.Future[Client] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._process: Process | None = None
+        self._supervision = Supervision()
+        self._ending: int | str = 0
         self._output = b""
         self._end = asyncio.Event()
         threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True).start()
@@ -91,9 +94,7 @@ class Connection:
     def close(self) -> None:
         """End the server, at once."""
         self.is_over = True
-        process = self._process  # read once: the connection's thread gives it up when it ends
-        if process is not None:
-            end_tree(process.pid)
+        self._supervision.end()
 
     async def _serve(self) -> None:
         """Hold the connection until the server has ended."""
@@ -119,9 +120,15 @@ class Connection:
         # closing of its input, never what has left the group, and bounds no message.
         import anyio
 
-        process = self._process = await anyio.open_process(
-            self._line.command, cwd=self._line.folder, start_new_session=True
-        )
+        supervision = self._supervision
+        with supervision.theirs as theirs:
+            process = await anyio.open_process(
+                supervision.command(self._line.command),
+                cwd=self._line.folder,
+                env=supervision.environment(self._line.environment),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         incoming, received = anyio.create_memory_object_stream["Received"](0)
         sent, outgoing = anyio.create_memory_object_stream["SessionMessage"](0)
         try:
@@ -134,10 +141,10 @@ class Connection:
                 yield received, sent
                 tasks.cancel_scope.cancel()
         finally:
-            self._process = None
-            end_tree(process.pid)
+            supervision.end()
             with anyio.CancelScope(shield=True):
                 await process.aclose()
+            self._ending = supervision.ending()
 
     async def _read(self, process: "Process", incoming: "MemoryObjectSendStream[Received]") -> None:
         """Pass on what the server sends, line by line; what is no message is only remembered."""
@@ -205,6 +212,8 @@ class Connection:
             return "it needs the package mcp: pip install mcp"
         if isinstance(error, OSError):
             return f"{self._line.command[0]} cannot be started: {reason(error)}"
+        if isinstance(self._ending, str):
+            return self._ending
         if self.is_over:
             return f"its server has ended{self._words()}"
         if isinstance(error, ValidationError):

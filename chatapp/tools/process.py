@@ -1,14 +1,16 @@
-"""A command line as a tool: its arguments on standard input, its result on standard output.
+"""Programs of tools: what they are given, and how they are ended.
 
-Keep: no shell ever sees an argument, and when a call is over, for whatever reason, its process
-and all that it has started in its group or below it are gone.
+Keep: no shell ever sees an argument; a program gets no variable of the environment that its tool's
+file does not list; when a call is over, for whatever reason, all that it has started is gone.
 """
 
 import json
 import os
+import secrets
 import selectors
-import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,60 +25,123 @@ import psutil
 from chatapp.common.userfiles import reason
 from chatapp.tools.tool import Stopped, ToolError, bounded, clean
 
+_SUPERVISOR = Path(__file__).parent / "supervisor.py"
+_MARK = "CHATAPP_CALL"
+"""The variable by which a program is known whose supervisor was killed."""
+
+_ALWAYS_GIVEN = ("PATH", "HOME", "LANG")
+
 _POLL_SECONDS = 0.05
+_ENDING_SECONDS = 10.0
 _CHUNK = 65_536
 _ERROR_LENGTH = 500
 _BYTES_A_CHARACTER = 4
 
 
+class Supervision:
+    """One program that runs under a supervisor; see supervisor.py.
+
+    theirs: the supervisor's end of the socket, to be passed to it and closed here.
+    """
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = socket.socketpair()
+        self._mark = secrets.token_hex(8)
+
+    def command(self, program: Sequence[str]) -> list[str]:
+        """The command line that runs a program under the supervisor."""
+        # -E: not as the environment says; -P: no file beside the supervisor is imported.
+        start = [sys.executable, "-E", "-P", str(_SUPERVISOR), str(self.theirs.fileno())]
+        return [*start, *program]
+
+    def environment(self, names: Sequence[str]) -> dict[str, str]:
+        """The variables of a program: PATH, HOME, LANG, and those of these names that are set."""
+        known = {name: os.environ[name] for name in (*_ALWAYS_GIVEN, *names) if name in os.environ}
+        return known | {_MARK: self._mark}
+
+    def end(self) -> None:
+        """Have the program ended, with all that it has started. Does not wait."""
+        with suppress(OSError):
+            self._ours.shutdown(socket.SHUT_WR)
+
+    def ending(self) -> int | str:
+        """How the program ended, once its supervisor has ended: its exit status, minus a signal's
+        number, or in a sentence why it could not be started."""
+        with self._ours:
+            text = self._ours.recv(_CHUNK).decode("utf-8", "replace")
+        if not text:
+            self._end_strays()
+            return "its supervisor was killed"
+        return int(text) if text.lstrip("-").isdigit() else text
+
+    def _end_strays(self) -> None:
+        """End what has been left by a supervisor that was killed."""
+        strays = True
+        while strays:
+            strays = False
+            for process in psutil.process_iter():
+                with suppress(psutil.Error, OSError):
+                    if process.environ().get(_MARK) == self._mark:
+                        process.kill()
+                        strays = True
+
+
 @dataclass(frozen=True, slots=True)
 class CommandLine:
     """command: the program and its arguments. folder: where it runs. timeout: in seconds.
-    output_limit: of its output, in characters; there the program is ended."""
+    output_limit: of its output, in characters; there the program is ended. environment: the names
+    of variables that it is given beside PATH, HOME and LANG."""
 
     command: tuple[str, ...]
     folder: Path
     timeout: float
     output_limit: int
+    environment: tuple[str, ...] = ()
 
     def run(self, arguments: Mapping[str, Any], cancel: threading.Event) -> str:
         """What the program prints, given the arguments as a JSON object.
 
         Raises ToolError when it cannot be started, fails or takes too long, and Stopped.
         """
+        supervision = Supervision()
         with tempfile.TemporaryFile() as given:  # a pipe would wait for a program that reads late
             given.write(json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace"))
             given.seek(0)
-            process = self._start(given)
-            with process:
+            with self._start(given, supervision) as process:
                 try:
                     output, errors, is_cut = self._read(process, cancel)
                 finally:
-                    end_all(process)
+                    ending = end_program(process, supervision)
         if is_cut:
             return bounded(output, self.output_limit)
-        if process.returncode:
+        if isinstance(ending, str):
+            raise ToolError(ending)
+        if ending:
             last = clean(errors or output)[-_ERROR_LENGTH:]
-            raise ToolError(f"{_ending(process.returncode)}{f': {last}' if last else ''}")
+            raise ToolError(f"{_in_words(ending)}{f': {last}' if last else ''}")
         return output
 
-    def _start(self, given: IO[bytes]) -> "subprocess.Popen[bytes]":
+    def _start(self, given: IO[bytes], supervision: Supervision) -> "subprocess.Popen[bytes]":
         try:
-            return subprocess.Popen(
-                self.command,
-                stdin=given,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=self.folder,
-                start_new_session=True,  # a group of its own, which can be ended as a whole
-            )
+            with supervision.theirs as theirs:
+                return subprocess.Popen(
+                    supervision.command(self.command),
+                    stdin=given,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd=self.folder,
+                    env=supervision.environment(self.environment),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # Ctrl+C is for the chat
+                )
         except (OSError, ValueError) as error:
             raise ToolError(f"{self.command[0]} cannot be started: {reason(error)}") from None
 
     def _read(
         self, process: "subprocess.Popen[bytes]", cancel: threading.Event
     ) -> tuple[str, str, bool]:
-        """What it prints on both of its streams until it ends, and whether that was cut."""
+        """What the program prints on both of its streams until its supervisor, which holds them
+        open, has ended; and whether that was cut."""
         assert process.stdout is not None
         assert process.stderr is not None
         most = _BYTES_A_CHARACTER * self.output_limit
@@ -86,7 +151,7 @@ class CommandLine:
         with selectors.DefaultSelector() as selector:
             for stream in read:
                 selector.register(stream, selectors.EVENT_READ)
-            while selector.get_map():
+            while selector.get_map() and len(output) <= most:
                 if cancel.is_set():
                     raise Stopped
                 if time.monotonic() > deadline:
@@ -98,44 +163,22 @@ class CommandLine:
                         selector.unregister(key.fd)
                     elif len(read[key.fd]) <= most:
                         read[key.fd] += data
-                if len(output) > most:
-                    break
-                # What it has left running may hold its streams open; that ends with it.
-                if not ready and _has_ended(process):
+                if not ready and process.poll() is not None:  # its supervisor was killed
                     break
         text = output.decode("utf-8", "replace")
-        is_cut = len(text) > self.output_limit
-        while not is_cut and not _has_ended(process):
-            if cancel.wait(_POLL_SECONDS):
-                raise Stopped
-            if time.monotonic() > deadline:
-                raise ToolError(f"it took longer than {self.timeout:g} seconds")
-        return text, errors.decode("utf-8", "replace"), is_cut
+        return text, errors.decode("utf-8", "replace"), len(text) > self.output_limit
 
 
-def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Whether a process has ended. Its number stays its own until `end_all` has used it."""
-    return bool(os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+def end_program(process: "subprocess.Popen[bytes]", supervision: Supervision) -> int | str:
+    """End a program with all that it has started; see `Supervision.ending`."""
+    supervision.end()
+    try:
+        process.wait(_ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return supervision.ending()
 
 
-def end_all(process: "subprocess.Popen[bytes]") -> None:
-    """End a process that leads a group, and see to it that it is gone; see `end_tree`."""
-    end_tree(process.pid)
-    process.kill()
-    process.wait()
-
-
-def end_tree(pid: int) -> None:
-    """End a process, the group that it leads, and all that it has started."""
-    below: Sequence[psutil.Process] = ()
-    with suppress(psutil.Error):
-        below = psutil.Process(pid).children(recursive=True)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    for child in below:
-        with suppress(psutil.Error):
-            child.kill()
-
-
-def _ending(code: int) -> str:
+def _in_words(code: int) -> str:
     return f"it was ended by signal {-code}" if code < 0 else f"it failed with exit status {code}"

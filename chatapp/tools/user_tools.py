@@ -6,6 +6,7 @@
     folder      = "~/scripts"                  # where it runs; the file's own folder without it
     timeout     = 30                           # seconds
     output_limit = 20000                       # characters
+    environment = ["WEATHER_KEY"]              # variables it gets beside PATH, HOME, LANG
 
     [parameters]                               # a JSON schema
     required = ["city"]
@@ -16,7 +17,7 @@ A file with `server` in place of `command` is for a server of the Model Context 
 standard input and output, which lists its tools itself:
 
     name         = "notes"                     # stands before the names of its tools: notes_search
-    server       = ["python3", "notes.py"]     # and folder, timeout and output_limit as above
+    server       = ["python3", "notes.py"]     # and folder, timeout … as above
 
 Keep: a bad file is one sentence that names it and the key, and costs no other tool.
 """
@@ -47,6 +48,7 @@ class ToolFile:
     folder: str = ""
     timeout: float = 30.0
     output_limit: int = LONGEST_RESULT
+    environment: tuple[str, ...] = ()
     parameters: dict[str, Any] | None = None
 
 
@@ -59,6 +61,7 @@ class ServerFile:
     folder: str = ""
     timeout: float = 30.0
     output_limit: int = LONGEST_RESULT
+    environment: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def read(path: Path) -> Tool | Server:
     text = read_required(path, ToolError)
     given = parse_toml(text, path, ToolError)
     kind: type[ToolFile] | type[ServerFile] = ServerFile if "server" in given else ToolFile
-    for key in ("command", "server"):
+    for key in ("command", "server", "environment"):
         if isinstance(given.get(key), list):  # TOML has no tuples
             given[key] = tuple(given[key])
     model = strict_model(kind)
@@ -98,9 +101,9 @@ def read(path: Path) -> Tool | Server:
     _check(keys, path, text)
     folder = _folder(keys, path)
     if isinstance(keys, ServerFile):
-        line = ServerLine(keys.server, folder)
+        line = ServerLine(keys.server, folder, keys.environment)
         return Server(keys.name, line, keys.timeout, keys.output_limit)
-    command = CommandLine(keys.command, folder, keys.timeout, keys.output_limit)
+    command = CommandLine(keys.command, folder, keys.timeout, keys.output_limit, keys.environment)
     return Tool(
         keys.name,
         keys.description.strip(),

@@ -7,8 +7,9 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from tool_server import add_lasting_server, add_server, ends
+from tool_server import DAEMON, add_lasting_server, add_server, ends
 
 from chatapp.tools import mcp_servers
 from chatapp.tools.mcp_connection import Connection, ServerLine
@@ -130,6 +131,29 @@ def test_closed_servers_are_gone_and_stay_so(folder: Path) -> None:
     assert ends(pid)
     assert run(add, {"a": 2, "b": 3}, never()).text == "error: its chat has been left"
     assert int((folder / "pid").read_text()) == pid
+
+
+def test_a_server_gets_the_variables_that_its_file_lists(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("NOTES_KEY", "note")
+    code = "import json, os; json.dump(dict(os.environ), open('given', 'w'))\n"
+    code += BY_HAND.format(tools=[])
+    server(folder, code, 'environment = ["NOTES_KEY"]\n').listed()
+    given = json.loads((folder / "given").read_text())
+    always = {"PATH", "HOME", "LANG", "LC_CTYPE", "CHATAPP_CALL"}
+    assert given.keys() - always == {"NOTES_KEY"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no subreaper")
+def test_a_daemon_of_a_server_ends_with_it(folder: Path) -> None:
+    registry = server(folder, DAEMON + BY_HAND.format(tools=[]))
+    registry.listed()
+    pid = int((folder / "daemon").read_text())
+    assert psutil.pid_exists(pid)
+    registry.running.close()
+    assert ends(pid)
 
 
 def test_two_that_ask_at_once_start_one_server(

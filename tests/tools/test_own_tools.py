@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tool_server import DAEMON
 
 from chatapp.dialogue import chat
 from chatapp.tools.registry import find_tools
@@ -70,6 +71,7 @@ def test_it_runs_in_the_folder_of_its_file_or_in_its_own(folder: Path, tmp_path:
         (GOOD.replace("echo", "a b"), "line 1: 'name' may have letters"),
         (GOOD + "timeout = 0.0", "line 4: 'timeout' is 0, expected more than 0"),
         (GOOD + "output_limit = 0", "line 4: 'output_limit' is 0, expected 1 to 20,000"),
+        (GOOD + 'environment = "KEY"', "line 4: 'environment' is the string 'KEY'"),
         (GOOD + '[parameters]\ntype = "array"', "line 5: 'parameters.type' is 'array'"),
         (
             GOOD + '[parameters.properties.x]\ntype = "text"',
@@ -207,6 +209,51 @@ def test_what_a_tool_leaves_running_ends_with_it(folder: Path) -> None:
     tool = program(folder, "import subprocess; subprocess.Popen(['sleep', '600']); print('done')")
     assert run(tool, {}, threading.Event()).text == "done"
     _gone(os.getpid() + 10**9, folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no subreaper")
+@pytest.mark.parametrize("ends_by", ["itself", "time", "the user", "a flood"])
+def test_a_daemon_with_its_own_session_ends_with_the_call(folder: Path, ends_by: str) -> None:
+    ending = {"itself": "print('done')", "a flood": "while True: print('x' * 1000)"}
+    limit = 2 if ends_by == "time" else 60
+    code = DAEMON + ending.get(ends_by, "time.sleep(600)")
+    tool = program(folder, code, f"timeout = {limit}\n")
+    cancel = threading.Event()
+    if ends_by == "the user":
+        threading.Thread(target=_stop_when_there, args=(folder / "daemon", cancel)).start()
+    run(tool, {}, cancel)
+    pid = int((folder / "daemon").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_tool_that_kills_its_supervisor_ends_with_its_call(folder: Path) -> None:
+    tool = program(
+        folder,
+        """
+        import os, signal, subprocess, time
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+        """,
+    )
+    outcome = run(tool, {}, threading.Event())
+    assert outcome.text == "error: its supervisor was killed"
+    _gone(os.getpid() + 10**9, folder)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_tool_gets_the_variables_that_its_file_lists(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("WEATHER_KEY", "rain")
+    monkeypatch.setenv("PYTHONSTARTUP", "x")
+    more = 'environment = ["WEATHER_KEY", "NOT_SET"]\n' if listed else ""
+    tool = program(folder, "import json, os; print(json.dumps(dict(os.environ)))", more)
+    given = json.loads(run(tool, {}, threading.Event()).text)
+    always = {"PATH", "HOME", "LANG", "LC_CTYPE", "CHATAPP_CALL"}  # LC_CTYPE: Python's own
+    assert given.keys() - always == ({"WEATHER_KEY"} if listed else set())
+    assert given["PATH"] == os.environ["PATH"]
 
 
 def test_a_hundred_megabytes_are_cut(folder: Path) -> None:
