@@ -78,11 +78,11 @@ def _evaluate(
     evaluator.extend(network)
     on_gpu = device != "cpu" and torch.cuda.is_available()
     network.to("cuda" if on_gpu else "cpu").eval()
-    asked = {
+    questions = {
         name: list(islice(evaluator.questions(rows), replies))
         for name, rows in subject.sets.items()
     }
-    speaker = load_model(text.name, device=device) if any(asked.values()) else None
+    speaker = load_model(text.name, device=device) if any(questions.values()) else None
     measured = {}
     for name, rows in subject.sets.items():
 
@@ -93,7 +93,7 @@ def _evaluate(
         answers = []
         if speaker is not None:
             tell_reply = partial(progress, f"replies, {name}")
-            answers = _answers(subject, speaker, asked[name], max_tokens, tell_reply)
+            answers = _answers(subject, speaker, questions[name], max_tokens, tell_reply)
         scores, intervals = _scores(answers)
         measured[name] = Measured(
             len(rows),

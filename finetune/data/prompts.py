@@ -22,7 +22,7 @@ from finetune.data.tables import BadRow, Row, content_key
 PROMPT_FIELDS = FIELDS
 """The fields of all layouts of rows that ask."""
 
-# Templates write a reply only where there is one; what is asked hangs on no word of it.
+# Templates write a reply only where there is one; the prompt hangs on no word of it.
 _ANY_REPLY = Message("assistant", "-")
 
 
@@ -36,7 +36,7 @@ class PromptOnly(TrainingExample):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EncodedPrompt:
     """A prompt.
 
     ids: its tokens, without those that start every sequence. text: what the user wrote.
@@ -82,7 +82,7 @@ class PromptEncoder:
     def turns_left_out(self) -> int:
         return self.rows.turns_left_out
 
-    def encode(self, example: TrainingExample) -> list[Asked]:
+    def encode(self, example: TrainingExample) -> list[EncodedPrompt]:
         """The prompt of the last reply. Raises ExampleTooLong and BadRow."""
         encoded = self.rows.encode(example)[-1]
         response = last_response(encoded.spans)
@@ -90,14 +90,14 @@ class PromptEncoder:
             raise BadRow(
                 "asks nothing", f"{example.location}: a plain text asks nothing; expected a prompt"
             )
-        return [self._asked(example, encoded, response)]
+        return [self._prompt(example, encoded, response)]
 
-    def _asked(self, example: TrainingExample, encoded: Encoded, response: slice) -> Asked:
+    def _prompt(self, example: TrainingExample, encoded: Encoded, response: slice) -> EncodedPrompt:
         decode = self.rows.tokenizer.decode
         prompt = slice(0, response.start)
         written = encoded.ids[prompt][encoded.spans[prompt] == Span.PROMPT]
         text = decode(written.tolist()).strip()
-        return Asked(
+        return EncodedPrompt(
             encoded.ids[prompt].tolist(),
             text,
             example.messages[:-1] or (Message("user", text),),

@@ -119,16 +119,16 @@ def _result(result: dict[str, Any], metric: str) -> list[str]:
 def _course(rows: Sequence[dict[str, Any]], objective: Objective) -> list[str]:
     """The measurements of a log, each with the figures of its step."""
     names = objective.names
-    told = {key: title for key, title in objective.figures.items() if key in names}
+    shown = {key: title for key, title in objective.figures.items() if key in names}
     train = {row["step"]: row for row in rows if names[0] in row}
     measured = [row for row in rows if "eval_loss" in row]
     keys = list(dict.fromkeys(key for row in measured for key in row if key.startswith("eval_")))
     return _table(
-        ("step", *told.values(), *(_held_out(key, objective) for key in keys)),
+        ("step", *shown.values(), *(_held_out(key, objective) for key in keys)),
         [
             (
                 f"{row['step']}",
-                *(_number(train.get(row["step"], {}).get(key)) for key in told),
+                *(_number(train.get(row["step"], {}).get(key)) for key in shown),
                 *(_number(row.get(key)) for key in keys),
             )
             for row in measured

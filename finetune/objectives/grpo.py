@@ -44,7 +44,7 @@ from finetune.data.batches import Tensors, TrainingRows, collate
 from finetune.data.encoding import Encoded
 from finetune.data.packing import Rows
 from finetune.data.preparation import RowKind, encode_rows, length_of
-from finetune.data.prompts import PROMPT_FIELDS, Asked, PromptEncoder, detect_prompt
+from finetune.data.prompts import PROMPT_FIELDS, EncodedPrompt, PromptEncoder, detect_prompt
 from finetune.objectives.l3 import ChatEvaluator
 from finetune.objectives.log_probs import reply_sums, token_log_probs
 from finetune.objectives.objective import (
@@ -67,16 +67,16 @@ class PromptRows(Dataset[Tensors]):
     The response mask says that replies are to be drawn. start: tokens before each sequence.
     """
 
-    def __init__(self, asked: Sequence[Asked], start: Sequence[int]) -> None:
-        self.asked = asked
+    def __init__(self, prompts: Sequence[EncodedPrompt], start: Sequence[int]) -> None:
+        self.prompts = prompts
         self.start = list(start)
-        self.lengths = [len(self.start) + len(each.ids) for each in asked]
+        self.lengths = [len(self.start) + len(each.ids) for each in prompts]
 
     def __len__(self) -> int:
-        return len(self.asked)
+        return len(self.prompts)
 
     def __getitem__(self, index: int) -> Tensors:
-        ids = torch.tensor([*self.start, *self.asked[index].ids])
+        ids = torch.tensor([*self.start, *self.prompts[index].ids])
         return {
             "input_ids": ids,
             "position_ids": torch.arange(len(ids)),
@@ -159,11 +159,11 @@ class Grpo(Objective):
         encoder = PromptEncoder(template, tokenizer, length, data.too_long, start)
         kind = RowKind(PROMPT_FIELDS, detect_prompt, encoder, phrased=True)
         prepared = encode_rows(data, kind, config.seed)
-        for asked in (prepared.train, *prepared.held_out.values()):
-            rewards.check_references(asked)
+        for prompts in (prepared.train, *prepared.held_out.values()):
+            rewards.check_references(prompts)
         return cls(config=settings, rewards=rewards), RowSets(
             train=PromptRows(prepared.train, start),
-            held_out={name: PromptRows(asked, start) for name, asked in prepared.held_out.items()},
+            held_out={name: PromptRows(each, start) for name, each in prepared.held_out.items()},
             collate=partial(collate, pad_id=tokenizer.end_id),
             examples=len(prepared.train),
             dropped=prepared.report.dropped,
@@ -176,13 +176,13 @@ class Grpo(Objective):
     def questions(
         self, rows: TrainingRows, tokenizer: Tokenizer, context: int, skip: int
     ) -> Iterator[Question]:
-        prompts = cast(PromptRows, rows).asked
+        prompts = cast(PromptRows, rows).prompts
         return (Question(each.ids, each.text, each.reference, each) for each in prompts)
 
     def reward(self, question: Question, reply: str, tokenizer: Tokenizer) -> float | None:
-        if question.asked is None:  # a prompt of the configuration, which has no row
+        if question.prompt is None:  # a prompt of the configuration, which has no row
             return None
-        return self.rewards.of(question.asked, _as_drawn(reply, tokenizer, ends=False))
+        return self.rewards.of(question.prompt, _as_drawn(reply, tokenizer, ends=False))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -279,7 +279,7 @@ class Grpo(Objective):
         self, data: RowSets, tokenizer: PieceTokenizer, marked: bool
     ) -> Mapping[str, Sequence[RenderableType]]:
         rows = cast(PromptRows, data.train)
-        lengths = [len(each.ids) for each in rows.asked]
+        lengths = [len(each.ids) for each in rows.prompts]
         lines = [
             printable(self.summary(data)),
             f"prompts: {np.mean(lengths):,.0f} tokens on average, at most {max(lengths):,}",
@@ -297,7 +297,7 @@ class Grpo(Objective):
         rows = cast(PromptRows, data.train)
         rewards = [self.rewards.of(*each) for each in _references(rows, tokenizer)]
         return {
-            "prompt_lengths": lengths_document(np.array([len(each.ids) for each in rows.asked])),
+            "prompt_lengths": lengths_document(np.array([len(each.ids) for each in rows.prompts])),
             "reference_reward": fmean(rewards) if rewards else None,
         }
 
@@ -324,9 +324,9 @@ _SHOWN_REWARDS = 50
 """Rows whose own replies get rewards in a preview."""
 
 
-def _references(rows: PromptRows, tokenizer: Tokenizer) -> list[tuple[Asked, DrawnReply]]:
+def _references(rows: PromptRows, tokenizer: Tokenizer) -> list[tuple[EncodedPrompt, DrawnReply]]:
     """The first rows that have a reply of their own, with it."""
-    replied = [each for each in rows.asked if each.reference][:_SHOWN_REWARDS]
+    replied = [each for each in rows.prompts if each.reference][:_SHOWN_REWARDS]
     return [(each, _as_drawn(each.reference, tokenizer, ends=True)) for each in replied]
 
 
@@ -346,10 +346,10 @@ def _show_rewards(
     for name in rewards.names:
         table.add_column(name, justify="right")
     for number in short_middling_long(np.argsort(lengths, kind="stable").tolist()):
-        asked = rows.asked[number]
+        prompt = rows.prompts[number]
         given = [""] * len(rewards.names)
-        if asked.reference:
-            reply = _as_drawn(asked.reference, tokenizer, ends=True)
-            given = [f"{each:.3g}" for each in rewards.each(asked, reply)]
-        table.add_row(Text(printable(asked.text)), Text(printable(asked.reference)), *given)
+        if prompt.reference:
+            reply = _as_drawn(prompt.reference, tokenizer, ends=True)
+            given = [f"{each:.3g}" for each in rewards.each(prompt, reply)]
+        table.add_row(Text(printable(prompt.text)), Text(printable(prompt.reference)), *given)
     return table

@@ -237,10 +237,10 @@ def verdict_rows(judged: Sequence[EncodedJudged], maker: RowMaker) -> PairRows:
 
 def _mismatched(prompt_of: Encoded, reply_of: Encoded, longest: int) -> Encoded:
     """The prompt of one sequence with the reply of another, at most `longest` tokens."""
-    asked = prompt_of.spans != Span.RESPONSE
-    said = reply_of.spans == Span.RESPONSE
-    ids = np.concatenate([prompt_of.ids[asked], reply_of.ids[said]])[:longest]
-    spans = np.concatenate([prompt_of.spans[asked], reply_of.spans[said]])[:longest]
+    in_prompt = prompt_of.spans != Span.RESPONSE
+    in_reply = reply_of.spans == Span.RESPONSE
+    ids = np.concatenate([prompt_of.ids[in_prompt], reply_of.ids[in_reply]])[:longest]
+    spans = np.concatenate([prompt_of.spans[in_prompt], reply_of.spans[in_reply]])[:longest]
     return Encoded(ids, spans, prompt_of.key)
 
 

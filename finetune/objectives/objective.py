@@ -23,7 +23,7 @@ from finetune.config.objectives import OBJECTIVES
 from finetune.config.sections import FinetuneConfig, Metric
 from finetune.data.batches import Collate, Tensors, TrainingRows
 from finetune.data.preparation import Report
-from finetune.data.prompts import Asked
+from finetune.data.prompts import EncodedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ class RowSets:
 class Question:
     """A prompt that a row asks. ids: its tokens, without those that start every sequence.
 
-    text: what the user wrote. reference: the row's own reply, or "". asked: the prompt's row, of
-    an objective that rewards replies.
+    text: what the user wrote. reference: the row's own reply, or "". prompt: of the row, of an
+    objective that rewards replies.
     """
 
     ids: Sequence[int]
     text: str
     reference: str = ""
-    asked: Asked | None = None
+    prompt: EncodedPrompt | None = None
 
 
 class MeasuredRow(Protocol):

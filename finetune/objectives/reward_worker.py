@@ -50,8 +50,8 @@ def serve(function: Callable[[str, str, str], Any], answers: IO[str]) -> None:
     """Answer the lines of standard input until it ends."""
     for line in sys.stdin:
         try:
-            asked = json.loads(line)
-            answer = function(asked["prompt"], asked["reply"], asked["reference"])
+            request = json.loads(line)
+            answer = function(request["prompt"], request["reply"], request["reference"])
         except Exception as error:  # whatever the user's code raises
             _write(answers, {"error": f"raised {type(error).__name__}: {error}"})
             continue

@@ -32,7 +32,7 @@ from finetune.config.objectives import (
     Regex,
 )
 from finetune.config.sections import ConfigError
-from finetune.data.prompts import Asked
+from finetune.data.prompts import EncodedPrompt
 
 STARTING = 60.0
 """Seconds in which a file has to be loaded, with all that it imports."""
@@ -59,10 +59,11 @@ class RewardFunction:
         """What it gives a reply. Raises RewardError."""
         if self._process is None:
             self._start()
-        said = self._said({"prompt": prompt, "reply": reply, "reference": reference}, self.timeout)
-        if "value" in said:
-            return float(said["value"])
-        reason = " ".join(printable(str(said["error"])).split())
+        request = {"prompt": prompt, "reply": reply, "reference": reference}
+        answer = self._exchange(request, self.timeout)
+        if "value" in answer:
+            return float(answer["value"])
+        reason = " ".join(printable(str(answer["error"])).split())
         raise RewardError(
             f"{self.place} {reason}, for the reply {quoted(reply)} to {quoted(prompt)}"
         )
@@ -77,20 +78,20 @@ class RewardFunction:
         )
         self._lines: Queue[str] = Queue()
         threading.Thread(target=self._read, args=(self._process, self._lines), daemon=True).start()
-        said = self._said(None, STARTING)
-        if "ready" not in said:
+        answer = self._exchange(None, STARTING)
+        if "ready" not in answer:
             self.close()
-            reason = " ".join(printable(str(said["error"])).split())
+            reason = " ".join(printable(str(answer["error"])).split())
             raise ConfigError(f"objective.rewards: {self.place} cannot be loaded: {reason}")
 
-    def _said(self, asked: dict[str, str] | None, seconds: float) -> dict[str, Any]:
+    def _exchange(self, request: dict[str, str] | None, seconds: float) -> dict[str, Any]:
         """The next line of the process, or why there is none."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
         try:
-            if asked is not None:
-                process.stdin.write(json.dumps(asked) + "\n")
+            if request is not None:
+                process.stdin.write(json.dumps(request) + "\n")
                 process.stdin.flush()
             line = self._lines.get(timeout=seconds)
         except Empty:
@@ -101,8 +102,8 @@ class RewardFunction:
         if not line:
             self.close()
             return {"error": "ended its process"}
-        said: dict[str, Any] = json.loads(line)
-        return said
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     @staticmethod
     def _read(process: "subprocess.Popen[str]", lines: "Queue[str]") -> None:
@@ -131,7 +132,7 @@ class DrawnReply:
     text: str
 
 
-Give = Callable[[Asked, DrawnReply], float]
+Give = Callable[[EncodedPrompt, DrawnReply], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +160,22 @@ class Rewards:
         """Of the checks, in their order."""
         return [judge.name for judge in self._judges]
 
-    def each(self, asked: Asked, reply: DrawnReply) -> list[float]:
+    def each(self, prompt: EncodedPrompt, reply: DrawnReply) -> list[float]:
         """What each check gives a reply, before its weight. Raises RewardError."""
-        return [judge.give(asked, reply) for judge in self._judges]
+        return [judge.give(prompt, reply) for judge in self._judges]
 
-    def of(self, asked: Asked, reply: DrawnReply) -> float:
+    def of(self, prompt: EncodedPrompt, reply: DrawnReply) -> float:
         """The reward: what the checks give by their weights, added up. Raises RewardError."""
         return sum(
             judge.weight * given
-            for judge, given in zip(self._judges, self.each(asked, reply), strict=True)
+            for judge, given in zip(self._judges, self.each(prompt, reply), strict=True)
         )
 
-    def check_references(self, asked: Sequence[Asked]) -> None:
+    def check_references(self, prompts: Sequence[EncodedPrompt]) -> None:
         """Raises ConfigError for a prompt without the reply that a check compares with."""
         if not self.needs_reference:
             return
-        for each in asked:
+        for each in prompts:
             if not each.reference:
                 raise ConfigError(
                     "objective.rewards: exact_match and numeric_match compare with the row's own "
@@ -185,22 +186,22 @@ class Rewards:
 def _made(check: Check) -> Give:
     match check:
         case ExactMatch():
-            return lambda asked, reply: exact_match([reply.text], [asked.reference])
+            return lambda prompt, reply: exact_match([reply.text], [prompt.reference])
         case NumericMatch():
-            return lambda asked, reply: float(_numbers_match(asked.reference, reply.text))
+            return lambda prompt, reply: float(_numbers_match(prompt.reference, reply.text))
         case Regex():
             pattern = re.compile(check.pattern)
-            return lambda asked, reply: float(pattern.search(reply.text) is not None)
+            return lambda prompt, reply: float(pattern.search(reply.text) is not None)
         case Length():
-            return lambda asked, reply: _within(len(reply.ids), check.least, check.most)
+            return lambda prompt, reply: _within(len(reply.ids), check.least, check.most)
         case Format():
             has_form = _FORMS[check.form]
-            return lambda asked, reply: float(has_form(reply.text))
+            return lambda prompt, reply: float(has_form(reply.text))
         case Model():
             return _by_model(ReplyScorer.load(check.run))
         case Function():
             function = RewardFunction(check.function, check.timeout)
-            return lambda asked, reply: function(asked.text, reply.text, asked.reference)
+            return lambda prompt, reply: function(prompt.text, reply.text, prompt.reference)
 
 
 def _numbers_match(reference: str, text: str) -> bool:
@@ -234,11 +235,11 @@ _FORMS: dict[str, Callable[[str], bool]] = {
 
 
 def _by_model(scorer: ReplyScorer) -> Give:
-    def give(asked: Asked, reply: DrawnReply) -> float:
+    def give(prompt: EncodedPrompt, reply: DrawnReply) -> float:
         try:
             # Templates leave an empty reply out, and nothing would be left to score.
-            return scorer.score(asked.messages, reply.text or ".")
+            return scorer.score(prompt.messages, reply.text or ".")
         except ValueError as error:
-            raise RewardError(f"{error}, for a reply to {quoted(asked.text)}") from None
+            raise RewardError(f"{error}, for a reply to {quoted(prompt.text)}") from None
 
     return give

@@ -133,9 +133,9 @@ class PairRows(Dataset[Tensors]):
     def __getitem__(self, index: int) -> Tensors:
         row = collate([self.first[index], self.second[index]], self.pad_id)
         row["aux_mask"][1] = False
-        said = torch.tensor([0.0, *(self.values[pair] for pair in self.first.bins[index])])
+        verdicts = torch.tensor([0.0, *(self.values[pair] for pair in self.first.bins[index])])
         zeros = torch.zeros(row["input_ids"].shape)
-        row["value"] = said[row["example_ids"]]
+        row["value"] = verdicts[row["example_ids"]]
         row["reference"] = zeros if self.reference is None else self.reference[index]
         return row
 

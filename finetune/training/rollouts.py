@@ -32,7 +32,7 @@ from chatapp.engine.model import Request, Sampling
 from finetune.data.batches import Tensors, TrainingRows
 from finetune.data.encoding import Encoded, Span
 from finetune.data.packing import pack
-from finetune.data.prompts import Asked
+from finetune.data.prompts import EncodedPrompt
 from finetune.objectives.grpo import REPLY_FIGURES, Grpo, PromptRows, ReplyRows, advantages
 from finetune.objectives.objective import has_adapter, model_inputs
 from finetune.objectives.rewards import DrawnReply
@@ -123,7 +123,7 @@ KEPT_FILE = "replies-{process}.pt"
 class _Group:
     """The replies to one prompt. rewards: as many."""
 
-    asked: Asked
+    prompt: EncodedPrompt
     replies: list[DrawnReply]
     rewards: list[float]
 
@@ -148,10 +148,10 @@ class Rollouts:
         """
         if step is not None and step % self.config.iterations and self._kept:
             return self._kept
-        asked = cast(PromptRows, rows).asked
+        prompts = cast(PromptRows, rows).prompts
         numbers = [_numbers(batch) for batch in batches]
         draws = [self._sampling(step, number) for each in numbers for number in each]
-        groups = iter(self._groups([asked[number] for each in numbers for number in each], draws))
+        groups = iter(self._groups([prompts[number] for each in numbers for number in each], draws))
         made = [
             self._batch([next(groups) for _ in each], batch)
             for each, batch in zip(numbers, batches, strict=True)
@@ -182,17 +182,17 @@ class Rollouts:
         ]
 
     def _groups(
-        self, asked: Sequence[Asked], draws: Sequence[Sequence[Sampling]]
+        self, prompts: Sequence[EncodedPrompt], draws: Sequence[Sequence[Sampling]]
     ) -> Iterator[_Group]:
         """The replies to prompts, each drawn as often as it says, with their rewards."""
         self.setup.model.eval()
         requests = (
             Request(prompt.ids, sampling, self.stop)
-            for prompt, samplings in zip(asked, draws, strict=True)
+            for prompt, samplings in zip(prompts, draws, strict=True)
             for sampling in samplings
         )
         replies = iter(drawn_replies(Policy(self.setup), requests))
-        for prompt, samplings in zip(asked, draws, strict=True):
+        for prompt, samplings in zip(prompts, draws, strict=True):
             group = [next(replies) for _ in samplings]
             rewards = [self.objective.rewards.of(prompt, reply) for reply in group]
             yield _Group(prompt, group, rewards)
@@ -206,7 +206,7 @@ class Rollouts:
             zeros = torch.zeros(prompts["input_ids"].shape)
             unlabelled = {key: value for key, value in prompts.items() if key != "row"}
             return unlabelled | dict.fromkeys((*REPLY_FIGURES, "reference"), zeros)
-        examples = [_example(group.asked, reply) for group in groups for reply in group.replies]
+        examples = [_example(group.prompt, reply) for group in groups for reply in group.replies]
         examples = with_start(examples, self.setup.start)
         bins = None
         if self.setup.config.data.packing:
@@ -290,8 +290,8 @@ def _numbers(batch: Tensors) -> list[int]:
     return [int(number) for number in batch["row"][wanted]]
 
 
-def _example(asked: Asked, reply: DrawnReply) -> Encoded:
-    ids = np.array([*asked.ids, *reply.ids], np.int32)
+def _example(prompt: EncodedPrompt, reply: DrawnReply) -> Encoded:
+    ids = np.array([*prompt.ids, *reply.ids], np.int32)
     spans = np.full(len(ids), Span.PROMPT, np.uint8)
-    spans[len(asked.ids) :] = Span.RESPONSE
-    return Encoded(ids, spans, asked.key)
+    spans[len(prompt.ids) :] = Span.RESPONSE
+    return Encoded(ids, spans, prompt.key)

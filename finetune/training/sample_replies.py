@@ -25,7 +25,7 @@ from finetune.training.run_setup import RunSetup
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model said. error: why the generation broke off, or nothing. reward: None where
+    """What a model replied. error: why the generation broke off, or nothing. reward: None where
     nothing gives one."""
 
     text: str

@@ -21,7 +21,7 @@ from finetune.config.objectives import GrpoSettings
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import collate
 from finetune.data.packing import pack
-from finetune.data.prompts import Asked
+from finetune.data.prompts import EncodedPrompt
 from finetune.objectives.grpo import Grpo, PromptRows, ReplyRows, advantages
 from finetune.objectives.rewards import DrawnReply, RewardError, Rewards
 from finetune.run import resume, train
@@ -156,7 +156,9 @@ def test_without_a_deviation_the_advantage_is_the_difference() -> None:
 
 # --- rewards -----------------------------------------------------------------------------
 
-ASKED = Asked([1], "What is 7 - 5?", (Message("user", "What is 7 - 5?"),), "It is 2", "", b"")
+PROMPT = EncodedPrompt(
+    [1], "What is 7 - 5?", (Message("user", "What is 7 - 5?"),), "It is 2", "", b""
+)
 
 
 @pytest.mark.parametrize(
@@ -186,15 +188,15 @@ ASKED = Asked([1], "What is 7 - 5?", (Message("user", "What is 7 - 5?"),), "It i
 )
 def test_checks(check: dict[str, Any], text: str, reward: float) -> None:
     rewards = Rewards(settings(rewards=[check]).rewards)
-    assert rewards.of(ASKED, DrawnReply([1] * len(text), text.strip())) == reward
+    assert rewards.of(PROMPT, DrawnReply([1] * len(text), text.strip())) == reward
 
 
 def test_rewards_add_up_and_are_told_apart() -> None:
     checks = [{"kind": "numeric_match", "weight": 2.0}, {"kind": "format", "form": "number"}]
     rewards = Rewards(settings(rewards=checks).rewards)
     reply = DrawnReply([1], "2")
-    assert rewards.each(ASKED, reply) == [1.0, 1.0]
-    assert rewards.of(ASKED, reply) == 3.0
+    assert rewards.each(PROMPT, reply) == [1.0, 1.0]
+    assert rewards.of(PROMPT, reply) == 3.0
     assert rewards.names == ["numeric_match", "format"]
 
 
@@ -221,7 +223,7 @@ def of_function(folder: Path, name: str) -> Rewards:
 
 def test_a_function_of_the_users_own(tmp_path: Path) -> None:
     rewards = of_function(tmp_path, "good")
-    assert rewards.of(ASKED, DrawnReply([1], "abc")) == 5.0
+    assert rewards.of(PROMPT, DrawnReply([1], "abc")) == 5.0
     assert rewards.functions[0].endswith("mine.py:good")
 
 
@@ -240,7 +242,7 @@ def test_a_function_that_misbehaves_is_one_sentence(tmp_path: Path, name: str, w
     rewards = of_function(tmp_path, name)
     for _ in range(2):  # the next call begins anew
         with pytest.raises(RewardError, match=words):
-            rewards.of(ASKED, DrawnReply([1], "abc"))
+            rewards.of(PROMPT, DrawnReply([1], "abc"))
 
 
 def test_a_function_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
@@ -287,8 +289,8 @@ def test_what_is_drawn_does_not_hang_on_how_a_step_is_cut(tmp_path: Path) -> Non
 def test_the_end_of_a_reply_is_learnt(tmp_path: Path) -> None:
     made = rollouts(tmp_path, max_tokens=150)
     end = made.setup.tokenizer.end_id
-    asked = made.setup.data.train.asked
-    replies = [ids[len(asked[n // 4].ids) :] for n, ids in enumerate(drawn(made, [4]))]
+    prompts = made.setup.data.train.prompts
+    replies = [ids[len(prompts[n // 4].ids) :] for n, ids in enumerate(drawn(made, [4]))]
     assert all(len(ids) == 150 or ids[-1] == end for ids in replies)
     assert {ids[-1] == end for ids in replies} == {True, False}
     assert all(end not in ids[:-1] for ids in replies)
@@ -400,14 +402,14 @@ def test_rows_may_be_prompts_alone(tmp_path: Path) -> None:
     rows = [{"prompt": "What comes?"}, {"prompt": [{"role": "user", "content": "After 3?"}]}]
     made = set_up_run(config(tmp_path, data={**write_rows(tmp_path, rows), "held_out": 0.0}), "cpu")
     assert isinstance(made.data.train, PromptRows)
-    assert [each.text for each in made.data.train.asked] == ["What comes?", "After 3?"]
-    assert [each.reference for each in made.data.train.asked] == ["", ""]
+    assert [each.text for each in made.data.train.prompts] == ["What comes?", "After 3?"]
+    assert [each.reference for each in made.data.train.prompts] == ["", ""]
     whole = [{"prompt": "What comes?", "completion": "It."}]
     other = set_up_run(
         config(tmp_path, data={**write_rows(tmp_path, whole), "held_out": 0.0}), "cpu"
     )
-    assert other.data.train.asked[0].ids == made.data.train.asked[0].ids
-    assert other.data.train.asked[0].reference == "It."
+    assert other.data.train.prompts[0].ids == made.data.train.prompts[0].ids
+    assert other.data.train.prompts[0].reference == "It."
 
 
 @pytest.mark.parametrize(
