@@ -1,6 +1,6 @@
 """Teach a GPT, from Python as from the command line: `train`, `evaluate` and `predict`.
 
-Keep: each does what the command of its name does, takes the same keys, and raises
+Keep: a function does what the command of its name does, takes the same keys, and raises
 `chatapp.common.userfiles.UserError` for what the user can put right.
 """
 
@@ -61,6 +61,8 @@ def predict(
     from finetune.prediction import open_predictor
 
     predictor = open_predictor(str(run), device)
-    given = [each if isinstance(each, str) else dict(each) for each in inputs]
-    rows = [predictor.row(each, f"input {number}") for number, each in enumerate(given, 1)]
+    rows = [
+        predictor.row(given if isinstance(given, str) else dict(given), f"input {number}")
+        for number, given in enumerate(inputs, 1)
+    ]
     return predictor.answers(rows)

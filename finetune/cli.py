@@ -74,7 +74,7 @@ def train(config: Config, overrides: Overrides = None) -> None:
 
 @app.command()
 def resume(run: Run, overrides: Overrides = None) -> None:
-    """Go on with a run that was stopped, from its last checkpoint, as if it had not been."""
+    """Continue a run that was stopped, from its last checkpoint, as if it had not been."""
     with _errors_in_words() as console:
         from chatapp.common.settings import load_settings
         from finetune.run import resume
@@ -140,8 +140,8 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Answer texts by a head: the label with its probabilities, or the score of regression."""
-    goes_on = f"; the same command goes on where {output} ends" if output else ""
-    with _errors_in_words(f"interrupted{goes_on}") as console:
+    hint = f"; the same command continues {output}" if output else ""
+    with _errors_in_words(f"interrupted{hint}") as console:
         from finetune.config.sections import ConfigError
 
         if bool(text.strip()) == bool(inputs):
@@ -256,9 +256,9 @@ def keys(
 
 @app.command()
 def pretrain(config: Config, overrides: Overrides = None) -> None:
-    """Train a GPT-2 from random weights on text; a second start goes on where the first ended."""
+    """Train a GPT-2 from random weights on text; a second start continues the first."""
     with _errors_in_words(
-        "interrupted; the same command goes on from the last checkpoint"
+        "interrupted; the same command continues from the last checkpoint"
     ) as console:
         from finetune.config.sections import PretrainConfig, load_config
 

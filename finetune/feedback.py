@@ -27,9 +27,10 @@ _SMALL = 200_000_000
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What can be learnt from feedback. needed: rows; of each verdict a quarter of them.
+    """What can be learnt from feedback.
 
-    rates: of full tuning and of an adapter.
+    needed: rows; of verdicts, at least a quarter of them good and a quarter bad. rates:
+    of full tuning and of an adapter.
     """
 
     format: FeedbackFormat

@@ -45,5 +45,5 @@ def _type_of(files: ModelFiles) -> torch.dtype:
     only a GGUF file has."""
     if files.is_gguf:
         return torch.float32
-    found = {_TYPES.get(header.dtype, torch.float32) for header in tensor_headers(files.path)}
-    return found.pop() if len(found) == 1 else torch.float32
+    types = {_TYPES.get(header.dtype, torch.float32) for header in tensor_headers(files.path)}
+    return types.pop() if len(types) == 1 else torch.float32

@@ -1,7 +1,7 @@
 """`finetune predict`: what a run with a head answers to texts of the user, one or a file of them.
 
 Keep: row n of the output belongs to row n of the inputs, bad ones included, and a second start
-goes on where the output ends; the engine's `HeadModel` reads the texts, as in `chatapp run`.
+continues where the output ends; the engine's `HeadModel` reads the texts, as in `chatapp run`.
 """
 
 import hashlib
@@ -140,23 +140,23 @@ def predict_all(
     """Answer every input; yields the new rows some at a time, after they are written.
 
     A row has the number of its input from 1 as `row`, the `input`, what `Predictor.answers` gives
-    or an `error`, and the `run` that it is of. report: is called with the error of each bad row,
+    or an `error`, and the `run` that it is of. report: is called with the error of a bad row,
     also of those that an earlier start met.
     Raises PromptError when the journal is of another run or of other inputs, and NotWritten.
     """
     numbered = (
-        ({"row": number, "input": _shown(each)}, each) for number, each in enumerate(inputs, 1)
+        ({"row": number, "input": _shown(given)}, given) for number, given in enumerate(inputs, 1)
     )
     waiting = unanswered(numbered, journal, predictor.identity, report)
     while batch := list(islice(waiting, STRETCH)):
-        good = [(row, each) for row, each in batch if not isinstance(each, UserError)]
-        answers = predictor.answers([each for _, each in good])
+        good = [(row, given) for row, given in batch if not isinstance(given, UserError)]
+        answers = predictor.answers([given for _, given in good])
         for (row, _), answer in zip(good, answers, strict=True):
             row |= answer
-        for row, each in batch:
-            if isinstance(each, UserError):
-                row["error"] = str(each)
-                report(str(each))
+        for row, given in batch:
+            if isinstance(given, UserError):
+                row["error"] = str(given)
+                report(str(given))
             row["run"] = predictor.identity
         rows = [row for row, _ in batch]
         if journal:

@@ -6,7 +6,7 @@ complete model in Hugging Face layout, with the template its dialogues were rend
 pretrain.json in it tells the run from others: the configuration without what changes no step,
 and under `digests` the digest (SHA-256) of each source's documents.
 
-Keep: a run is gone on with only as the run it was, with the same configuration on the same
+Keep: a run is continued only as the run it was, with the same configuration on the same
 documents.
 """
 
@@ -70,7 +70,7 @@ class Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def pretrain(config: PretrainConfig, console: Console) -> Path:
-    """Run or go on with a run; returns its folder.
+    """Start or continue a run; returns its folder.
 
     A folder that holds checkpoints of the same configuration and documents is resumed from the
     last one; of another it is refused. Raises ConfigError for wrong input, NotFinite.

@@ -43,7 +43,7 @@ def push(run: str, repository: str, hub: Hub, *, private: bool = False) -> list[
     if files.is_gguf:
         raise ConfigError(f"{run}: is a GGUF file; expected the folder of a run")
     _refuse_local_base(run, files)
-    names = sorted({file.name for each in FILES for file in files.path.glob(each)})
+    names = sorted({file.name for pattern in FILES for file in files.path.glob(pattern)})
     try:
         hub.create_repo(repository, private=private, exist_ok=True)
         hub.upload_folder(

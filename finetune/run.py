@@ -53,7 +53,7 @@ FREE_KEYS = (
     *("train.epochs", "train.max_steps", "train.early_stop", "train.report_to"),
     *("train.eval_every", "train.save_every"),
 )
-# What a run that diverged may be gone on with more gently.
+# What may be gentler when a run that diverged is continued.
 GENTLER_KEYS = ("train.learning_rate", "train.max_grad_norm")
 
 
@@ -68,7 +68,7 @@ def train(config: FinetuneConfig, console: Console, device: str = "auto") -> Pat
     if is_first_process() and output.exists():
         if (output / RUN_RECORD).exists():
             raise ConfigError(
-                f"{output} holds a run already; `finetune resume {output}` goes on with it, "
+                f"{output} holds a run already; `finetune resume {output}` continues it, "
                 "another output starts a new one"
             )
         if not output.is_dir() or any(output.iterdir()):
@@ -81,7 +81,7 @@ def _run(
 ) -> Path:
     """The steps of a run: config → rows, model and objective → trainer → training → export.
 
-    earlier: the record of the run that goes on. Returns the folder.
+    earlier: the record of the run that is continued. Returns the folder.
     """
     output = Path(config.output)
     setup = set_up_run(config, device, begun_on(earlier))
@@ -105,7 +105,7 @@ def _run(
 
 
 def resume(folder: Path, overrides: Sequence[str], console: Console, device: str = "auto") -> Path:
-    """Go on with a run from its last checkpoint; returns the folder.
+    """Continue a run from its last checkpoint; returns the folder.
 
     overrides: key=value, of `FREE_KEYS`, of `GENTLER_KEYS` after a loss that was no number, or
         where the model or a file lies now.
@@ -121,11 +121,11 @@ def resume(folder: Path, overrides: Sequence[str], console: Console, device: str
     for key, (old, new) in changes.items():
         if not key.startswith(free):
             raise ConfigError(
-                f"{folder} was begun with {key} = {old!r}, not {new!r}; start a new run for that"
+                f"{folder} began with {key} = {old!r}, not {new!r}; start a new run for that"
             )
     if not _is_longer(folder, wanted.train, config.train):
         key = "max_steps" if config.train.max_steps > 0 else "epochs"
-        raise ConfigError(f"{folder}: the run is finished; set train.{key} higher to go on")
+        raise ConfigError(f"{folder}: the run is finished; set train.{key} higher to continue")
     settings = wanted.train.model_copy(update={"precision": record["precision"]})
     # The folder may have been moved.
     wanted = wanted.model_copy(update={"output": str(folder), "train": settings})
@@ -193,7 +193,7 @@ def _take_steps(
     display: RunCallback,
     console: Console,
 ) -> None:
-    """Train to the end. Raises Interrupted and NotFinite, which say how to go on."""
+    """Train to the end. Raises Interrupted and NotFinite, which say how to continue."""
     output = Path(setup.config.output)
     try:
         with _stops_on_signal(trainer, console):
@@ -201,20 +201,22 @@ def _take_steps(
     except RewardError as error:
         if trainer.state.global_step:
             trainer.save_checkpoint()
-        raise RewardError(f"{error}; {_how_to_go_on(output)}") from None
+        raise RewardError(f"{error}; {_how_to_continue(output)}") from None
     except NotFinite as error:
         _write_bad_batch(output / BAD_BATCH_FILE, setup, error)
         raise NotFinite(
             f"{error}; the rows of that batch are in {output / BAD_BATCH_FILE}; "
-            f"{_how_to_go_on(output, ' train.learning_rate=RATE', ' at a lower rate')}",
+            f"{_how_to_continue(output, ' train.learning_rate=RATE', ' at a lower rate')}",
             error.batches,
         ) from None
     except KeyboardInterrupt:
-        raise Interrupted(f"stopped at once; {_how_to_go_on(output)}") from None
+        raise Interrupted(f"stopped at once; {_how_to_continue(output)}") from None
     finally:
         display.stop()
     if trainer.stop_requested:
-        raise Interrupted(f"stopped at step {trainer.state.global_step}; {_how_to_go_on(output)}")
+        raise Interrupted(
+            f"stopped at step {trainer.state.global_step}; {_how_to_continue(output)}"
+        )
 
 
 def _load_best(trainer: ObjectiveTrainer, output: Path) -> int:
@@ -282,8 +284,8 @@ def _write_bad_batch(path: Path, setup: RunSetup, error: NotFinite) -> None:
     write_whole(path, "".join(lines))
 
 
-def _how_to_go_on(output: Path, keys: str = "", how: str = "") -> str:
+def _how_to_continue(output: Path, keys: str = "", how: str = "") -> str:
     checkpoint = last_checkpoint(output)
     if checkpoint is None:
         return "there is no checkpoint yet"
-    return f"{checkpoint.name} is whole: `finetune resume {output}{keys}` goes on from it{how}"
+    return f"{checkpoint.name} is whole: `finetune resume {output}{keys}` continues from it{how}"

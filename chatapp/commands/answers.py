@@ -117,7 +117,7 @@ def print_best(
     choices: "Choices",
     template: str,
     reward: str,
-    asked: "Sequence[Message]",
+    question: "Sequence[Message]",
     count: int,
     *,
     as_json: bool,
@@ -134,12 +134,12 @@ def print_best(
     scorer = ReplyScorer.load(reward)
     cancel = threading.Event()
 
-    def tell(done: int) -> None:
+    def show(done: int) -> None:
         status(f"{done:,} of {count:,} answers …")
 
     with _interruptible(cancel):
         try:
-            replies = best_of(answers, scorer, asked, count, sampling, cancel, tell)
+            replies = best_of(answers, scorer, question, count, sampling, cancel, show)
         except ValueError as error:
             raise UserError(str(error)) from None
         finally:

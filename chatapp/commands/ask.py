@@ -180,12 +180,14 @@ def _check_together(
         raise UserError("--reward is for a question of its own; leave out -c and --chat")
 
 
-def _template(model: "LanguageModel", requested: str, asked: str, think: bool | None) -> "Template":
+def _template(
+    model: "LanguageModel", requested: str, of_chat: str, think: bool | None
+) -> "Template":
     """The template to ask in, with a warning where it is not the model's. Raises UserError."""
     from chatapp.dialogue.writers.choosing import choose_template, mismatch, with_thinking
 
     try:
-        chosen = choose_template(model, requested, asked)
+        chosen = choose_template(model, requested, of_chat)
         if think is not None:
             chosen = with_thinking(model, chosen, think)
         if warning := mismatch(model, chosen):
@@ -198,7 +200,7 @@ def _template(model: "LanguageModel", requested: str, asked: str, think: bool | 
 def _documents(
     paths: "Sequence[str] | None", method: str, chat: "StoredChat | None"
 ) -> "DocumentSet | None":
-    """What `--docs` names; for a chat, wherever it goes on. Raises DocumentsError."""
+    """What `--docs` names; for a chat, wherever it is continued. Raises DocumentsError."""
     from chatapp.prompting.files.documents import DocumentSet
 
     if not paths:
@@ -232,7 +234,7 @@ def _sources(
     if documents is None:
         return []
     try:
-        found = oneshot.find_sources(
+        sources = oneshot.find_sources(
             model,
             template,
             text,
@@ -243,12 +245,12 @@ def _sources(
         )
     finally:
         status("")
-    return list(found)
+    return list(sources)
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A question by itself, of which nothing is stored, and the model that is asked."""
+    """A question by itself, which is not stored, and the model that answers it."""
 
     model: "LanguageModel"
     template: "Template"
@@ -320,7 +322,7 @@ def _answer_in(
 ) -> "Iterator[ReplyEvent]":
     """The reply to a message that continues a stored chat, where it ends; both are stored.
 
-    documents, tools: those that the chat is to go on with, if not its own. allowed: the names
+    documents, tools: those that the chat takes on, if not its own. allowed: the names
     of tools that may run though they ask. sources: gets the passages that the reply is given.
     """
     from chatapp.dialogue.chat import Chat

@@ -63,7 +63,7 @@ def instructions(
 
 
 def chat_to_go_on_with(last: bool, chat_id: int | None) -> "StoredChat | None":
-    """The chat that was asked for by its id, or as the last one; None for neither."""
+    """The chat with an id, or the last one; None for neither. Raises UserError."""
     if not last and chat_id is None:
         return None
     if last and chat_id is not None:
@@ -108,7 +108,7 @@ def allowed_names(names: Collection[str], tools: Collection[str]) -> Collection[
     """The tools that need not ask. Raises UserError for one that is not on, where some are."""
     for name in names:
         # A tool of a server may be named by itself where all of the server's are on.
-        if tools and not any(f"{name}_".startswith(f"{each}_") for each in tools):
+        if tools and not any(f"{name}_".startswith(f"{tool}_") for tool in tools):
             raise UserError(f"--yes-tools names {name!r}, which is not among --tools")
     return names
 

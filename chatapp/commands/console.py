@@ -90,7 +90,7 @@ def complain(sentence: str) -> None:
 
 
 def status(text: str) -> None:
-    """Show what goes on in one line of the terminal, instead of the line before; "" clears it."""
+    """Show what is being done, in place of the terminal's last status line; "" clears it."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
 

@@ -30,18 +30,17 @@ def search(
     from chatapp.passages.search import Documents
     from chatapp.prompting.files.documents import DocumentSet
 
-    asked = DocumentSet(tuple(paths), method, limit)
-    documents = Documents(asked)
+    documents = Documents(DocumentSet(tuple(paths), method, limit))
     try:
         coverage = documents.renew(show_reading)
-        found = documents.search(query, show_reading)
+        passages = documents.search(query, show_reading)
     finally:
         status("")
     if as_json:
         keys = ("file", "place", "score", "text")
-        write_json({"passages": [{key: getattr(each, key) for key in keys} for each in found]})
+        write_json({"passages": [{key: getattr(it, key) for key in keys} for it in passages]})
         return
-    for number, passage in enumerate(found, 1):
+    for number, passage in enumerate(passages, 1):
         write(f"[{number}] {passage.file}, {passage.place} ({passage.score:.3g})\n")
         write(f"{passage.text}\n\n")
-    complain(f"{len(found)} of {coverage}")
+    complain(f"{len(passages)} of {coverage}")

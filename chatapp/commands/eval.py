@@ -36,7 +36,7 @@ _NO_USE = {
         "strict",
     ),
 }
-"""Options that mean nothing for each of the things there are to measure."""
+"""Options that mean nothing, by what is measured."""
 
 FilesArgument = Annotated[
     list[str] | None,
@@ -127,8 +127,8 @@ def evaluate(
         _write_items(tasks, generate)
         return
     grid = _grid(shots, select, order, score, style, seeds, seed)
-    goes_on = f"; the same command goes on with {report}" if report else ""
-    with interruptible(f"interrupted{goes_on}"):
+    hint = f"; the same command continues {report}" if report else ""
+    with interruptible(f"interrupted{hint}"):
         results = _measured(tasks, grid, settings, report)
         _tell(results, _config(context.params, settings, grid), report, as_json=as_json)
 
@@ -146,7 +146,7 @@ def _refuse(options: dict[str, Any]) -> None:
 
 
 def _config(options: dict[str, Any], settings: "Settings", grid: "Grid") -> dict[str, Any]:
-    """What was asked for, as plain data."""
+    """The options, as plain data."""
     test = options["test"]
     return {
         "model": settings.model,
@@ -234,8 +234,8 @@ def _generated(names: Sequence[str], words: Path | None, n: int, seed: int) -> "
     tasks = []
     for name in dict.fromkeys(map(str.strip, names)):
         items = gpt3_tasks.generate(name, n + _ITEMS, seed, own)
-        asked = [Item(item.input, item.output, line) for line, item in enumerate(items[:n], 1)]
-        tasks.append(Task(name, gpt3_tasks.task_prompt(name, items[n:]), asked))
+        to_ask = [Item(item.input, item.output, line) for line, item in enumerate(items[:n], 1)]
+        tasks.append(Task(name, gpt3_tasks.task_prompt(name, items[n:]), to_ask))
     return tasks
 
 

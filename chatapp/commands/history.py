@@ -1,7 +1,7 @@
 """`chatapp history`: list, search, show, export, import and delete chats.
 
 Keep: nothing is lost by accident. A chat is deleted, and a file replaced, only when the user
-said so.
+confirms it.
 """
 
 import json
@@ -159,7 +159,7 @@ def export(
     if output:
         write_output(output, text, force=force)
     else:
-        # A pipe takes the text as it is; a terminal would obey what is in it.
+        # A pipe takes the text unchanged; a terminal would obey what is in it.
         write(text, verbatim=not sys.stdout.isatty())
 
 

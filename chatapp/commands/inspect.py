@@ -104,7 +104,7 @@ def inspect(
         in_full = _in_full(trace, sections, top) if as_json and token is None else {}
         findings = [makers[name]() for name in sections if name not in in_full]
         if as_json:
-            numbers = {each.name: each.to_json() for each in findings} | in_full
+            numbers = {finding.name: finding.to_json() for finding in findings} | in_full
             write_json({"model": language_model.name, "text": given, **numbers})
         elif output is not None:
             _export(findings, output, force=force)
@@ -164,7 +164,7 @@ def _check_output(output: Path, as_json: bool, force: bool) -> None:
         raise UserError(f"{output}: is no kind of file to write; expected .html or .svg")
     if as_json:
         raise UserError("--output and --json exclude each other")
-    if output.exists() and not force:  # said before the model is loaded
+    if output.exists() and not force:  # before the model is loaded
         raise UserError(f"{output}: this file exists; --force replaces it")
 
 

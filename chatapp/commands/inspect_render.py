@@ -40,7 +40,7 @@ _LONGEST_TOKEN = 18
 
 
 def printed(findings: Sequence[Finding], *, in_color: bool) -> str:
-    """What a terminal is given for these findings, as wide as it is.
+    """What a terminal is given for these findings, as wide as the terminal is.
 
     in_color: with the colours that the terminal has.
     """

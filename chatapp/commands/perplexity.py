@@ -34,7 +34,7 @@ def perplexity(
 
     text = read_required(file)
     settings = load_settings({"model": model, "precision": precision})
-    # A figure to compare is exact unless something else is asked for.
+    # A figure to compare is exact unless --precision names another.
     wanted = settings.precision if precision else "float32"
     language_model = load(settings.model, wanted, settings.device)
     with interruptible("interrupted"), progress("Perplexity") as show:

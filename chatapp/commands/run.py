@@ -1,6 +1,6 @@
 """`chatapp run`: a prompt file on one input, or on a file of them.
 
-Keep: standard output holds answers alone; what was asked, how sure the model is and what went
+Keep: standard output holds answers alone; the prompt, how sure the model is and what went
 wrong go to standard error, or into the JSON document.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from chatapp.prompting.files.promptfile import PromptFile
 
 _HOW = ("shots", "select", "order", "score", "style")
-"""The options that say how an input is asked."""
+"""The options that say how an input is put to the model."""
 
 _STYLES = {
     "instruction": "bold magenta",
@@ -118,8 +118,8 @@ def run(
         prompt, shots=shots, select=select, order=order, scoring=score, seed=seed, style=style
     )
     report_pool(prompt.pool, strict=strict)
-    goes_on = f"; the same command goes on where {output} ends" if output else ""
-    with interruptible(f"interrupted{goes_on}"):
+    hint = f"; the same command continues {output}" if output else ""
+    with interruptible(f"interrupted{hint}"):
         if inputs is None:
             _one(prompt, context.params, text or "", show_prompt=show_prompt, as_json=as_json)
         else:
@@ -248,8 +248,8 @@ def _one(
         write(answer.output.removesuffix("\n") + "\n")
         _show_probabilities(answer)
         if question.dropped and not show_prompt:
-            asked = len(question.examples) + len(question.dropped)
-            complain(f"{len(question.dropped)} of {asked} examples did not fit and were left out")
+            chosen = len(question.examples) + len(question.dropped)
+            complain(f"{len(question.dropped)} of {chosen} examples did not fit and were left out")
     if answer.finished and answer.finished.reason == "repetition":
         complain(REPEATED)
     if answer.finished and answer.finished.reason == "error":

@@ -28,7 +28,7 @@ class ConfigError(UserError, ValueError):
 
 
 class Interrupted(Exception):
-    """The run was asked to stop and saved a checkpoint. The message says how to go on."""
+    """The run stopped on request, with a checkpoint. The message says how to continue."""
 
 
 class Source(Section):

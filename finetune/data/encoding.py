@@ -1,13 +1,8 @@
-"""Examples to token ids with a span a token, through the one renderer of a chat.
+"""A chat or a text to token ids, with the span of every token, through the one renderer.
 
-Keep: a response is never cut. The ids of an example are those a chat would have
-at that point, text never becomes a special token, and an example that does not fit is made to
-fit by its prompt or its oldest turns alone, and counted; or not at all.
-
-A chat as pieces of tokens, through the one renderer, each with where it comes from.
-
-Keep: the ids before a reply are those a chat would prompt with at that point, and no text of a
-message becomes a special token.
+Keep: the ids before a reply are those that a chat would prompt with at that point, and no text of a
+message becomes a special token. A response is never cut: an example that does not fit is shortened
+in its prompt or by its oldest turns, and counted, or dropped.
 """
 
 from bisect import bisect_left, bisect_right

@@ -1,19 +1,13 @@
-"""Rows of feedback: two replies to one prompt of which one is better, or a reply and a verdict.
+"""Rows of feedback and their tokens: a better and a worse reply to one prompt, or a verdict on one.
 
-Preferences have the fields `chosen` and `rejected`, and a `margin` if they like: how much better
+Preferences have the fields `chosen` and `rejected`, and may have a `margin`: how much better
 (Bradley-Terry of `reward`). Verdicts have `completion` and `label`. The prompt of either is a
-request as in `formats` (`instruction` and `input`, `prompt`, `question`), or a list of turns
-under `prompt`; a preference may also leave it out, when both replies begin with it: as lists of
-turns, or as texts, which are then learnt as they stand, without a template. These are the
-layouts of TRL's documentation (dataset formats), and the rows that the chat exports.
+request as in `formats`, or a list of turns under `prompt`. A preference may leave it out when both
+replies begin with it: as lists of turns, or as texts, which are then learnt without a template.
+These are the layouts of TRL's documentation (dataset formats), and the rows that the chat exports.
 
-Keep: both replies of a preference stand behind the same prompt, and neither is empty or equal to
-the other, since such a row says nothing.
-
-Feedback as tokens: both replies of a preference behind one prompt, or a reply with a verdict.
-
-Keep: of a sequence the last reply alone is a response; what was said before it is prompt, and
-both sequences of a pair have the same prompt, token for token, however it had to be cut.
+Keep: both replies of a preference stand behind the same prompt, token for token, however it had to
+be cut; neither is empty or equal to the other. Only the last reply of a sequence is a response.
 """
 
 import re
@@ -177,8 +171,7 @@ def _reply(row: Row, name: str) -> Message:
 
 def _read_preference(row: Row) -> Preference:
     prompt = prompt_of(row)
-    pair = [[*prompt, _reply(row, name)] for name in ("chosen", "rejected")]
-    return _preference(row, prompt, pair)
+    return _preference(row, prompt, [[*prompt, _reply(row, name)] for name in _PAIR[:2]])
 
 
 def _preference(row: Row, prompt: Sequence[Message], pair: Sequence[list[Message]]) -> Preference:

@@ -1,7 +1,7 @@
 """The [data] section to encoded examples: read, phrase, split, encode, mix, and count.
 
-Keep: every row read is either kept or counted under the reason it was dropped
-for, and no row that is measured is ever trained on.
+Keep: every row read is either kept or counted under the reason it was dropped for, and no row that
+is measured is ever trained on.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from itertools import chain
 from math import ceil
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -45,7 +46,7 @@ class TableReport:
 
 @dataclass(slots=True)
 class Report:
-    """What preparation did with the rows, in numbers.
+    """What became of the rows, in numbers.
 
     tables: the files in their order, those to measure on included. dropped: rows by reason.
     truncated: examples by how they were made to fit. turns_left_out: messages lost by that.
@@ -76,13 +77,13 @@ class Report:
     def lines(self) -> list[str]:
         """The report in words: what was detected, dropped and shortened. Foreign text inside."""
         lines = []
-        for each in self.tables:
-            fields = [", ".join(each.fields)]
-            if each.ignored:
-                fields.append(f"not used: {', '.join(each.ignored)}")
+        for table in self.tables:
+            fields = [", ".join(table.fields)]
+            if table.ignored:
+                fields.append(f"not used: {', '.join(table.ignored)}")
             lines.append(
-                f"{each.name}: {each.layout} ({'; '.join(fields)}), "
-                f"rows: {each.rows:,}, kept: {each.kept:,}"
+                f"{table.name}: {table.layout} ({'; '.join(fields)}), "
+                f"rows: {table.rows:,}, kept: {table.kept:,}"
             )
         lines += dropped_lines(self.dropped)
         lines += [f"{_TRUNCATED[how]}: {count:,}" for how, count in self.truncated.items()]
@@ -107,7 +108,7 @@ _TRUNCATED = {
 
 
 class Example(Protocol):
-    """What is made of a row.
+    """A row as tokens.
 
     key: tells it from other rows. split_key: by which it is trained on or measured. content:
     what is learnt from it, for a digest.
@@ -225,18 +226,18 @@ def encode_chats(
 
 
 def encode_rows(data: Data, kind: RowKind[Encodes], seed: int) -> ExampleSets[Encodes]:
-    """The same for any kind of rows."""
+    """Read and encode any kind of rows; see `encode_chats`."""
     report = Report()
     reader = _Reader(kind, report, data.bad_rows, seed)
     files, share = ([], data.held_out) if isinstance(data.held_out, float) else (data.held_out, 0.0)
     held_out = {
-        HELD_OUT: [each for file in files for row in reader.read(file) for each in row.first]
+        HELD_OUT: [example for file in files for row in reader.read(file) for example in row.first]
     }
     sources = [(source, list(reader.read(source))) for source in data.train]
     report.truncated, report.turns_left_out = kind.encoder.truncated, kind.encoder.turns_left_out
     for name in _checked_clusters(data, report):
         members = (row for _, rows in sources for row in rows if row.cluster == name)
-        held_out[name] = [each for row in members for each in row.first]
+        held_out[name] = [example for row in members for example in row.first]
     measured = {example.split_key for examples in held_out.values() for example in examples}
 
     train: list[Encodes] = []
@@ -252,15 +253,15 @@ def encode_rows(data: Data, kind: RowKind[Encodes], seed: int) -> ExampleSets[En
                 continue
             report.repeated += row.key in seen
             seen.add(row.key)
-            held_out[HELD_OUT] += (each for each in row.first if is_held_out(each.split_key, share))
+            held_out[HELD_OUT] += (e for e in row.first if is_held_out(e.split_key, share))
             for turn, examples in enumerate(passes):
                 phrased = row.phrased[turn % len(row.phrased)]
-                examples += (each for each in phrased if not is_held_out(each.split_key, share))
+                examples += (e for e in phrased if not is_held_out(e.split_key, share))
         for turn, examples in enumerate(passes):
             train += draw(examples, min(1.0, source.weight - turn), seed)
     if not train:
         raise ConfigError(f"data.train: no row is left to train on{_why(report)}")
-    return ExampleSets(train, {name: each for name, each in held_out.items() if each}, report)
+    return ExampleSets(train, {name: rows for name, rows in held_out.items() if rows}, report)
 
 
 def _checked_clusters(data: Data, report: Report) -> list[str]:
@@ -358,8 +359,8 @@ class _Reader(Generic[Encodes]):
             report.kept += 1
             if cluster:
                 self.report.clusters[cluster] += 1
-            for each in (each for examples in phrased for each in examples):
-                digest.update(each.content)
+            for example in chain.from_iterable(phrased):
+                digest.update(example.content)
             report.digest = digest.hexdigest()
             yield _EncodedRow(report, cluster, phrased)
 

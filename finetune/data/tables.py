@@ -1,12 +1,9 @@
-"""Files, folders and hub data sets to rows, streamed where the file allows it.
+"""Files, folders and hub data sets to rows, streamed where the file allows it; and which rows are
+measured or drawn.
 
-Keep: every row knows its location ("data.jsonl, line 3"), and what cannot be read is
-one sentence that begins with it. What the fields mean is for `formats` to say.
-
-Which rows are measured, and which are drawn: decided by content and seed alone.
-
-Keep: a row never changes sides between training and measuring, whatever stands beside it and
-in whatever order rows are read.
+Keep: every row knows its location ("data.jsonl, line 3"), and what cannot be read is one sentence
+that begins with it; `formats` says what the fields mean. Content and seed alone decide whether a
+row is trained on or measured, whatever stands beside it and in whatever order rows are read.
 """
 
 import gzip

@@ -169,7 +169,7 @@ def _blocks(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
             after = children[index + 1 :]
             return child, [module for module in after if any(True for _ in module.parameters())]
     raise ConfigError(
-        f"train.method last-blocks: no list of {count} blocks was found in a "
+        f"train.method last-blocks: there is no list of {count} blocks in a "
         f"{model.config.model_type} model"
     )
 

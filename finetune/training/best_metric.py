@@ -48,8 +48,8 @@ def _exact_match(setup: RunSetup, rows: TrainingRows) -> Figures:
     model = TransformersModel(
         setup.model, setup.tokenizer, name=setup.config.model, start=setup.start
     )
-    found = setup.objective.questions(rows, setup.tokenizer, model.context, len(setup.start))
-    questions = list(islice(found, REPLIES))
+    asks = setup.objective.questions(rows, setup.tokenizer, model.context, len(setup.start))
+    questions = list(islice(asks, REPLIES))
     if not questions:
         raise ConfigError("train.metric_for_best_model is exact_match, but no held-out row asks")
     longest = setup.config.samples.max_tokens
@@ -57,9 +57,9 @@ def _exact_match(setup: RunSetup, rows: TrainingRows) -> Figures:
     def figures() -> dict[str, float]:
         setup.model.eval()
         model.forget()
-        prompts = [each.ids for each in questions]
-        replies = [each.text for each in greedy_replies(model, setup.stops, prompts, longest)]
+        prompts = [question.ids for question in questions]
+        replies = [reply.text for reply in greedy_replies(model, setup.stops, prompts, longest)]
         model.forget()
-        return {"exact_match": exact_match(replies, [each.reference for each in questions])}
+        return {"exact_match": exact_match(replies, [question.reference for question in questions])}
 
     return figures

@@ -44,7 +44,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         sample_every: int = 0,
     ) -> None:
         self.console, self.log, self.trainer = console, log, trainer
-        measured = () if any(each.startswith("eval_") for each in curves) else ("eval_loss",)
+        measured = () if any(curve.startswith("eval_") for curve in curves) else ("eval_loss",)
         self.figures = {**figures, **dict.fromkeys(measured, HELD_OUT_FIGURE)}
         self.curves = (*curves, *measured)
         self.sample, self.sample_every = sample, sample_every

@@ -107,14 +107,14 @@ def check_whole(checkpoint: Path) -> None:
                             raise BadZipFile(f"{damaged} does not match its checksum")
         except (OSError, ValueError, BadZipFile, SafetensorError) as error:
             raise ConfigError(
-                f"{file}: is damaged: {_first_line(error)}; remove {checkpoint.name} to go on from "
-                "the checkpoint before it"
+                f"{file}: is damaged: {_first_line(error)}; remove {checkpoint.name} to continue "
+                "from the checkpoint before it"
             ) from None
 
 
 def drop_optimizer_states(folder: Path) -> None:
-    """Remove those of a finished run, twice the size of its model each, but the last, from which
-    it can be gone on with."""
+    """Remove those of a finished run, which are twice the size of its model, except the last, from
+    which it can be continued."""
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step)[:-1]:
         (checkpoint / OPTIMIZER_FILE).unlink(missing_ok=True)
 

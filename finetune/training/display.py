@@ -1,11 +1,7 @@
-"""What a run looks like in a terminal: figures, a loss curve, sample replies.
+"""What a run looks like in a terminal: figures, a loss curve, sample replies; and its peak memory.
 
-Keep: everything here is a pure function of what it is given, and text of models and users is
-shown as plain characters, never as markup.
-
-How much memory training took, on every system.
-
-Keep: nothing here is needed to train; a system that does not tell a peak tells what is held now.
+Keep: text of models and users is shown as plain characters, never as markup. A system that does not
+report a peak gives the memory that is held now.
 """
 
 import itertools
@@ -106,7 +102,7 @@ def draw_curves(curves: Mapping[str, Points], width: int, rows: int) -> Text:
         low, high = low - 0.5, high + 0.5
     first = min(points[0][0] for points in shown.values())
     last = max(points[-1][0] for points in shown.values())
-    margin = max(len(f"{each:.2f}") for each in (low, high)) + 1
+    margin = max(len(f"{bound:.2f}") for bound in (low, high)) + 1
     columns = max(8, width - margin)
     cells: dict[tuple[int, int], tuple[int, str]] = {}
     for name, points in shown.items():

@@ -1,4 +1,6 @@
-"""What tells a run from every other: run.json in its folder, an object with these keys:
+"""The files of a run: run.json identifies it, result.json ends it, log.jsonl is its log.
+
+run.json is an object with these keys:
 
 - config: the whole configuration, defaults included. folder: the one that its relative paths
   are read from.
@@ -11,16 +13,11 @@
 - versions: of Python, of this program and of the packages that numbers depend on; for the
   report alone.
 
-Beside it, once the run is finished, result.json: steps taken; best_step, whose weights are kept;
-eval_* of those as in log.jsonl (see `log`); seconds of all sessions; peak_memory_bytes. That of
-`pretrain` has steps, held_out_loss in nats a token and held_out_perplexity, null without held-out
-documents.
+result.json of a finished run: steps taken; best_step, whose weights are kept; eval_* of those as in
+log.jsonl; seconds of all sessions; peak_memory_bytes. That of `pretrain` has steps, held_out_loss
+in nats a token and held_out_perplexity, null without held-out documents.
 
-Keep: a run is resumed only as the run it was. What differs is refused in words.
-
-The log of a run on disk: log.jsonl of `train`, losses.jsonl of `pretrain`.
-
-One JSON object a line, in the order of the steps:
+log.jsonl (losses.jsonl of `pretrain`) has one JSON object a line, in the order of the steps:
 
 - step: optimizer steps taken; seconds: of all sessions of the run up to here.
 - of a training step: loss (of `pretrain`), or the objective's scalars (l3, l2, l1, accuracy)
@@ -35,7 +32,8 @@ One JSON object a line, in the order of the steps:
 - of sample replies: samples, a list of {prompt, reply}, with an error where a reply failed, and of
   grpo with its reward.
 
-Keep: a step stands in the log once, however often the run was broken off and gone on with.
+Keep: a run is resumed only as the run it was; what differs is refused in words. A step stands in
+the log once, however often the run was interrupted and continued.
 """
 
 import json
@@ -106,10 +104,10 @@ def begun_on(record: dict[str, Any] | None) -> date | None:
 
 
 def without_places(config: FinetuneConfig) -> dict[str, Any]:
-    """A configuration as plain data but for where its model and files lie, which digests tell."""
+    """A configuration without where its model and files are, which digests identify."""
     plain = config.model_dump(mode="json", exclude={"model"})
     sources = plain["data"]["train"], plain["data"]["held_out"]
-    for source in (each for listed in sources if isinstance(listed, list) for each in listed):
+    for source in (source for listed in sources if isinstance(listed, list) for source in listed):
         del source["path"], source["template"]
     return plain
 
@@ -122,7 +120,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 def check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raises ConfigError that names what of a run's record is another now."""
     if before["template"] != now["template"]:
-        old, new = ((each["template"] or {}).get("name") for each in (before, now))
+        old, new = ((record["template"] or {}).get("name") for record in (before, now))
         another = "another one of that name" if old == new else new
         raise ConfigError(
             f"{folder}: the template changed: the run was begun in {old}, now it is {another}"

@@ -1,12 +1,8 @@
 """Replies drawn while a model learns from them, with their rewards: the batches of GRPO.
 
-Keep: what is drawn in a step hangs on the weights, the seed, the step and the prompt alone, not on
-how the step is cut, so that a run that is gone on with draws the same.
-
-The model that is being trained as one that the engine draws from, many replies at once.
-
-Keep: what is drawn comes from the weights as they are now, an adapter's included, and the weights
-that learn are only read.
+Keep: what is drawn in a step depends on the weights as they are now, the seed, the step and the
+prompt alone, not on how the step is cut, so that a run that is continued draws the same. The
+weights that learn are only read.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +40,7 @@ AT_ONCE = 64
 
 
 class Policy:
-    """The model of a run as it is when this is made; not longer."""
+    """The model of a run as it is now."""
 
     def __init__(self, setup: RunSetup) -> None:
         self._setup = setup

@@ -96,7 +96,7 @@ def set_up_run(config: FinetuneConfig, device: str = "auto", begun: date | None 
     """Load the model and read the rows. Raises ConfigError and ModelError.
 
     device: as in `load_model`, but that "auto" takes a GPU for any model.
-    begun: the day of a run that is gone on with; rows are laid out as on that day.
+    begun: the day of a run that is continued; rows are laid out as on that day.
     """
     device, begun = _device(device), begun or date.today()
     kind = objective_class(config)
@@ -139,7 +139,7 @@ def _choose_weights(
 
 
 def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
-    """The model, in four bits where that is asked for. Raises ConfigError and ModelError."""
+    """The model, in four bits if the configuration says so. Raises ConfigError and ModelError."""
     if not config.adapter.load_in_4bit:
         return load_causal(files)
     if config.train.method not in LOW_RANK:
@@ -170,10 +170,10 @@ def _load(config: FinetuneConfig, files: ModelFiles, device: str) -> Any:
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
-def _device(asked: str) -> str:
-    if asked == "auto":
+def _device(wanted: str) -> str:
+    if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    return device_for(asked, "float32", 0).type
+    return device_for(wanted, "float32", 0).type
 
 
 def _precision(config: FinetuneConfig, device: str) -> str:

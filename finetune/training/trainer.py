@@ -204,7 +204,7 @@ class ObjectiveTrainer(FiniteTrainer):
             self.draws.save(Path(output_dir), self.args.process_index)
 
     def save_checkpoint(self) -> None:
-        """Save the weights after the last whole step, from which the run can go on."""
+        """Save the weights after the last whole step, from which the run can continue."""
         self._save_checkpoint(self.model, trial=None)
 
     def get_train_dataloader(self) -> Loader:
@@ -342,7 +342,7 @@ class ObjectiveTrainer(FiniteTrainer):
 
 
 class _StopOnRequest(TrainerCallback):  # type: ignore[misc]
-    """Ends and saves after the step in which any process was asked to stop."""
+    """Ends and saves after the step in which any process has to stop."""
 
     def __init__(self, trainer: ObjectiveTrainer) -> None:
         self.trainer = trainer

@@ -65,7 +65,7 @@ def test_an_interrupt(run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fetching, "fetch", fetch)
     status, out, err = run("models", "get", "smollm2")
-    assert (status, out, err) == (130, "", "chatapp: interrupted; the same command goes on\n")
+    assert (status, out, err) == (130, "", "chatapp: interrupted; the same command continues\n")
 
 
 def test_the_list_shows_what_was_brought(run, tiny: Fetched) -> None:

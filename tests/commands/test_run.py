@@ -499,9 +499,7 @@ def test_interrupted_it_says_how_to_go_on(spam: str, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
     assert process.returncode == 130
-    assert error.decode() == (
-        f"chatapp: interrupted; the same command goes on where {output} ends\n"
-    )
+    assert error.decode() == (f"chatapp: interrupted; the same command continues {output}\n")
 
 
 # In turns of a chat

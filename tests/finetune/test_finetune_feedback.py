@@ -1,4 +1,4 @@
-"""Runs that learn from feedback: trained, gone on with, measured, and made of what was said."""
+"""Runs that learn from feedback: trained, continued, measured, and made from a chat."""
 
 import json
 from io import BytesIO, StringIO, TextIOWrapper

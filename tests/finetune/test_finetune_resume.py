@@ -1,4 +1,4 @@
-"""`finetune resume`: a run broken off in every way and gone on with, and runs that are refused."""
+"""`finetune resume`: a run interrupted in every way and continued, and runs that are refused."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""finetune predict: labels, probabilities and scores for a text or a file, gone on with."""
+"""finetune predict: labels, probabilities and scores for a text or a file, and continued."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A tiny run from text to a model folder, broken off and gone on with."""
+"""A tiny run from text to a model folder, interrupted and continued."""
 
 import json
 import re
@@ -147,7 +147,7 @@ def test_changed_documents_in_the_same_folder_are_refused(
     corpus.write_text(text)
     record = Path(settings.output) / "pretrain.json"
     noted = json.loads(record.read_text())
-    # A run of an earlier version has none, and is gone on with.
+    # A run of an earlier version has none, and is continued.
     record.write_text(json.dumps({key: noted[key] for key in noted.keys() - {"digests"}}))
     assert pretrain(settings, QUIET) == Path(settings.output)
     assert json.loads(record.read_text()) == noted

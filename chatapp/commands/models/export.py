@@ -1,6 +1,6 @@
 """`chatapp models export`: a model as one GGUF file, for llama.cpp and what is built on it.
 
-Keep: a file that is there is replaced only when that is asked for, and never by half of another.
+Keep: only --force replaces a file, and never by half of another.
 """
 
 import json

@@ -38,7 +38,7 @@ def get(
     if name is None:
         _list_known(as_json=as_json)
         return
-    with interruptible("interrupted; the same command goes on"), _bar(name) as progress:
+    with interruptible("interrupted; the same command continues"), _bar(name) as progress:
         model = fetch(name, say=complain, progress=progress)
     if as_json:
         write_json({"name": name, **model.document()})

@@ -1,7 +1,7 @@
 """`chatapp models`: what models there are, and what one consists of.
 
 Keep: figures are read from the model's own files, or come from its server; nothing is loaded, and
-no server is asked for a list.
+no server has to list its models.
 """
 
 from dataclasses import asdict

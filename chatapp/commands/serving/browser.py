@@ -74,7 +74,7 @@ class ChatServer(Server):
         return app
 
     async def handle_index(self, request: web.Request) -> web.StreamResponse:
-        # The page refers to whatever name it was asked for by.
+        # The page uses the name that the browser called.
         self.public_url = f"{request.scheme}://{request.host}"
         page: web.StreamResponse = await super().handle_index(request)
         return page

@@ -40,7 +40,7 @@ def serve(
             "the page reads all chats and writes files as you; --expose allows that"
         )
     options = {"model": model, "template": template, "precision": precision}
-    load_settings(options)  # what is wrong with them is said here, not in every tab
+    load_settings(options)  # complains here, not in every tab
     # Unless it runs from this folder itself, no module in this folder is taken for one of ours.
     safe = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
     command = [sys.executable, *safe, "-m", "chatapp", *(["--continue"] if last else [])]

@@ -1,4 +1,4 @@
-"""Checkpoints: a damaged one is seen before it is gone on with."""
+"""Checkpoints: a damaged one is seen before it is continued."""
 
 from pathlib import Path
 
