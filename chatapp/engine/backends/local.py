@@ -24,8 +24,13 @@ from chatapp.engine.files.stored_tensors import kept_weights
 from chatapp.engine.files.weights import read_weights
 from chatapp.engine.generation import CancelCheck, LocalGenerator
 from chatapp.engine.kernels.device import device_for
-from chatapp.engine.kernels.precision import QUANTISED, precision_for, quantised, to_bfloat16
-from chatapp.engine.kernels.torch_internals import int4_order
+from chatapp.engine.kernels.precision import (
+    QUANTISED,
+    layout,
+    precision_for,
+    quantised,
+    to_bfloat16,
+)
 from chatapp.engine.model import Generate, PieceTokenizer, Request
 from chatapp.engine.tokenizers import chat_tokenizer
 
@@ -57,11 +62,10 @@ def load_decoder(
         weights = dict(read_weights(files, tensors))
     elif chosen in QUANTISED:
         four_bits = chosen == "int4"
-        order = int4_order() if four_bits else ""
         weights = kept_weights(
             files,
             chosen,
-            order,
+            layout(chosen),
             lambda: quantised(read_weights(files, four_bits=four_bits), chosen),
         )
     elif chosen == "bfloat16":

@@ -117,6 +117,11 @@ class KeyValueCache:
         """Forget everything."""
         self.ids.clear()
 
+    def prepare(self, new: int) -> None:
+        """Make room for new tokens, whose keys and values are then written into `layers`."""
+        self.reserve(len(self.ids) + new)
+        self._touched = max(self._touched, len(self.ids) + new)
+
     def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write the keys and values of new tokens after the known ones.
 
@@ -125,10 +130,9 @@ class KeyValueCache:
         after `commit`.
         """
         start, size = len(self.ids), new.shape[3]
-        self.reserve(start + size)
+        self.prepare(size)
         reserved = self.layers[layer]
         reserved.narrow(3, start, size).copy_(new)
-        self._touched = max(self._touched, start + size)
         keys, values = reserved.narrow(3, 0, start + size).unbind(0)
         return keys, values
 

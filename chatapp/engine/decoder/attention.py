@@ -14,6 +14,7 @@ from chatapp.engine.decoder.blocks import Pass, Rotation
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.kernels.linear import linear_layer
+from chatapp.engine.kernels.native import Norm
 
 # Rows whose attention a CPU computes at once: each is multiplied by all keys up to those of the
 # last one. A GPU would rather have few calls.
@@ -91,7 +92,7 @@ class Attention:
 class QueryKeyNorm:
     """An RMSNorm of each head's query, and one of each key."""
 
-    __slots__ = ("epsilon", "weight")
+    __slots__ = ("epsilon", "structs", "weight")
 
     def __init__(
         self, weights: Mapping[str, Tensor], name: str, architecture: Architecture
@@ -102,6 +103,9 @@ class QueryKeyNorm:
         both = torch.cat([w.expand(n, -1) for w, n in zip((query, key), heads, strict=True)])
         self.weight = both + architecture.norm_offset
         self.epsilon = architecture.epsilon
+        # The rows of one kind are alike: those of the first query and of the first key.
+        first = (self.weight[0], self.weight[architecture.heads])
+        self.structs = tuple(Norm(row.data_ptr(), None, self.epsilon) for row in first)
 
     def __call__(self, x: Tensor) -> None:
         """x: (rows, tokens, heads + key/value heads, head size), in place."""

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from chatapp.engine.decoder.families.architecture import Activation, Architecture
 from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.decoder.observer import Observer
+from chatapp.engine.kernels.native import Norm
+from chatapp.engine.kernels.native_layers import Rows
 
 # √(8/π), and from how many numbers on it pays to compute a gelu in steps.
 _GELU = (8 / torch.pi) ** 0.5
@@ -57,7 +59,8 @@ class Pass:
     rows: sequences of one length. turns: what each rotation turns queries and keys by at the
     positions of the tokens. masks: for each window that a block may have, (tokens, all), or
     (rows, 1, tokens, all) where each row has its own, added to the attention's scores; None where
-    each token sees itself and all before it.
+    each token sees itself and all before it. native: the same for blocks that the native kernels
+    compute; None where torch does.
     """
 
     rows: int
@@ -65,6 +68,7 @@ class Pass:
     cache: KeyValues | None = None
     masks: Mapping[int | None, Tensor] | None = None
     observe: Observer | None = None
+    native: Rows | None = None
 
     def observed(self, point: str, x: Tensor) -> Tensor:
         """States, or what is added to them, as the observer leaves them."""
@@ -86,10 +90,11 @@ class Pass:
 class LayerNorm:
     """Layer normalisation over the last dimension."""
 
-    __slots__ = ("bias", "epsilon", "shape", "weight")
+    __slots__ = ("bias", "epsilon", "shape", "struct", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor, epsilon: float) -> None:
         self.weight, self.bias = weight, bias
+        self.struct = Norm(weight.data_ptr(), bias.data_ptr(), epsilon)
         self.shape = weight.shape
         self.epsilon = epsilon
 
@@ -100,10 +105,11 @@ class LayerNorm:
 class RMSNorm:
     """x / √(mean(x²) + ε) · weight over the last dimension (Zhang and Sennrich 2019)."""
 
-    __slots__ = ("epsilon", "weight")
+    __slots__ = ("epsilon", "struct", "weight")
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         self.weight = weight
+        self.struct = Norm(weight.data_ptr(), None, epsilon)
         self.epsilon = torch.tensor(epsilon, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -134,7 +140,7 @@ class Rotation:
             frequencies = rotary.scaling(frequencies)
         self._frequencies = frequencies.to(device)
         self._magnitude = rotary.magnitude
-        self._size = rotary.size
+        self.size = rotary.size
 
     def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines, and sines with a minus in the first half: (…, 1, size) each.
@@ -151,6 +157,6 @@ class Rotation:
         The pair (a, b) becomes (a cos − b sin, b cos + a sin).
         """
         cosines, sines = turns
-        x = x[..., : self._size]
-        others = x.roll(self._size // 2, -1)
+        x = x[..., : self.size]
+        others = x.roll(self.size // 2, -1)
         x.mul_(cosines).addcmul_(others, sines)

@@ -26,15 +26,24 @@ from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.decoder.observer import Observer
 from chatapp.engine.decoder.recorded_step import Step
-from chatapp.engine.kernels.linear import linear_layer
-from chatapp.engine.kernels.precision import is_matrix
+from chatapp.engine.kernels import native
+from chatapp.engine.kernels.linear import Linear, linear_layer
+from chatapp.engine.kernels.native_layers import (
+    KINDS,
+    NO_NORM,
+    ROWS,
+    NativeBlock,
+    NativeLinear,
+    Rows,
+)
+from chatapp.engine.kernels.precision import has_kernels, is_matrix
 
 # Whatever is computed besides the result takes memory as a chunk grows; 512 rows keep the matrix
 # products busy and the memory small.
 CHUNK = 512
 
 
-class Perceptron:
+class MLP:
     """act(x U + b) D + c, or with a gate, (act(x G) ∘ (x U)) D; G and U are stacked."""
 
     def __init__(
@@ -55,7 +64,7 @@ class Perceptron:
 
 
 class Block:
-    """Attention, then the perceptron, each of which adds to the states it has read."""
+    """Attention, then the MLP, each of which adds to the states it has read."""
 
     def __init__(
         self,
@@ -72,34 +81,71 @@ class Block:
             self.norm_after_1 = make_norm(weights, f"{name}.norm_after_1", architecture)
             self.norm_after_2 = make_norm(weights, f"{name}.norm_after_2", architecture)
         self.attention = Attention(weights, architecture, layer, rotations)
-        self.mlp = Perceptron(weights, f"{name}.mlp", architecture)
+        self.mlp = MLP(weights, f"{name}.mlp", architecture)
+        self._native = native_block(self, architecture, layer)
 
-    def attend(self, x: Tensor, run: Pass) -> Tensor:
+    def __call__(self, x: Tensor, run: Pass) -> Tensor:
+        """The states (rows · tokens, width) after the block."""
+        if run.native is not None and self._native is not None:
+            self._native.add_to(x, run.native)
+            return x
+        return run.observed(self.point, self.updated(x, run))
+
+    def updated(self, x: Tensor, run: Pass) -> Tensor:
+        """The states and what both parts add to them."""
+        x = x + self.attention_update(x, run)
+        return x + self.mlp_update(x, run)
+
+    def attention_update(self, x: Tensor, run: Pass) -> Tensor:
         """What attention adds to the states."""
         added = self.attention(self.norm_1(x), run)
         if self.norm_after_1 is not None:
             added = self.norm_after_1(added)
         return run.observed(self.attention.point, added)
 
-    def think(self, x: Tensor, run: Pass) -> Tensor:
-        """What the perceptron adds to the states."""
+    def mlp_update(self, x: Tensor, run: Pass) -> Tensor:
+        """What the MLP adds to the states."""
         added = self.mlp(self.norm_2(x))
         if self.norm_after_2 is not None:
             added = self.norm_after_2(added)
         return run.observed(self.mlp.point, added)
 
-    def __call__(self, x: Tensor, run: Pass) -> Tensor:
-        x = x + self.attend(x, run)
-        x = x + self.think(x, run)
-        return run.observed(self.point, x)
-
 
 class ParallelBlock(Block):
-    """Attention and perceptron side by side: both read the same states."""
+    """Attention and MLP side by side: both read the same states."""
 
-    def __call__(self, x: Tensor, run: Pass) -> Tensor:
-        x = x + self.attend(x, run) + self.think(x, run)
-        return run.observed(self.point, x)
+    def updated(self, x: Tensor, run: Pass) -> Tensor:
+        return x + self.attention_update(x, run) + self.mlp_update(x, run)
+
+
+def native_block(block: Block, architecture: Architecture, layer: int) -> NativeBlock | None:
+    """A block as the native kernels compute it; None where there are none, or not for its parts."""
+    attention, mlp = block.attention, block.mlp
+    products = (attention.query_key_value, attention.projection, mlp.expand, mlp.contract)
+    structs = [part.struct for part in products if isinstance(part, Linear | NativeLinear)]
+    is_on_cpu = block.norm_1.weight.device.type == "cpu"
+    if not has_kernels() or not is_on_cpu or len(structs) < len(products):
+        return None
+    kind, rotation = architecture.attentions[layer], attention.rotation
+    query, key = attention.norm.structs if attention.norm is not None else (NO_NORM, NO_NORM)
+    after = [NO_NORM if n is None else n.struct for n in (block.norm_after_1, block.norm_after_2)]
+    heads = native.Attention(
+        heads=attention.heads,
+        key_value_heads=attention.key_value_heads,
+        head_size=attention.head_size,
+        window=kind.window or 0,
+        scale=kind.scale,
+    )
+    struct = native.Block(
+        *(block.norm_1.struct, block.norm_2.struct, *after, query, key, *structs, heads),
+        width=architecture.width,
+        inner=architecture.inner,
+        turned=0 if rotation is None else rotation.size,
+        activation=KINDS[architecture.activation],
+        is_gated=mlp.is_gated,
+        is_parallel=architecture.is_parallel,
+    )
+    return NativeBlock(struct, layer, rotation)
 
 
 class Decoder:
@@ -135,17 +181,21 @@ class Decoder:
         self.blocks = [block(weights, architecture, n, rotations) for n in range(len(kinds))]
         self.norm = make_norm(weights, "norm", architecture)
         name = "head.weight" if "head.weight" in weights else "embed.weight"
+        is_tiled = weights[name].ndim > 2
         output = {
-            key: weights[key][:vocabulary] for key in (name, f"{name}.scale") if key in weights
+            key: weights[key] if is_tiled else weights[key][:vocabulary]
+            for key in (name, f"{name}.scale")
+            if key in weights
         }
-        self.vocabulary = output[name].shape[0]
+        self.vocabulary = min(vocabulary or architecture.vocabulary, architecture.vocabulary)
         self.precision = str(output[name].dtype).removeprefix("torch.")
         if any(tensor.dtype == torch.uint8 for tensor in weights.values()):
             self.precision = "int4"  # which the output matrix is not
         matrices = {key: tensor for key, tensor in weights.items() if is_matrix(key, tensor)}
         matrices[name] = output[name]
         self.matrix_bytes = sum(matrix.nbytes for matrix in matrices.values())
-        self._output = linear_layer(output, name.removesuffix(".weight"))
+        self._output = linear_layer(output, name.removesuffix(".weight"), self.vocabulary)
+        self._is_native = has_kernels() and self.device.type == "cpu"
         self._steps: WeakKeyDictionary[KeyValueCache, Step] = WeakKeyDictionary()
 
     def new_cache(self, spare: int = 0) -> KeyValueCache:
@@ -188,10 +238,14 @@ class Decoder:
         if mask is not None:
             keys = torch.cat([torch.arange(start, device=self.device), at])
             masks = self._masks(mask.to(self.device), at, keys)
+        turns = self._turns(at)
+        rows = None
+        if cache is not None and masks is None and positions is None and observe is None:
+            rows = self._native_rows(at, turns, cache)
         x = self._through(
             torch.tensor(ids, device=self.device),
             at,
-            Pass(len(ids), self._turns(at), cache, masks, observe),
+            Pass(len(ids), turns, cache, masks, observe, rows),
             layer=layer,
             raise_if_cancelled=raise_if_cancelled,
         )
@@ -225,6 +279,28 @@ class Decoder:
         if self.position_embedding is not None:
             x = x + F.embedding(positions, self.position_embedding)
         return x
+
+    def _native_rows(
+        self,
+        at: Tensor,
+        turns: dict[Rotation, tuple[Tensor, Tensor]],
+        cache: KeyValueCache | RowCache,
+    ) -> Rows | None:
+        """Tokens as the native kernels take them; None where these, or more tokens, are too many.
+
+        at: (tokens,) their positions.
+        """
+        if not self._is_native or len(at) > ROWS:
+            return None
+        halves: dict[Rotation, tuple[Tensor, Tensor]] = {}
+        for rotation, parts in turns.items():
+            second = slice(rotation.size // 2, None)  # there sines have no minus
+            cosines, sines = (part.reshape(len(at), -1)[:, second].contiguous() for part in parts)
+            halves[rotation] = cosines, sines
+        if isinstance(cache, KeyValueCache):
+            cache.prepare(len(at))
+        is_batch = isinstance(cache, RowCache)
+        return Rows(at.int(), int(at.max()) + 1, halves, cache.layers, is_batch)
 
     def _turns(self, positions: Tensor) -> dict[Rotation, tuple[Tensor, Tensor]]:
         return {rotation: rotation.turns(positions) for rotation in self.rotations}
@@ -279,10 +355,11 @@ class Decoder:
         masks = {
             window: mask[:, None, None] for window, mask in self._masks(hidden, at, keys).items()
         }
+        turns = self._turns(at[:, None])
         x = self._through(
             torch.tensor(ids, device=self.device)[:, None],
             at[:, None],
-            Pass(len(ids), self._turns(at[:, None]), cache, masks),
+            Pass(len(ids), turns, cache, masks, native=self._native_rows(at, turns, cache)),
             raise_if_cancelled=raise_if_cancelled,
         )
         cache.commit()

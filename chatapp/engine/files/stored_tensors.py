@@ -34,7 +34,7 @@ def stored_tensors(
     """Each tensor of a model, and what reads it; to be read before the next one is asked for.
 
     expected: the names that its tensors may have, by which those of a GGUF file are known.
-    four_bits: whether what is stored in four bits is given so; see kernels/linear.py.
+    four_bits: whether what is stored in four bits is given so; see kernels/rounding.py.
     Raises ModelError when a file is missing or broken.
     """
     if not files.is_gguf:

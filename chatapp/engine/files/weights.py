@@ -17,7 +17,7 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.files.safetensors import TensorHeader, is_buffer
 from chatapp.engine.files.stored_tensors import stored_tensors, weight_sources
-from chatapp.engine.kernels.linear import to_float
+from chatapp.engine.kernels.rounding import to_float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def read_weights(
 
     tensors: by their names in a checkpoint, in place of those of the files.
     four_bits: whether matrices that a file has in four bits come as (out, bytes), uint8; see
-        chatapp/engine/kernels/linear.py.
+        chatapp/engine/kernels/rounding.py.
     Matrices come as (out, in). A checkpoint that ties its output matrix to the embedding may hold
     it all the same: it is given only when it differs.
     Raises NoDecoder for a model that the decoder does not compute, ModelError that names file and

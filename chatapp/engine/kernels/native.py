@@ -144,12 +144,22 @@ def _cached(level: str, name: str) -> Path:
     """The library in the cache folder, compiled there if it is not."""
     from chatapp.common.paths import cache_dir
 
-    text = SOURCE.read_bytes() + repr((_OPTIONS, LEVELS[level], platform.machine())).encode()
-    folder = cache_dir() / "kernels" / hashlib.sha256(text).hexdigest()[:16]
+    folder = cache_dir() / "kernels"
     if not (folder / name).is_file():
         folder.mkdir(parents=True, exist_ok=True)
         compile_level(level, folder)
     return folder / name
+
+
+def compile_all(folder: Path) -> list[Path]:
+    """Compile the kernels of every level that is not there yet, for an installation.
+
+    Returns the libraries. Raises OSError, SubprocessError.
+    """
+    for level in levels_here():
+        if not (folder / library_name(level)).is_file():
+            compile_level(level, folder)
+    return [folder / library_name(level) for level in levels_here()]
 
 
 def compile_level(level: str, folder: Path) -> None:
@@ -188,6 +198,7 @@ def levels_here() -> list[str]:
 
 
 def library_name(level: str) -> str:
-    """The file name of a level's library on this system."""
+    """The file name of a level's library on this system; another source has another name."""
+    text = SOURCE.read_bytes() + repr((_OPTIONS, LEVELS[level], platform.machine())).encode()
     suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
-    return f"kernels-{level}.{suffix}"
+    return f"kernels-{level}-{hashlib.sha256(text).hexdigest()[:12]}.{suffix}"

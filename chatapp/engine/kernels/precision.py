@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.errors import ModelError
+from chatapp.engine.kernels import native
 from chatapp.engine.kernels.device import machine_memory
-from chatapp.engine.kernels.linear import fits_int4, pack_int4, quantise, quantise_int4, to_float
-from chatapp.engine.kernels.torch_internals import has_onednn_int8
+from chatapp.engine.kernels.linear import fits_int4
+from chatapp.engine.kernels.rounding import quantise, to_float
+from chatapp.engine.kernels.tiles import int4_tiles, int8_tiles
+from chatapp.engine.kernels.torch_internals import has_onednn_int8, int4_order
+from chatapp.engine.kernels.torch_layers import pack_int4, quantise_int4
 
 # Below, a token costs less in float32: there is little to read, and int8 needs more calls.
 _INT8_FROM = 2**25
@@ -37,7 +41,8 @@ def precision_for(precision: str, parameters: int, device: torch.device) -> str:
     Raises ModelError when this machine cannot multiply in int8 and it was asked for.
     """
     # What int4 does not fit, the output matrix for one, is int8.
-    if precision in QUANTISED and not has_onednn_int8():
+    has_int8 = has_kernels() or has_onednn_int8()
+    if precision in QUANTISED and not has_int8:
         raise ModelError(f"this build of torch cannot multiply in {precision}; choose float32")
     if precision != "auto":
         return precision
@@ -48,9 +53,20 @@ def precision_for(precision: str, parameters: int, device: torch.device) -> str:
         return "float32"
     # Without these instructions a token takes a third longer in int8 than in float32 (measured).
     fast = torch.cpu.get_capabilities().get("avx512_vnni", False)
-    if not has_onednn_int8() or not fast or parameters < _INT8_FROM:
+    fast |= native.kernels().level not in ("", "baseline")
+    if not has_int8 or not fast or parameters < _INT8_FROM:
         return "float32"
     return "int4" if parameters > _COMFORTABLE * machine_memory().total else "int8"
+
+
+def has_kernels() -> bool:
+    """Whether the native kernels multiply; torch does where they cannot be compiled."""
+    return native.kernels().library is not None
+
+
+def layout(precision: str) -> str:
+    """What the order of the numbers of a rounded matrix depends on."""
+    return "tiles" if has_kernels() else int4_order() if precision == "int4" else ""
 
 
 def is_matrix(name: str, tensor: Tensor) -> bool:
@@ -86,18 +102,27 @@ def quantised(weights: NamedTensors, precision: str) -> Weights:
         to_int4 = precision == "int4" and is_product and fits_int4(tensor)
         if tensor.dtype == torch.uint8 and not to_int4:
             tensor = to_float(tensor)
-        if not is_matrix(name, tensor):
-            rounded[name] = tensor
-        elif tensor.dtype == torch.uint8:
-            rounded[name], rounded[f"{name}.scale"] = pack_int4(tensor)
-        elif to_int4:
-            rounded[name], rounded[f"{name}.scale"] = quantise_int4(tensor)
+        if is_matrix(name, tensor):
+            rounded |= _rounded(name, tensor, to_int4=to_int4)
         else:
-            rounded[name], rounded[f"{name}.scale"] = quantise(tensor)
+            rounded[name] = tensor
     embedding = rounded["embed.weight"]
     if "head.weight" not in rounded:
-        rounded["head.weight"], rounded["head.weight.scale"] = quantise(embedding)
+        rounded |= _rounded("head.weight", embedding, to_int4=False)
     half = embedding.half()
     if half.isfinite().all():
         rounded["embed.weight"] = half
     return rounded
+
+
+def _rounded(name: str, matrix: Tensor, *, to_int4: bool) -> Weights:
+    """A matrix in int8 or int4 with its scales, as what multiplies here takes it."""
+    if has_kernels():
+        if matrix.dtype != torch.uint8 and matrix.shape[1] % 2:
+            return {name: matrix}  # tiles are of pairs of columns
+        weight, scale = int4_tiles(matrix) if to_int4 else int8_tiles(matrix)
+    elif matrix.dtype == torch.uint8:
+        weight, scale = pack_int4(matrix)
+    else:
+        weight, scale = quantise_int4(matrix) if to_int4 else quantise(matrix)
+    return {name: weight, f"{name}.scale": scale}

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from chatapp.engine.kernels.native import INT4, INT8, OUTPUTS
-
-GROUP = 32
+from chatapp.engine.kernels.rounding import GROUP, group_scales, parts_of, quantise, rounded_groups
 
 
 def pack_int8(weight: Tensor) -> Tensor:
@@ -36,6 +35,28 @@ def unpack_int4(tiles: Tensor, out: int) -> Tensor:
     """(tiles, in / 4, 32) -> (out, in) of numbers from 0 to 15, uint8."""
     pairs = torch.stack((tiles & 15, tiles >> 4), 2).view(*tiles.shape[:2], 2, OUTPUTS, 2)
     return pairs.permute(0, 3, 1, 2, 4).reshape(-1, 4 * tiles.shape[1])[:out]
+
+
+def int8_tiles(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix (out, in) in float32 as tiles, and the scale (out,) of each row."""
+    numbers, scale = quantise(weight)
+    return pack_int8(numbers), scale
+
+
+def int4_tiles(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix (out, in) in float32, or in four bits already, as tiles and their scales.
+
+    The least weight of a group becomes 0, its largest 15. What comes in four bits stays.
+    """
+    if weight.dtype == torch.uint8:
+        numbers, scale, zero = parts_of(weight)
+        least = zero - 8 * scale
+    else:
+        groups = weight.reshape(len(weight), -1, GROUP)
+        least, scale = group_scales(groups)
+        least = least.bfloat16().float()
+        numbers = rounded_groups(groups, least, scale)
+    return pack_int4(numbers.flatten(1)), pack_scales(scale[..., 0], least[..., 0])
 
 
 def pack_scales(scale: Tensor, least: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Matrices in int8, int4 and bfloat16: how near they stay to float32, and what is kept."""
 
+import ctypes
 import math
 import os
 import subprocess
@@ -16,20 +17,14 @@ from chatapp.engine.backends import local
 from chatapp.engine.backends.local import load_decoder
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.kernels import linear as linear_module
+from chatapp.engine.kernels import native, torch_layers
 from chatapp.engine.kernels import precision as precision_module
 from chatapp.engine.kernels.device import Memory
-from chatapp.engine.kernels.linear import (
-    GROUP,
-    BFloat16Linear,
-    Int4Linear,
-    Int8Linear,
-    linear_layer,
-    quantise,
-    quantise_int4,
-)
+from chatapp.engine.kernels.linear import BFloat16Linear, linear_layer
 from chatapp.engine.kernels.precision import precision_for
+from chatapp.engine.kernels.rounding import GROUP, quantise
 from chatapp.engine.kernels.torch_internals import onednn_int8_takes_eight_bits
+from chatapp.engine.kernels.torch_layers import Int4Linear, Int8Linear, quantise_int4
 from chatapp.engine.model import Request, Sampling
 from chatapp.models.loading import load_model
 from chatapp.models.resolving import BUNDLED, model_folder
@@ -49,7 +44,7 @@ def bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     """How many bits of an activation this machine multiplies exactly; 7 can be had on all."""
     if request.param == 8 and not onednn_int8_takes_eight_bits():
         pytest.skip("this CPU has no VNNI: 8 bits overflow")
-    monkeypatch.setattr(linear_module, "onednn_int8_takes_eight_bits", lambda: request.param == 8)
+    monkeypatch.setattr(torch_layers, "onednn_int8_takes_eight_bits", lambda: request.param == 8)
     return int(request.param)
 
 
@@ -109,7 +104,8 @@ def test_the_largest_weights_sum_without_overflow(rows: int) -> None:
 def test_a_cpu_whose_products_overflow_in_eight_bits() -> None:
     program = """
 import torch
-from chatapp.engine.kernels.linear import Int8Linear, quantise
+from chatapp.engine.kernels.rounding import quantise
+from chatapp.engine.kernels.torch_layers import Int8Linear
 for rows in (1, 16):
     y = Int8Linear(*quantise(torch.ones(64, 4096)))(torch.ones(rows, 4096))
     assert torch.allclose(y, torch.tensor(4096.0)), y
@@ -219,7 +215,7 @@ def test_int4_on_another_kind_of_cpu_is_rounded_again(
 ) -> None:
     folder, _ = make_gpt2(n_embd=64)
     wanted = load_decoder(ModelFiles.read(folder), precision="int4").forward(IDS)
-    monkeypatch.setattr(local, "int4_order", lambda: "another")
+    monkeypatch.setattr(local, "layout", lambda precision: "another")
     again: list[str] = []
     real = local.quantised
     monkeypatch.setattr(local, "quantised", lambda *given: again.append(given[1]) or real(*given))
@@ -261,10 +257,17 @@ def test_without_a_place_for_the_file(gpt2: tuple[Path, Any], home: Path) -> Non
 def test_which_precision_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for named in ("float32", "bfloat16", "int8", "int4"):
         assert precision_for(named, 10, CPU) == precision_for(named, 10**9, CPU) == named
+    none = native.Kernels(None, "", "there is no C compiler")
     for able, wanted in ((True, "int8"), (False, "float32")):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: {"avx512_vnni": able})
+        monkeypatch.setattr(native, "kernels", lambda: none)
         assert precision_for("auto", 124_000_000, CPU) == wanted
         assert precision_for("auto", 3_000_000, CPU) == "float32"
+        level = "avx2" if able else "baseline"
+        kernels = native.Kernels(ctypes.CDLL(None), level, f"compiled for {level}")
+        monkeypatch.setattr(native, "kernels", lambda kernels=kernels: kernels)
+        assert precision_for("auto", 124_000_000, CPU) == wanted
+    monkeypatch.setattr(native, "kernels", lambda: none)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": True})
     memory = Memory(total=12_000_000_000, available=1)
     monkeypatch.setattr(precision_module, "machine_memory", lambda: memory)

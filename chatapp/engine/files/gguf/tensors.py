@@ -10,7 +10,7 @@ Matrices of four bits as GGUF files have them, for int4: they are never floats o
 
 What is stored differs: a scale and numbers around 8 (Q4_0), a scale, a least value and numbers
 (Q4_1), or groups whose scales are numbers of six bits themselves (Q4_K). Each is brought into
-groups of 32 weights w = s · (n - 8) + z, as kernels/linear.py takes them.
+groups of 32 weights w = s · (n - 8) + z, as kernels/rounding.py takes them.
 
 Keep: a row of the matrix stays a row of bytes, so that whatever puts rows into another order, or
 stacks matrices, does the same to these. Free of torch.
@@ -30,7 +30,7 @@ from chatapp.engine.decoder.families.gguf_row import ARCHITECTURE, Change, Confi
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.safetensors import TensorHeader
-from chatapp.engine.kernels.linear import GROUP, Group
+from chatapp.engine.kernels.rounding import GROUP, Group
 
 if TYPE_CHECKING:
     from torch import Tensor
