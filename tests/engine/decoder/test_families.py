@@ -22,6 +22,8 @@ from chatapp.engine.decoder.recorded_step import Step
 from chatapp.engine.decoder.summary import parameter_formula
 from chatapp.engine.errors import ModelError, NoDecoder
 from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.kernels.native_layers import ROWS
+from chatapp.engine.kernels.precision import has_kernels
 from chatapp.engine.model import Request, Sampling
 from chatapp.lab.inspectable import inspectable
 from chatapp.models.description import describe
@@ -76,6 +78,24 @@ def test_in_pieces(
     monkeypatch.setattr(decoder, "CHUNK", chunk)
     monkeypatch.setattr(attention, "ROWS_AT_ONCE", together)
     assert close(pair[0].forward(IDS, all_positions=True), wanted)
+
+
+@pytest.mark.parametrize("size", [1, 5, ROWS])
+def test_the_native_kernels_and_torch_agree(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    decoder, _ = pair
+    if not has_kernels():
+        pytest.skip("there is no C compiler here")
+    found = []
+    for is_native in (True, False):
+        monkeypatch.setattr(decoder, "_is_native", is_native)
+        cache = decoder.new_cache()
+        decoder.forward(IDS[:40], cache)
+        pieces = [IDS[n : n + size] for n in range(40, 80 - size, size)]
+        found.append(torch.cat([decoder.forward(p, cache, all_positions=True) for p in pieces]))
+    assert close(*found)
+    assert not torch.equal(*found), "one way was taken twice"
 
 
 def test_after_a_prefix_change_in_the_middle(pair: Pair) -> None:
