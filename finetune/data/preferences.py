@@ -381,11 +381,6 @@ class PairEncoder:
         return [cut[number] for number in range(len(examples))], True
 
 
-def as_verdicts(judged: Sequence[EncodedJudged]) -> list[EncodedVerdict]:
-    """Verdicts unchanged, and each preference as two."""
-    return [verdict for each in judged for verdict in each.verdicts]
-
-
 def _last_reply(encoded: Encoded) -> Encoded:
     """The same with its earlier replies as prompt."""
     spans = encoded.spans.copy()

@@ -78,12 +78,10 @@ def save_head(model: Any, spec: HeadSpec, folder: Path) -> None:
     spec.save(folder)
 
 
-def load_head(model: Any, folder: Path) -> HeadSpec:
+def load_head(model: Any, folder: Path) -> None:
     """Put the head saved in a folder on a model. Raises ModelError."""
-    spec = HeadSpec.load(folder)
-    add_head(model, spec, seed=0)
+    add_head(model, HeadSpec.load(folder), seed=0)
     load_head_weights(model, folder)
-    return spec
 
 
 def load_head_weights(model: Any, folder: Path) -> None:

@@ -42,7 +42,6 @@ from finetune.data.preferences import (
     EncodedPair,
     EncodedVerdict,
     Judged,
-    as_verdicts,
     detect_judged,
 )
 from finetune.data.tables import Row
@@ -222,6 +221,11 @@ def _kinds(rows: Tensors) -> tuple[Tensor, Tensor]:
     replies = replies_of(torch.zeros(rows["input_ids"].shape, device=rows["value"].device), rows)
     labelled = replies.tokens > 0
     return labelled & (replies.value > 0.5), labelled & (replies.value <= 0.5)
+
+
+def as_verdicts(judged: Sequence[EncodedJudged]) -> list[EncodedVerdict]:
+    """Verdicts unchanged, and each preference as two."""
+    return [verdict for each in judged for verdict in each.verdicts]
 
 
 def verdict_rows(judged: Sequence[EncodedJudged], maker: RowMaker) -> PairRows:

@@ -25,6 +25,7 @@ from finetune.config.sections import ConfigError, FinetuneConfig, load_config
 from finetune.data.encoding import ChatEncoder
 from finetune.evaluation import evaluate
 from finetune.feedback import choose, write_configuration
+from finetune.measuring.results import Measured
 from finetune.objectives.reference import REFERENCE_FILE
 from finetune.run import resume, train
 
@@ -72,6 +73,33 @@ def test_a_run_learns_what_is_preferred_and_is_measured(
     result = json.loads((folder / "result.json").read_text())
     if kind != "kto":  # which learns from verdicts and is measured on pairs
         assert measured.figures["margin"] == pytest.approx(result["eval_margin"], rel=1e-3)
+
+
+def test_verdicts_measure_a_run_that_learnt_from_them_and_no_other(tmp_path: Path) -> None:
+    verdicts = tmp_path / "verdicts.jsonl"
+    rows = [
+        {"prompt": f"What comes after {n}?", "completion": text, "label": text != "User"}
+        for n in range(6)
+        for text in (f"{n + 1} comes after.", "User")
+    ]
+    verdicts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs = {}
+    for kind in ("kto", "dpo"):
+        settings = config(tmp_path, kind, epochs=4)
+        output = {"output": str(tmp_path / kind)}
+        runs[kind] = str(train(settings.model_copy(update=output), QUIET, "cpu"))
+
+    def measure(run: str) -> Measured:
+        found = evaluate(run, run, str(verdicts), 2, 8, lambda *_: None, "cpu")
+        return found.sets["verdicts.jsonl"]
+
+    measured = measure(runs["kto"])
+    assert measured.examples == 12
+    assert measured.figures["accuracy"] > 0.9
+    assert measured.figures["kl"] >= 0
+    assert [answer.reference for answer in measured.answers] == ["1 comes after.", "2 comes after."]
+    with pytest.raises(ConfigError, match=r"verdicts\.jsonl, line 1: 'chosen' is missing"):
+        measure(runs["dpo"])
 
 
 def test_the_reference_is_kept_and_computed_anew_when_it_is_gone(tmp_path: Path) -> None:

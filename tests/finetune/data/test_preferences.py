@@ -17,7 +17,6 @@ from finetune.data.preferences import (
     PairEncoder,
     Preference,
     Verdict,
-    as_verdicts,
     detect_judged,
     detect_preference,
 )
@@ -223,6 +222,6 @@ def test_bad_rows_are_counted_and_the_others_kept(tmp_path: Path) -> None:
 
 def test_a_preference_is_two_verdicts() -> None:
     (pair,) = encoder().encode(preference(prompt="Who?", **TEXTS))
-    verdicts = as_verdicts([pair])
+    verdicts = pair.verdicts
     assert [each.desirable for each in verdicts] == [True, False]
     assert all(isinstance(each, EncodedVerdict) for each in verdicts)
