@@ -6,11 +6,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_finetune as tiny
@@ -29,71 +25,13 @@ from finetune.training.record import check_unchanged
 from finetune.training.trainer import NotFinite, ObjectiveTrainer
 
 QUIET = Console(stderr=True, quiet=True)
-METHODS = [
-    {},
-    {"method": "lora", "save_every": 4},
-    {"precision": "bfloat16", "gradient_checkpointing": True},
-    {"optimizer": "muon"},
-]
-
-
-@pytest.mark.parametrize("changes", METHODS, ids=["full", "lora", "bfloat16", "muon"])
-def test_broken_off_and_gone_on_gives_the_unbroken_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-) -> None:
-    # Dropout, so that the random state counts too.
-    tiny.config(tmp_path)
-    tiny.gpt2(vocab_size=300, n_positions=192, resid_pdrop=0.2).save_pretrained(tmp_path / "base")
-    changes = {"accumulate": 2, "batch_size": 3, "epochs": 2.5, **changes}
-    whole = train(tiny.config(tmp_path, train=changes, output=str(tmp_path / "whole")), QUIET)
-    broken = tiny.config(tmp_path, train=changes)
-    with monkeypatch.context() as patch:
-        tiny.at_step(patch, 10, tiny.raising(tiny.Killed()))
-        with pytest.raises(tiny.Killed):
-            train(broken, QUIET)
-    run = Path(broken.output)
-    (checkpoint,) = {last_checkpoint(run)} - {None}
-    assert checkpoint.name in ("checkpoint-9", "checkpoint-8")
-    resume(run, [], QUIET)
-    expected = tiny.trace(whole)
-    found = tiny.trace(run)
-    assert found.keys() == expected.keys()
-    assert len(found) > 12
-    assert found == pytest.approx(expected, abs=1e-6)
-    ours, theirs = (json.loads((each / "result.json").read_text()) for each in (run, whole))
-    assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], abs=1e-6)
-
-
-def test_killed_with_a_signal_and_gone_on(tmp_path: Path) -> None:
-    # Far more epochs than pass before the signal, at a rate that does not depend on their number.
-    changes = {"epochs": 10000, "schedule": "constant", "warmup": 0.0}
-    path = tiny.written(tiny.config(tmp_path, train=changes), tmp_path / "config.toml")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "finetune", "train", str(path)],
-        env=tiny.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=(tmp_path / "told").open("w"),
-    )
-    while process.poll() is None:
-        if (tmp_path / "run" / "checkpoint-6").exists():
-            process.kill()
-        time.sleep(0.005)
-    assert process.returncode == -signal.SIGKILL, (tmp_path / "told").read_text()
-    assert not (tmp_path / "run" / "config.json").exists()
-    checkpoint = last_checkpoint(tmp_path / "run")
-    assert checkpoint is not None
-    epochs = json.loads((checkpoint / "trainer_state.json").read_text())["epoch"] + 2
-    resume(tmp_path / "run", [f"train.epochs={epochs}"], QUIET)
-    changes = {**changes, "epochs": epochs}
-    whole = train(tiny.config(tmp_path, output=str(tmp_path / "whole"), train=changes), QUIET)
-    assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)
 
 
 def test_an_interrupt_saves_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(tiny.config(tmp_path, output=str(tmp_path / "whole")), QUIET)
-    config = tiny.config(tmp_path)
+    whole = train(tiny.saved_config(tmp_path, output=str(tmp_path / "whole")), QUIET)
+    config = tiny.saved_config(tmp_path)
     handlers = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         tiny.at_step(patch, 5, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -117,7 +55,7 @@ def test_a_second_interrupt_stops_at_once_and_names_the_checkpoint_there_is(
         signal.raise_signal(signal.SIGINT)
 
     for step, words in ((2, "there is no checkpoint yet"), (5, "checkpoint-3 is whole: `finetune")):
-        config = tiny.config(tmp_path, output=str(tmp_path / f"run{step}"))
+        config = tiny.saved_config(tmp_path, output=str(tmp_path / f"run{step}"))
         with monkeypatch.context() as patch:
             tiny.at_step(patch, step, twice)
             with pytest.raises(Interrupted, match=f"stopped at once; {words}"):
@@ -137,9 +75,9 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
     with monkeypatch.context() as patch:
         patch.setattr(ObjectiveTrainer, "_save_rng_state", full)
         with pytest.raises(SaveError, match=r"step 6 .* No space left .* checkpoint-3 is whole"):
-            train(tiny.config(tmp_path), QUIET)
+            train(tiny.saved_config(tmp_path), QUIET)
     assert not (tmp_path / "run" / "unfinished").exists()
-    whole = train(tiny.config(tmp_path, output=str(tmp_path / "whole")), QUIET)
+    whole = train(tiny.saved_config(tmp_path, output=str(tmp_path / "whole")), QUIET)
     resume(tmp_path / "run", [], QUIET)
     assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)
 
@@ -149,7 +87,7 @@ def test_a_run_that_is_not_finished_is_called_so(
 ) -> None:
     tiny.at_step(monkeypatch, 4, tiny.raising(tiny.Killed()))
     with pytest.raises(tiny.Killed):
-        train(tiny.config(tmp_path), QUIET)
+        train(tiny.saved_config(tmp_path), QUIET)
     run = str(tmp_path / "run")
     for use in (
         lambda: load_model(run),
@@ -166,7 +104,7 @@ def test_a_finished_run_keeps_one_optimizer_state_and_the_time_of_all_sessions(
     with monkeypatch.context() as patch:
         tiny.at_step(patch, 8, tiny.raising(tiny.Killed()))
         with pytest.raises(tiny.Killed):
-            train(tiny.config(tmp_path), QUIET)
+            train(tiny.saved_config(tmp_path), QUIET)
     run = tmp_path / "run"
     assert len(list(run.glob("checkpoint-*/optimizer.pt"))) == 2
     rows = [json.loads(text) for text in (run / "log.jsonl").read_text().splitlines()]
@@ -182,7 +120,7 @@ def test_a_finished_run_keeps_one_optimizer_state_and_the_time_of_all_sessions(
 
 
 def test_a_run_that_diverged_is_gone_on_with_at_a_lower_rate(tmp_path: Path) -> None:
-    config = tiny.config(
+    config = tiny.saved_config(
         tmp_path, train={"learning_rate": 1e30, "save_every": 1, "warmup": 0.9, "epochs": 3}
     )
     run = tmp_path / "run"
@@ -217,7 +155,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_can_be_gone_on_with(
     with monkeypatch.context() as patch:
         tiny.at_step(patch, 8, tiny.raising(tiny.Killed()))
         with pytest.raises(tiny.Killed):
-            train(tiny.config(tmp_path), QUIET)
+            train(tiny.saved_config(tmp_path), QUIET)
     damaged = tmp_path / "run" / "checkpoint-6" / name
     damaged.write_bytes(damaged.read_bytes()[:40])
     with pytest.raises(ConfigError, match=rf"{re.escape(name)}: is damaged: .*checkpoint-6"):
@@ -229,7 +167,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_can_be_gone_on_with(
 def test_another_run_is_refused_and_what_differs_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny.config(tmp_path)
+    config = tiny.saved_config(tmp_path)
     tiny.at_step(monkeypatch, 4, tiny.raising(tiny.Killed()))
     with pytest.raises(tiny.Killed):
         train(config, QUIET)
@@ -281,7 +219,7 @@ def test_a_run_is_gone_on_with_from_another_folder_on_another_machine(
     settings = {"data": {"train": "rows.json"}, "train": {"precision": "auto"}}
     for name in ("here", "whole"):
         monkeypatch.chdir(tmp_path / name)
-        config = tiny.config(tmp_path / name, **places, **settings)
+        config = tiny.saved_config(tmp_path / name, **places, **settings)
         if name == "whole":
             train(config, QUIET)
             continue

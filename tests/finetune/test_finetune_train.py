@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from chatapp.dialogue.oneshot import ask
 from chatapp.engine.model import Sampling
 from chatapp.models.loading import load_model
 from chatapp.models.resolving import used_models
-from chatapp.prompting.template import ALPACA, CHAT, load_template
+from chatapp.prompting.template import ALPACA, load_template
 from finetune.cli import app
 from finetune.config.sections import ConfigError
 from finetune.run import train
@@ -38,7 +36,7 @@ def test_a_run_is_a_model_that_chats_in_its_template(tmp_path: Path) -> None:
     config = tiny.config(
         tmp_path,
         data={"template": "alpaca", "packing": True},
-        train={"epochs": 6},
+        train={"epochs": 6, "save_every": 10},
         samples={"prompts": prompts, "max_tokens": 8},
     )
     console = Console(file=open(tmp_path / "told", "w"), width=200)  # noqa: SIM115
@@ -161,30 +159,6 @@ def test_a_step_that_spoils_the_weights_is_never_a_checkpoint(tmp_path: Path) ->
     checkpoint = last_checkpoint(tmp_path / "run")
     kept = load_file(checkpoint / "model.safetensors") if checkpoint else {}
     assert all(value.abs().max() < 1e6 for value in kept.values())
-
-
-def test_the_command_under_two_processes(tmp_path: Path) -> None:
-    one = train(tiny.config(tmp_path, output=str(tmp_path / "one"), train={"batch_size": 4}), QUIET)
-    path = tiny.written(
-        tiny.config(
-            tmp_path,
-            output=str(tmp_path / "two"),
-            train={"batch_size": 2},
-            samples={"prompts": ["What comes after 3?"], "max_tokens": 4},
-        ),
-        tmp_path / "config.toml",
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
-         "-m", "finetune", "train", str(path)],
-        env=tiny.environment(), capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{tmp_path / 'two'}\n"
-    assert "processes 2" in done.stderr
-    assert tiny.trace(tmp_path / "two") == pytest.approx(tiny.trace(one), rel=1e-4)
-    assert load_template(tmp_path / "two") == CHAT
 
 
 def test_the_commands_and_their_exit_status(

@@ -156,7 +156,7 @@ def test_regression_learns_numbers_whatever_they_are_counted_in(tmp_path: Path) 
         tmp_path,
         data={"train": str(source), "held_out": 0.2},
         head={"task": "classification", "problem_type": "regression"},
-        train={"epochs": 15},
+        train={"epochs": 15, "save_every": 1000},
     )
     run = train(config, QUIET)
     result = json.loads((run / "result.json").read_text())

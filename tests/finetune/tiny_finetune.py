@@ -144,6 +144,19 @@ def step_gradients(made: ObjectiveTrainer) -> tuple[dict[str, float], dict[str, 
     return made.state.log_history[0], found
 
 
+def assert_same(
+    found: tuple[dict[str, float], dict[str, Tensor]],
+    expected: tuple[dict[str, float], dict[str, Tensor]],
+) -> None:
+    for key in ("loss", "l2", "l1", "accuracy", "grad_norm"):
+        assert found[0][key] == pytest.approx(expected[0][key], rel=1e-5), key
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(
+            found[1][name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max()), msg=name
+        )
+
+
 def base(folder: Path, seed: int = 0, template: DialogueTemplate | None = CHAT) -> Path:
     """The folder of a tiny GPT-2 with a byte-level tokenizer and a template."""
     folder.mkdir()
@@ -206,7 +219,7 @@ def config(folder: Path, **sections: dict[str, Any] | str) -> FinetuneConfig:
         "learning_rate": 0.01,
         "epochs": 2,
         "batch_size": 8,
-        "save_every": 3,
+        "save_every": 1000,
         "precision": "float32",
     }
     made: dict[str, Any] = {
@@ -222,6 +235,12 @@ def config(folder: Path, **sections: dict[str, Any] | str) -> FinetuneConfig:
         else:
             made[name] = made.get(name, {}) | section if isinstance(section, dict) else section
     return FinetuneConfig.model_validate(made)
+
+
+def saved_config(folder: Path, **sections: Any) -> FinetuneConfig:
+    """A configuration as in `config`, whose run saves every third step."""
+    train = {"save_every": 3, **sections.pop("train", {})}
+    return config(folder, train=train, **sections)
 
 
 def written(config: FinetuneConfig, path: Path) -> Path:

@@ -26,7 +26,7 @@ from chatapp.engine.model import Request, Sampling
 from chatapp.engine.sampling import Sampler
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = [("chatapp", "complete", "Once"), ("finetune", "eval", "no-such-run")]
+COMMANDS = [("-m", "chatapp", "complete", "Once"), ("-m", "finetune", "eval", "no-such-run")]
 
 # Stands in torch's place and prints what the environment is when it is imported.
 TORCH = """
@@ -50,7 +50,7 @@ def test_what_the_user_has_chosen_is_left(name: str) -> None:
 
 
 def started(command: tuple[str, ...], path: list[Path], **changes: str) -> str:
-    """All that a command prints in a process of its own, in which nobody chose a waiting."""
+    """All that Python prints in a process of its own, in which nobody chose a waiting."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -58,7 +58,7 @@ def started(command: tuple[str, ...], path: list[Path], **changes: str) -> str:
     }
     environment |= {"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT])), **changes}
     done = subprocess.run(
-        [sys.executable, "-m", *command],
+        [sys.executable, *command],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -81,10 +81,13 @@ def test_the_environment_is_set_when_torch_is_imported(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="libgomp is what torch brings on Linux")
-def test_libgomp_reads_it(tmp_path: Path) -> None:
+def test_libgomp_reads_it() -> None:
     """It prints, when it is loaded, what it goes by."""
-    home = str(tmp_path / "home")
-    said = started(COMMANDS[1], [], CHATAPP_HOME=home, OMP_DISPLAY_ENV="verbose")
+    script = (
+        "import os; from chatapp.engine.kernels.threads import wait_briefly; "
+        "wait_briefly(os.environ); import torch"
+    )
+    said = started(("-c", script), [], OMP_DISPLAY_ENV="verbose")
     assert f"GOMP_SPINCOUNT = '{SPINS}'" in said
 
 

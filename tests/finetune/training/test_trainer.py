@@ -1,19 +1,13 @@
 """A step is its rows: the same losses and gradients however it is cut, padded or packed."""
 
 import inspect
-import json
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_finetune as tiny
 import torch
-from torch import Tensor
 from torch.nn import functional
 from transformers import MistralConfig, MistralForCausalLM, Trainer, TrainingArguments
 
@@ -31,19 +25,6 @@ def step(tmp_path: Path, rows: Rows, model: Any = None, **settings: Any) -> Any:
     return tiny.step_gradients(
         tiny.trainer(tmp_path, model or tiny.gpt2(), rows, max_steps=1, **settings)
     )
-
-
-def assert_same(
-    found: tuple[dict[str, float], dict[str, Tensor]],
-    expected: tuple[dict[str, float], dict[str, Tensor]],
-) -> None:
-    for key in ("loss", "l2", "l1", "accuracy", "grad_norm"):
-        assert found[0][key] == pytest.approx(expected[0][key], rel=1e-5), key
-    assert found[1].keys() == expected[1].keys()
-    for name, gradient in expected[1].items():
-        torch.testing.assert_close(
-            found[1][name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max()), msg=name
-        )
 
 
 @pytest.mark.parametrize("kind", [CheckpointingTrainer, FiniteTrainer, ObjectiveTrainer])
@@ -66,7 +47,7 @@ def test_the_cut_into_micro_batches_changes_nothing(tmp_path: Path, aux_norm: st
     whole = step(tmp_path, rows, batch_size=8, objective=objective)
     for size in (4, 1, 3):
         cut = step(tmp_path, rows, batch_size=size, accumulate=-(-8 // size), objective=objective)
-        assert_same(cut, whole)
+        tiny.assert_same(cut, whole)
 
 
 @pytest.mark.parametrize("model", [tiny.gpt2, tiny.llama])
@@ -80,11 +61,11 @@ def test_padding_packing_and_bucketing_change_nothing(
     rows = Rows.packed(examples, "prompt", 32, seed=0)
     assert len(rows) < 5
     packed = step(tmp_path, rows, model(), batch_size=len(rows), objective=objective)
-    assert_same(packed, padded)
+    tiny.assert_same(packed, padded)
     one_row = Rows.packed(examples, "prompt", sum(LENGTHS), seed=0)
     kind = tiny.gpt2(n_positions=8 * 32) if model is tiny.gpt2 else model()
     reference = tiny.gpt2(n_positions=8 * 32) if model is tiny.gpt2 else model()
-    assert_same(
+    tiny.assert_same(
         step(tmp_path, one_row, kind, batch_size=1, objective=objective),
         step(tmp_path, Rows(examples, "prompt"), reference, batch_size=8, objective=objective),
     )
@@ -200,64 +181,3 @@ def test_a_request_to_stop_saves_after_the_step(tmp_path: Path) -> None:
     made.train()
     assert made.state.global_step == 1
     assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
-
-
-PROCESS = """
-import json, sys
-from pathlib import Path
-import torch
-import tiny_finetune as tiny
-from finetune.data.packing import Rows
-torch.set_num_threads(1)
-rows = Rows(tiny.examples(json.loads(sys.argv[2])), "prompt")
-made = tiny.trainer(Path(sys.argv[1]), tiny.gpt2(), rows, batch_size=2, accumulate=2, processes=2,
-                    held_out={"held_out": rows}, max_steps=2, ddp_backend="gloo",
-                    save_strategy="steps", save_steps=1)
-logs, gradients = tiny.step_gradients(made)
-logs |= made.evaluate()
-logs["second"] = made.state.log_history[1]["loss"]
-if made.is_world_process_zero():
-    clean = {name.removeprefix("module."): value for name, value in gradients.items()}
-    torch.save((logs, clean), Path(sys.argv[1]) / "step.pt")
-"""
-
-
-def test_two_processes_take_the_step_of_one(tmp_path: Path) -> None:
-    # The second step has three rows for two processes.
-    lengths = [*LENGTHS, 8, 13, 10]
-    script = tmp_path / "process.py"
-    script.write_text(PROCESS)
-    tests = Path(__file__).parents[1]
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    started = []
-    for rank in range(2):
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parents[1])]),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": "2",
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-        }
-        command = [sys.executable, str(script), str(tmp_path), json.dumps(lengths)]
-        started.append(
-            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        )
-    errors = [process.communicate(timeout=300)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], errors
-    logs, gradients = torch.load(tmp_path / "step.pt", weights_only=True)
-    rows = Rows(tiny.examples(lengths), "prompt")
-    made = tiny.trainer(
-        tmp_path / "one", tiny.gpt2(), rows, batch_size=8, held_out={HELD_OUT: rows}
-    )
-    expected = tiny.step_gradients(made)
-    assert_same((logs, gradients), expected)
-    assert logs["second"] == pytest.approx(made.state.log_history[1]["loss"], rel=1e-5)
-    assert logs["eval_loss"] == pytest.approx(made.evaluate()["eval_loss"], rel=1e-5)
-    # Two processes wrote one checkpoint, with the random state of both.
-    written = {path.name for path in (tmp_path / "checkpoint-2").iterdir()}
-    assert {"model.safetensors", "rng_state_0.pth", "rng_state_1.pth"} <= written

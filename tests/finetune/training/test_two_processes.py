@@ -1,0 +1,95 @@
+"""Two processes, as `torchrun` starts them, take the steps of one and write one run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_finetune as tiny
+import torch
+from rich.console import Console
+
+from chatapp.prompting.template import CHAT, load_template
+from finetune.data.packing import Rows
+from finetune.data.preparation import HELD_OUT
+from finetune.run import train
+
+LENGTHS = [12, 5, 9, 20, 7, 16, 6, 11, 8, 13, 10]
+"""In steps of eight rows: the second has three for two processes."""
+
+# Both tests' work, because a process takes longer to import what it needs than to do it.
+PROGRAM = """
+import json, runpy, sys
+from pathlib import Path
+import torch
+import tiny_finetune as tiny
+from finetune.data.packing import Rows
+
+folder, lengths = Path(sys.argv[1]), json.loads(sys.argv[2])
+rows = Rows(tiny.examples(lengths), "prompt")
+made = tiny.trainer(folder, tiny.gpt2(), rows, batch_size=2, accumulate=2, processes=2,
+                    held_out={"held_out": rows}, max_steps=2, ddp_backend="gloo",
+                    save_strategy="steps", save_steps=1)
+logs, gradients = tiny.step_gradients(made)
+logs |= made.evaluate()
+logs["second"] = made.state.log_history[1]["loss"]
+if made.is_world_process_zero():
+    clean = {name.removeprefix("module."): value for name, value in gradients.items()}
+    torch.save((logs, clean), folder / "step.pt")
+
+sys.argv = ["finetune", "train", str(folder / "config.toml")]
+runpy.run_module("finetune", run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    config = tiny.config(
+        folder,
+        train={"batch_size": 2},
+        samples={"prompts": ["What comes after 3?"], "max_tokens": 4},
+    )
+    tiny.written(config, folder / "config.toml")
+    (folder / "program.py").write_text(PROGRAM)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = tiny.environment()
+    environment["PYTHONPATH"] += f"{os.pathsep}{Path(tiny.__file__).parent}"
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+        *(str(folder / "program.py"), str(folder), json.dumps(LENGTHS)),
+    ]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_they_take_the_step_of_one(
+    folder: Path, done: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    assert done.returncode == 0, done.stderr
+    logs, gradients = torch.load(folder / "step.pt", weights_only=True)
+    rows = Rows(tiny.examples(LENGTHS), "prompt")
+    made = tiny.trainer(tmp_path, tiny.gpt2(), rows, batch_size=8, held_out={HELD_OUT: rows})
+    tiny.assert_same((logs, gradients), tiny.step_gradients(made))
+    assert logs["second"] == pytest.approx(made.state.log_history[1]["loss"], rel=1e-5)
+    assert logs["eval_loss"] == pytest.approx(made.evaluate()["eval_loss"], rel=1e-5)
+    # Two processes wrote one checkpoint, with the random state of both.
+    written = {path.name for path in (folder / "checkpoint-2").iterdir()}
+    assert {"model.safetensors", "rng_state_0.pth", "rng_state_1.pth"} <= written
+
+
+def test_the_command_writes_the_run_of_one(
+    folder: Path, done: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{folder / 'run'}\n"
+    assert "processes 2" in done.stderr
+    one = train(tiny.config(tmp_path, train={"batch_size": 4}), Console(quiet=True))
+    assert tiny.trace(folder / "run") == pytest.approx(tiny.trace(one), rel=1e-4)
+    assert load_template(folder / "run") == CHAT

@@ -1,0 +1,76 @@
+"""A run that is broken off, or killed, and gone on with takes the steps of one that is not."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_finetune as tiny
+from rich.console import Console
+
+from finetune.run import resume, train
+from finetune.training.checkpoints import last_checkpoint
+
+QUIET = Console(stderr=True, quiet=True)
+METHODS = [
+    {},
+    {"method": "lora", "save_every": 4},
+    {"precision": "bfloat16", "gradient_checkpointing": True},
+    {"optimizer": "muon"},
+]
+
+
+@pytest.mark.parametrize("changes", METHODS, ids=["full", "lora", "bfloat16", "muon"])
+def test_broken_off_and_gone_on_gives_the_unbroken_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    # Dropout, so that the random state counts too.
+    tiny.saved_config(tmp_path)
+    tiny.gpt2(vocab_size=300, n_positions=192, resid_pdrop=0.2).save_pretrained(tmp_path / "base")
+    changes = {"accumulate": 2, "batch_size": 3, "epochs": 2.5, **changes}
+    whole = train(tiny.saved_config(tmp_path, train=changes, output=str(tmp_path / "whole")), QUIET)
+    broken = tiny.saved_config(tmp_path, train=changes)
+    with monkeypatch.context() as patch:
+        tiny.at_step(patch, 10, tiny.raising(tiny.Killed()))
+        with pytest.raises(tiny.Killed):
+            train(broken, QUIET)
+    run = Path(broken.output)
+    (checkpoint,) = {last_checkpoint(run)} - {None}
+    assert checkpoint.name in ("checkpoint-9", "checkpoint-8")
+    resume(run, [], QUIET)
+    expected = tiny.trace(whole)
+    found = tiny.trace(run)
+    assert found.keys() == expected.keys()
+    assert len(found) > 12
+    assert found == pytest.approx(expected, abs=1e-6)
+    ours, theirs = (json.loads((each / "result.json").read_text()) for each in (run, whole))
+    assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], abs=1e-6)
+
+
+def test_killed_with_a_signal_and_gone_on(tmp_path: Path) -> None:
+    # Far more epochs than pass before the signal, at a rate that does not depend on their number.
+    changes = {"epochs": 10000, "schedule": "constant", "warmup": 0.0}
+    path = tiny.written(tiny.saved_config(tmp_path, train=changes), tmp_path / "config.toml")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", "train", str(path)],
+        env=tiny.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=(tmp_path / "told").open("w"),
+    )
+    while process.poll() is None:
+        if (tmp_path / "run" / "checkpoint-6").exists():
+            process.kill()
+        time.sleep(0.005)
+    assert process.returncode == -signal.SIGKILL, (tmp_path / "told").read_text()
+    assert not (tmp_path / "run" / "config.json").exists()
+    checkpoint = last_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    epochs = json.loads((checkpoint / "trainer_state.json").read_text())["epoch"] + 2
+    resume(tmp_path / "run", [f"train.epochs={epochs}"], QUIET)
+    changes = {**changes, "epochs": epochs}
+    whole = train(tiny.saved_config(tmp_path, output=str(tmp_path / "whole"), train=changes), QUIET)
+    assert tiny.trace(tmp_path / "run") == pytest.approx(tiny.trace(whole), abs=1e-6)
