@@ -16,6 +16,23 @@ app = MCPServer("demo")
 calls = 0
 
 
+BY_HAND = """
+import json, sys
+
+TOOLS = {tools}
+for line in sys.stdin:
+    asked = json.loads(line)
+    answer = {{"initialize": {{"protocolVersion": "2025-06-18", "capabilities": {{"tools": {{}}}},
+                             "serverInfo": {{"name": "x", "version": "1"}}}},
+              "tools/list": {{"tools": TOOLS}}}}.get(asked["method"])
+    if "id" in asked:
+        error = {{"code": -32601, "message": "no"}}
+        result = {{"result": answer}} if answer else {{"error": error}}
+        print("a line of a log")
+        print(json.dumps({{"jsonrpc": "2.0", "id": asked["id"], **result}}), flush=True)
+"""
+"""A server without the official package, whose tools are put into its text."""
+
 DAEMON = """
 import os, subprocess, sys, time
 if os.fork() == 0:
@@ -38,6 +55,13 @@ def add_server(folder: Path, more: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     command = json.dumps([sys.executable, __file__])
     (folder / "demo.toml").write_text(f'name = "demo"\nserver = {command}\n{more}')
+
+
+def add_hand_written(folder: Path, tools: list[dict[str, object]]) -> None:
+    """Put a server named demo that lists these tools into a folder of tools."""
+    (folder / "demo.py").write_text(BY_HAND.format(tools=tools))
+    command = json.dumps([sys.executable, "demo.py"])
+    (folder / "demo.toml").write_text(f'name = "demo"\nserver = {command}\n')
 
 
 def add_lasting_server(folder: Path) -> None:

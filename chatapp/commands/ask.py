@@ -331,7 +331,7 @@ def _answer_in(
     if documents is not None:
         _read(documents)  # what cannot be read is not for the chat
     with open_store() as store, closing(Chat(store, chat.id)) as opened:
-        opened.ask = lambda tool, given, cancel: "once" if is_allowed(tool, allowed) else "no"
+        opened.ask = lambda request, cancel: "once" if is_allowed(request.tool, allowed) else "no"
         if documents is not None:
             opened.use_documents(documents)
         session = Session(opened, model, template=template, sampling=sampling)

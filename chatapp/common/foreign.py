@@ -5,6 +5,7 @@ no lone surrogate, so that it can always be written as UTF-8.
 """
 
 import re
+import unicodedata
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -42,3 +43,27 @@ def printable(text: str) -> str:
     number of characters.
     """
     return without_surrogates(text).translate(_STAND_INS)
+
+
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+"""Characters that are shown as nothing, although their category is that of visible ones."""
+
+
+def revealed(text: str) -> str:
+    """`text` with each invisible or bidirectional character, and each space but the usual one, as
+    the escape that JSON has for it."""
+    return "".join(_escape(each) if _is_hidden(each) else each for each in text)
+
+
+def _is_hidden(character: str) -> bool:
+    if character.isascii():
+        return not character.isprintable()
+    # Variation selectors are the marks (Mn) that show nothing of their own.
+    selects = "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"
+    category = unicodedata.category(character)
+    return category[0] in "CZ" or selects or character in _BLANK
+
+
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))

@@ -5,14 +5,13 @@ Nothing heavy is imported, because the first frame of the TUI shows a chat. A ca
 is not answered with a yes does not run.
 """
 
-import json
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from chatapp.common.parameters import Choices, known_values
-from chatapp.common.paths import allowed_tools_path
-from chatapp.common.userfiles import UserError, read_json_object, reason, write_whole
+from chatapp.common.userfiles import UserError
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import Gone
 from chatapp.dialogue.store.rows import Basis, StoredMessage
@@ -21,17 +20,18 @@ from chatapp.prompting.files.documents import DocumentSet
 
 if TYPE_CHECKING:
     from chatapp.tools.mcp_servers import Servers
+    from chatapp.tools.permission import PermissionRequest
     from chatapp.tools.registry import Registry
     from chatapp.tools.tool import Arguments, Tool
 
 Decision = Literal["once", "chat", "always", "no"]
 """For this call, for all of this chat, for this tool in every chat, or not at all."""
 
-Ask = Callable[["Tool", "Arguments", threading.Event], Decision]
+Ask = Callable[["PermissionRequest", threading.Event], Decision]
 """Asks the user whether a tool may run. Returns soon after the event is set."""
 
 
-def never(tool: "Tool", arguments: "Arguments", cancel: threading.Event) -> Decision:
+def never(request: "PermissionRequest", cancel: threading.Event) -> Decision:
     """The answer where there is nobody to ask."""
     return "no"
 
@@ -260,42 +260,29 @@ class Chat:
     def permits(self, tool: "Tool", arguments: "Arguments", cancel: threading.Event) -> bool:
         """Whether a call of a stored chat's tool may run, asking the user if need be.
 
-        Raises StoreError and ToolError when an answer that is to be remembered cannot be.
+        Where an answer cannot be stored, it counts for this call.
         """
+        from chatapp.tools.permission import (
+            PermissionRequest,
+            allow_for_good,
+            allowed_for_good,
+            changes_of,
+        )
+
         assert self.id is not None
-        if tool.key in self.store.chat(self.id).allowed_tools or is_allowed(tool):
-            return True
-        decision = self.ask(tool, arguments, cancel)
-        if decision == "chat":
-            self.store.allow_tool(self.id, tool.key)
-        elif decision == "always":
-            allow(tool)
-        return decision != "no"
-
-
-def is_allowed(tool: "Tool") -> bool:
-    """Whether the user has allowed a tool for good, as it is now (see `Tool.key`)."""
-    return tool.key in _allowed_keys()
-
-
-def allow(tool: "Tool") -> None:
-    """Allow a tool for good. Raises ToolError when that cannot be written down."""
-    from chatapp.tools.tool import ToolError
-
-    keys = sorted({*_allowed_keys(), tool.key})
-    try:
-        write_whole(allowed_tools_path(), json.dumps({"allowed": keys}, indent=2) + "\n")
-    except OSError as error:
-        raise ToolError(f"{allowed_tools_path()}: cannot be written: {reason(error)}") from None
-
-
-def _allowed_keys() -> list[str]:
-    """The keys in the file of allowed tools; none where it cannot be read."""
-    try:
-        keys = read_json_object(allowed_tools_path()).get("allowed")
-    except (OSError, UserError):
-        return []
-    return [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
+        allowed = [*self.store.chat(self.id).allowed_tools, *allowed_for_good()]
+        while (permission := tool.permission) not in allowed:
+            request = PermissionRequest(tool, arguments, changes_of(tool, allowed))
+            decision = self.ask(request, cancel)
+            if decision == "no":
+                return False
+            allowed.append(permission)  # unless a file has changed while the user read
+            with suppress(UserError):
+                if decision == "chat":
+                    self.store.allow_tool(self.id, permission)
+                elif decision == "always":
+                    allow_for_good(permission)
+        return True
 
 
 def recent_inputs(store: Store, chats: int = 30) -> list[str]:

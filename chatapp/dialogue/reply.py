@@ -75,7 +75,7 @@ class ReplyRecorder:
             call = replace(event.call, at=len(self.reply.text))
             self.reply = replace(self.reply, calls=(*self.reply.calls, call))
             self.tokens.clear()
-            self._store_reply("partial")
+            self._store_partial()
             return
         if isinstance(event, Token):
             self.tokens.append(event)
@@ -91,9 +91,7 @@ class ReplyRecorder:
             remark = "" if status == "error" else event.message
             self.reply = replace(self.reply, status=status, remark=remark)
         elif time.monotonic() - self._stored_at >= _STORE_EVERY_SECONDS:
-            with suppress(StoreError):  # the end stores all of it, or says why not
-                self._store_reply("partial")
-            self._stored_at = time.monotonic()
+            self._store_partial()
 
     def fail(self) -> None:
         """Say that the generation broke off with an exception."""
@@ -105,6 +103,11 @@ class ReplyRecorder:
             self._store_all()
         except StoreError as error:
             raise ReplyNotStored(error, self._store_all) from error
+
+    def _store_partial(self) -> None:
+        with suppress(StoreError):  # the end stores all of it, or says why not
+            self._store_reply("partial")
+        self._stored_at = time.monotonic()
 
     def _store_all(self) -> None:
         self._store_reply(self.reply.status)

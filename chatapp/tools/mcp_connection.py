@@ -11,12 +11,10 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chatapp.common.userfiles import reason
-from chatapp.tools.process import Supervision
+from chatapp.tools.process import Program, Supervision
 from chatapp.tools.tool import Stopped, ToolError, clean
 
 if TYPE_CHECKING:
@@ -38,23 +36,13 @@ _REMEMBERED = 300
 """Bytes of a server's output that is no message."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLine:
-    """command: the program and its arguments. folder: where it runs. environment: the names of
-    variables that it is given beside PATH, HOME and LANG."""
-
-    command: tuple[str, ...]
-    folder: Path
-    environment: tuple[str, ...] = ()
-
-
 class Connection:
     """Starts a server, on a thread of its own. `ask` raises when that failed."""
 
-    def __init__(self, line: ServerLine) -> None:
+    def __init__(self, program: Program) -> None:
         self.is_over = False
         """Whether the server answers no more."""
-        self._line = line
+        self._program = program
         self._client: concurrent.futures.Future[Client] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._supervision = Supervision()
@@ -123,9 +111,9 @@ class Connection:
         supervision = self._supervision
         with supervision.theirs as theirs:
             process = await anyio.open_process(
-                supervision.command(self._line.command),
-                cwd=self._line.folder,
-                env=supervision.environment(self._line.environment),
+                supervision.command(self._program.command),
+                cwd=self._program.folder,
+                env=supervision.environment(self._program.environment),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -211,7 +199,7 @@ class Connection:
         if isinstance(error, ImportError):
             return "it needs the package mcp: pip install mcp"
         if isinstance(error, OSError):
-            return f"{self._line.command[0]} cannot be started: {reason(error)}"
+            return f"{self._program.command[0]} cannot be started: {reason(error)}"
         if isinstance(self._ending, str):
             return self._ending
         if self.is_over:

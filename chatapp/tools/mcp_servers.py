@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chatapp.common.userfiles import dotted_key, quoted
-from chatapp.tools.mcp_connection import Connection, ServerLine
+from chatapp.tools.mcp_connection import Connection
+from chatapp.tools.process import Program
 from chatapp.tools.schemas import fault
 from chatapp.tools.tool import Arguments, Stopped, Tool, ToolError, bounded, clean
 from chatapp.tools.user_tools import NAME, Server
@@ -43,7 +44,7 @@ class Servers:
     """The servers that have been started."""
 
     def __init__(self) -> None:
-        self._running: dict[ServerLine, Connection] = {}
+        self._running: dict[Program, Connection] = {}
         self._listed: dict[Server, Listing] = {}
         self._lock = threading.Lock()
         self._is_closed = False
@@ -86,9 +87,9 @@ class Servers:
         with self._lock:  # or two that ask at the same time would start it twice
             if self._is_closed:
                 raise ToolError("its chat has been left")
-            connection = self._running.get(server.line)
+            connection = self._running.get(server.program)
             if connection is None or connection.is_over:
-                connection = self._running[server.line] = Connection(server.line)
+                connection = self._running[server.program] = Connection(server.program)
             return connection
 
     def _tool(self, server: Server, foreign: "mcp_types.Tool") -> Tool:
@@ -110,7 +111,7 @@ class Servers:
             schema,
             partial(self._call, server, foreign.name),
             asks=True,
-            definition=repr((server.line, foreign.name)),
+            definition=lambda: server.program.definition() | {"tool": foreign.name},
             server=server.name,
         )
 
@@ -129,7 +130,7 @@ class Servers:
         return text
 
 
-def _close_all(running: dict[ServerLine, Connection]) -> None:
+def _close_all(running: dict[Program, Connection]) -> None:
     for connection in running.values():
         connection.close()
 

@@ -4,6 +4,7 @@ Keep: no shell ever sees an argument; a program gets no variable of the environm
 file does not list; when a call is over, for whatever reason, all that it has started is gone.
 """
 
+import hashlib
 import json
 import os
 import secrets
@@ -87,16 +88,49 @@ class Supervision:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandLine:
-    """command: the program and its arguments. folder: where it runs. timeout: in seconds.
-    output_limit: of its output, in characters; there the program is ended. environment: the names
-    of variables that it is given beside PATH, HOME and LANG."""
+class Program:
+    """command: the program and its arguments. folder: where it runs. environment: the names of
+    variables that it is given in addition to PATH, HOME and LANG."""
 
     command: tuple[str, ...]
     folder: Path
+    environment: tuple[str, ...] = ()
+
+    def definition(self) -> dict[str, Any]:
+        """What decides what runs, as JSON has it: also a digest of each file that the command
+        names by its path, as the file is now."""
+        paths = {part: self.folder / part for part in self.command}
+        digests = {part: _digest(path) for part, path in paths.items() if os.path.isfile(path)}
+        return {
+            "command": list(self.command),
+            "folder": str(self.folder),
+            "environment": list(self.environment),
+            "files": digests,
+        }
+
+
+def _digest(path: Path) -> str:
+    """Of a file's content; of one that cannot be read, none that any content has."""
+    try:
+        with path.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError:
+        return "cannot be read"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """timeout: in seconds. output_limit: of what the program prints, in characters; there it is
+    ended."""
+
+    program: Program
     timeout: float
     output_limit: int
-    environment: tuple[str, ...] = ()
+
+    def definition(self) -> dict[str, Any]:
+        """See `Program.definition`."""
+        limits = {"timeout": self.timeout, "output_limit": self.output_limit}
+        return self.program.definition() | limits
 
     def run(self, arguments: Mapping[str, Any], cancel: threading.Event) -> str:
         """What the program prints, given the arguments as a JSON object.
@@ -125,17 +159,19 @@ class CommandLine:
         try:
             with supervision.theirs as theirs:
                 return subprocess.Popen(
-                    supervision.command(self.command),
+                    supervision.command(self.program.command),
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    cwd=self.folder,
-                    env=supervision.environment(self.environment),
+                    cwd=self.program.folder,
+                    env=supervision.environment(self.program.environment),
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # Ctrl+C is for the chat
                 )
         except (OSError, ValueError) as error:
-            raise ToolError(f"{self.command[0]} cannot be started: {reason(error)}") from None
+            raise ToolError(
+                f"{self.program.command[0]} cannot be started: {reason(error)}"
+            ) from None
 
     def _read(
         self, process: "subprocess.Popen[bytes]", cancel: threading.Event

@@ -4,7 +4,6 @@ Keep: whatever a tool does, a call ends in a bounded text without control charac
 a tool raises as ToolError ends the chat.
 """
 
-import hashlib
 import json
 import re
 import threading
@@ -42,9 +41,9 @@ class Tool:
 
     description: a sentence for the model. parameters: the JSON schema of the arguments, an
     object. run: gives the result of a call; raises ToolError, and Stopped soon after its event
-    is set. asks: whether the user is asked before it runs. definition: all that decides what
-    would run, so that a permission ends where that changes. server: the name of the server that
-    it is one of, if any.
+    is set. asks: whether the user is asked before it runs. definition: gives all that decides what
+    would run, as JSON has it, as it is at the moment. server: the name of the server that it is one
+    of, if any.
     """
 
     name: str
@@ -52,14 +51,14 @@ class Tool:
     parameters: Mapping[str, Any]
     run: Callable[[Arguments, threading.Event], str]
     asks: bool = False
-    definition: str = ""
+    definition: Callable[[], Mapping[str, Any]] = dict
     server: str = ""
 
     @property
-    def key(self) -> str:
-        """By which a permission knows it: its name, and a digest of what it runs."""
-        digest = hashlib.sha256(self.definition.encode("utf-8", "surrogatepass")).hexdigest()
-        return f"{self.name} {digest[:16]}"
+    def permission(self) -> str:
+        """What a permission for it covers, as JSON: all of the tool as it is now."""
+        shown = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return json.dumps(shown | {"program": self.definition()}, sort_keys=True)
 
     def to_dict(self) -> dict[str, Any]:
         """The definition that chat templates and servers take."""

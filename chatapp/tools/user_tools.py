@@ -29,8 +29,7 @@ from typing import Any
 
 from chatapp.common.paths import tools_dir
 from chatapp.common.userfiles import parse_toml, quoted, read_required, reason
-from chatapp.tools.mcp_connection import ServerLine
-from chatapp.tools.process import CommandLine
+from chatapp.tools.process import CommandLine, Program
 from chatapp.tools.schemas import fault
 from chatapp.tools.tool import LONGEST_RESULT, Tool, ToolError
 
@@ -70,7 +69,7 @@ class Server:
     result, in characters."""
 
     name: str
-    line: ServerLine
+    program: Program
     timeout: float
     output_limit: int
 
@@ -101,16 +100,17 @@ def read(path: Path) -> Tool | Server:
     _check(keys, path, text)
     folder = _folder(keys, path)
     if isinstance(keys, ServerFile):
-        line = ServerLine(keys.server, folder, keys.environment)
-        return Server(keys.name, line, keys.timeout, keys.output_limit)
-    command = CommandLine(keys.command, folder, keys.timeout, keys.output_limit, keys.environment)
+        program = Program(keys.server, folder, keys.environment)
+        return Server(keys.name, program, keys.timeout, keys.output_limit)
+    program = Program(keys.command, folder, keys.environment)
+    command = CommandLine(program, keys.timeout, keys.output_limit)
     return Tool(
         keys.name,
         keys.description.strip(),
         _schema(keys, path, text),
         command.run,
         asks=True,
-        definition=repr(command),
+        definition=command.definition,
     )
 
 

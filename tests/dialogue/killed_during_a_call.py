@@ -21,7 +21,7 @@ def session_in(folder: Path, store: Store, chat_id: int | None = None) -> Sessio
 
 if __name__ == "__main__":
     session = session_in(Path(sys.argv[1]), Store(Path(sys.argv[2])))
-    session.chat.ask = lambda tool, given, cancel: "once"
+    session.chat.ask = lambda request, cancel: "once"
     list(session.say("Hi"))
     session.set_tools(["hang"])
     list(session.say("Do it"))

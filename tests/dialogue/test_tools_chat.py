@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,15 +14,17 @@ import killed_during_a_call
 import pytest
 from fakes import ScriptedModel
 from thinking_model import SPECIAL, thinking_model
-from tool_server import add_server
+from tool_server import add_server, ends
 
 from chatapp.dialogue.chat import Chat, Decision
 from chatapp.dialogue.events import Called, Calling
 from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
 from chatapp.dialogue.oneshot import ask_with_tools
 from chatapp.dialogue.reading import draft, read, usage
+from chatapp.dialogue.reply import ReplyNotStored
 from chatapp.dialogue.session import Session, SessionEvent
 from chatapp.dialogue.store import Store
+from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.tool_calls import MOST_CALLS, Toolbox
 from chatapp.dialogue.writers.choosing import choose_template
@@ -32,8 +33,10 @@ from chatapp.engine.model import Request, Sampling
 from chatapp.prompting.files.documents import DocumentSet
 from chatapp.prompting.messages import text_of
 from chatapp.prompting.template import CHAT
+from chatapp.tools import permission
+from chatapp.tools.permission import PermissionRequest
 from chatapp.tools.registry import find_tools
-from chatapp.tools.tool import Arguments, Tool, ToolError
+from chatapp.tools.tool import ToolError
 
 TEMPLATE = """\
 {%- if tools %}{{- '<|im_start|>system\\n' }}
@@ -218,7 +221,7 @@ def test_the_pattern_of_a_prompt_file(tmp_path: Path, store: Store, home: Path) 
     model = ScriptedModel([" [weather in Rome: snow", " Clear."])
     prompt = str(tmp_path / "sky.toml")
     session = Session(Chat(store, basis=Basis(prompt=prompt)), model, template=CHAT)
-    session.chat.ask = lambda tool, given, cancel: "once"
+    session.chat.ask = lambda request, cancel: "once"
     with pytest.raises(ToolError, match="this model calls weather alone, as "):
         session.set_tools(["calculator"])
     session.set_tools(["weather"])
@@ -287,7 +290,7 @@ def test_a_long_result_takes_a_quarter_of_the_window(
 ) -> None:
     own_tool(home, "flood", "seq", "100000")
     session, model = opened(tmp_path, store, [call("flood"), "Much."], "flood", context=400)
-    session.chat.ask = lambda tool, arguments, cancel: "once"
+    session.chat.ask = lambda request, cancel: "once"
     list(session.say("How many?"))
     result = session.chat.messages[-1].calls[0].result
     assert result.endswith("[cut to fit the model's window]")
@@ -303,9 +306,11 @@ class Asking:
     def __init__(self, *answers: Decision) -> None:
         self.answers = list(answers)
         self.asked: list[str] = []
+        self.changes: tuple[tuple[str, ...], ...] = ()
 
-    def __call__(self, tool: Tool, arguments: Arguments, cancel: threading.Event) -> Decision:
-        self.asked.append(tool.name)
+    def __call__(self, request: PermissionRequest, cancel: threading.Event) -> Decision:
+        self.asked.append(request.tool.name)
+        self.changes += (request.changes,)
         return self.answers.pop(0)
 
 
@@ -356,6 +361,62 @@ def test_an_answer_is_remembered_as_far_as_it_goes(
     other.chat.ask = user = Asking("no")
     list(other.say("Do it"))
     assert len(user.asked) == 1
+    assert user.changes == ((),) if elsewhere else (('program.command[1]: "true" → "false"',),)
+
+
+def test_a_script_that_changes_while_the_user_reads_asks_again(
+    tmp_path: Path, store: Store, home: Path
+) -> None:
+    script = home / "config" / "tools" / "own.sh"
+    script.write_text("echo harmless")
+    own_tool(home, "own", "sh", "own.sh")
+    session, _ = opened(tmp_path, store, [call("own"), "Done."], "own")
+    texts: list[str] = []
+
+    def answer(request: PermissionRequest, cancel: threading.Event) -> Decision:
+        texts.append(request.text())
+        script.write_text("echo other")
+        return "once" if len(texts) == 1 else "no"
+
+    session.chat.ask = answer
+    list(session.say("Do it"))
+    assert session.chat.messages[-1].calls[0].status == "refused"
+    assert "which has changed since you allowed it" in texts[1]
+
+
+@pytest.mark.parametrize("answer", ["chat", "always"])
+def test_an_answer_that_cannot_be_stored_counts_for_the_call(
+    tmp_path: Path, store: Store, home: Path, answer: Decision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_tool(home, "own", "echo", "rain")
+    session, _ = opened(tmp_path, store, [call("own"), "Done."], "own")
+    session.chat.ask = Asking(answer)
+
+    def refuse(*_: object) -> None:
+        raise StoreError("the disk is full") if answer == "chat" else OSError("the disk is full")
+
+    monkeypatch.setattr(store, "allow_tool", refuse)
+    monkeypatch.setattr(permission, "write_whole", refuse)
+    list(session.say("Do it"))
+    reply = session.chat.messages[-1]
+    assert (reply.status, reply.calls[0].status) == ("complete", "done")
+
+
+def test_a_call_with_a_full_store_does_not_end_the_reply(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = opened(tmp_path, store, [f"Let me see.{SUM}", "It is 3648."])
+
+    def refuse(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(store, "update_message", refuse)
+        with pytest.raises(ReplyNotStored) as lost:
+            list(session.say("How many?"))
+    lost.value.store()
+    reply = store.path(1)[-1]
+    assert (reply.status, reply.calls[0].result) == ("complete", "3648")
 
 
 HOSTILE = [
@@ -394,7 +455,7 @@ def test_a_hostile_document_runs_nothing(
     (tmp_path / "document").write_text(text)
     replies = [call("read"), text if obeys else "It says something odd.", "No more."]
     session, _ = opened(tmp_path, store, replies, "read", "touch", "calculator")
-    session.chat.ask = lambda tool, arguments, cancel: "once" if tool.name == "read" else "no"
+    session.chat.ask = lambda request, cancel: "once" if request.tool.name == "read" else "no"
     list(session.say("What does it say?"))
     reply = session.chat.messages[-1]
     assert reply.status == "complete"
@@ -419,7 +480,7 @@ def test_a_hostile_passage_runs_nothing(
     session, _ = opened(tmp_path, store, [text, "No more."], "touch", "calculator")
     session.chat.use_documents(DocumentSet((str(tmp_path / "notes.txt"),)))
     asked: list[str] = []
-    session.chat.ask = lambda tool, arguments, cancel: asked.append(tool.name) or "no"
+    session.chat.ask = lambda request, cancel: asked.append(request.tool.name) or "no"
     list(session.say("How is the weather?"))
     reply = session.chat.messages[-1]
     assert "The weather." in reply.sources[0].in_prompt
@@ -438,7 +499,7 @@ def test_a_hostile_passage_runs_nothing(
 def test_a_stopped_call_ends_the_reply(tmp_path: Path, store: Store, home: Path) -> None:
     own_tool(home, "hang", "sleep", "600")
     session, _ = opened(tmp_path, store, [f"Wait.{call('hang')}", "never"], "hang")
-    session.chat.ask = lambda tool, arguments, cancel: "once"
+    session.chat.ask = lambda request, cancel: "once"
     cancel = threading.Event()
     for event in session.say("Do it", cancel):
         if isinstance(event, Calling):
@@ -484,7 +545,7 @@ def test_a_program_that_is_killed_during_a_call_loses_nothing(
         time.sleep(0.02)
     program.kill()
     program.wait()
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert ends(int((tmp_path / "pid").read_text()))
     messages = store.path(1)
     assert [message.text for message in messages] == ["Hi", "Hello.", "Do it", "Let me see."]
     assert (messages[-1].status, messages[-1].calls[0].status) == ("partial", "running")

@@ -9,28 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tool_server import DAEMON, add_lasting_server, add_server, ends
+from tool_server import BY_HAND, DAEMON, add_lasting_server, add_server, ends
 
 from chatapp.tools import mcp_servers
-from chatapp.tools.mcp_connection import Connection, ServerLine
+from chatapp.tools.mcp_connection import Connection
+from chatapp.tools.process import Program
 from chatapp.tools.registry import Registry, find_tools
 from chatapp.tools.tool import LONGEST_RESULT, ToolError, misfit_of, run
-
-BY_HAND = """
-import json, sys
-
-TOOLS = {tools}
-for line in sys.stdin:
-    asked = json.loads(line)
-    answer = {{"initialize": {{"protocolVersion": "2025-06-18", "capabilities": {{"tools": {{}}}},
-                             "serverInfo": {{"name": "x", "version": "1"}}}},
-              "tools/list": {{"tools": TOOLS}}}}.get(asked["method"])
-    if "id" in asked:
-        error = {{"code": -32601, "message": "no"}}
-        result = {{"result": answer}} if answer else {{"error": error}}
-        print("a line of a log")
-        print(json.dumps({{"jsonrpc": "2.0", "id": asked["id"], **result}}), flush=True)
-"""
 
 
 @pytest.fixture
@@ -159,13 +144,13 @@ def test_a_daemon_of_a_server_ends_with_it(folder: Path) -> None:
 def test_two_that_ask_at_once_start_one_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[ServerLine] = []
+    started: list[Program] = []
 
     class Slow(Connection):
-        def __init__(self, line: ServerLine) -> None:
-            started.append(line)
+        def __init__(self, program: Program) -> None:
+            started.append(program)
             time.sleep(0.1)
-            super().__init__(line)
+            super().__init__(program)
 
     monkeypatch.setattr(mcp_servers, "Connection", Slow)
     registry = server(folder, BY_HAND.format(tools=[]))

@@ -12,7 +12,6 @@ import psutil
 import pytest
 from tool_server import DAEMON
 
-from chatapp.dialogue import chat
 from chatapp.tools.registry import find_tools
 from chatapp.tools.tool import LONGEST_RESULT, Tool, call_in_words, clean, misfit_of, run
 
@@ -304,17 +303,6 @@ def test_large_arguments_do_not_wait_for_each_other(folder: Path) -> None:
 )
 def test_what_a_terminal_obeys_is_left_out(text: str, expected: str) -> None:
     assert clean(text) == expected
-
-
-def test_a_permission_is_for_what_the_tool_was(folder: Path) -> None:
-    tool = program(folder, "print(1)")
-    assert not chat.is_allowed(tool)
-    chat.allow(tool)
-    assert chat.is_allowed(program(folder, "print(1)"))
-    changed = program(folder, "print(1)", "timeout = 2\n")
-    assert not chat.is_allowed(changed)
-    (folder.parent.parent / "data" / "allowed_tools.json").write_text("[")
-    assert not chat.is_allowed(tool)
 
 
 def test_a_call_in_words_is_one_printable_line() -> None:

@@ -148,7 +148,8 @@ CHAT_SCENES = {
         (
             "▸ calculator(expression=48*76): 3648",
             "▸ weather(city=Rome) · under way",
-            "The model wants to run weather(city=Rome). May it?",
+            "The model wants to run weather. May it?",
+            '"city": "Rome"',
             "Yes, always in this chat",
             "● waiting for your answer · Esc stops",
         ),

@@ -140,10 +140,11 @@ class Store:
         """Let a chat's model call these tools."""
         self._database.update("chats", chat_id, tools=list(names))
 
-    def allow_tool(self, chat_id: int, key: str) -> None:
-        """Let a tool run in all of a chat without a question to the user. key: see `Tool.key`."""
+    def allow_tool(self, chat_id: int, permission: str) -> None:
+        """Let a tool run in all of a chat without a question to the user. permission: see
+        `Tool.permission`."""
         with self.transaction():
-            allowed = {*self.chat(chat_id).allowed_tools, key}
+            allowed = {*self.chat(chat_id).allowed_tools, permission}
             self._database.update("chats", chat_id, allowed_tools=sorted(allowed))
 
     def bin_chat(self, chat_id: int) -> None:

@@ -45,8 +45,8 @@ class StoredChat:
     asked_template see `Basis`. markdown: its replies are shown as Markdown. model: the model of
     its last reply. chosen: the sampling parameters set for it, by name. documents: those that it
     draws on; None without. tools: the names of those that its model may call; allowed_tools: the
-    keys of those that the user has allowed for all of it (see `Tool.key`). reward: the name of
-    the reward model that scores its replies; "" without.
+    permissions of those that the user has allowed for all of it (see `Tool.permission`). reward:
+    the name of the reward model that scores its replies; "" without.
     """
 
     id: int

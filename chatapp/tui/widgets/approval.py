@@ -16,12 +16,11 @@ from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.widgets import OptionList, Static
 
-from chatapp.common.foreign import printable
 from chatapp.tui.widgets.dialog import Options
 
 if TYPE_CHECKING:
     from chatapp.dialogue.chat import Decision
-    from chatapp.tools.tool import Arguments, Tool
+    from chatapp.tools.permission import PermissionRequest
 
 _POLL_SECONDS = 0.05
 
@@ -34,10 +33,10 @@ _ANSWERS: "tuple[tuple[Decision, str], ...]" = (
 
 
 class Question:
-    """Asked on the thread of a turn, answered on the screen. text: what would run, in words."""
+    """Asked on the thread of a turn, answered on the screen. request: what would run."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, request: "PermissionRequest") -> None:
+        self.request = request
         self._decision: Decision = "no"
         self._answered = threading.Event()
 
@@ -62,12 +61,10 @@ class ToolAsks(Message):
 
 
 def asked_on(
-    listener: MessagePump, tool: "Tool", given: "Arguments", cancel: threading.Event
+    listener: MessagePump, request: "PermissionRequest", cancel: threading.Event
 ) -> "Decision":
     """Ask the user, by way of the screen, whether a tool may run with what it is given."""
-    from chatapp.tools.tool import call_in_words
-
-    question = Question(call_in_words(tool.name, given))
+    question = Question(request)
     listener.post_message(ToolAsks(question))
     return question.wait(cancel)
 
@@ -96,6 +93,7 @@ class Approval(Vertical):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("pageup", "read(-1)", show=False, priority=True),
         Binding("pagedown", "read(1)", show=False, priority=True),
+        Binding("e", "expand", show=False),
     ]
 
     @dataclass
@@ -111,17 +109,19 @@ class Approval(Vertical):
         self._page = VerticalScroll(self._words, can_focus=False)
         self._options = _Answers(*(words for _, words in _ANSWERS))
         self._question: Question | None = None
+        self._is_cut = False
         self.display = False
 
     def compose(self) -> ComposeResult:
         yield self._page
-        yield Static("PgDn reads on", classes="more")
+        yield Static(classes="more")
         yield self._options
 
     def ask(self, question: Question) -> None:
         """Show a question, and take the keys."""
         self._question = question
-        self._words.update(printable(f"The model wants to run {question.text}. May it?"))
+        self._words.update(question.request.text())
+        self._is_cut = question.request.is_cut
         self.display = True
         self._page.scroll_home(animate=False)
         self._options.highlighted = 0
@@ -132,7 +132,18 @@ class Approval(Vertical):
         self.call_after_refresh(self._tell_more)
 
     def _tell_more(self) -> None:
-        self.query_one(".more").display = bool(self._page.max_scroll_y)
+        hints = ["PgDn reads on"] if self._page.max_scroll_y else []
+        hints += ["e shows all of it"] if self._is_cut else []
+        more = self.query_one(".more", Static)
+        more.update(" · ".join(hints))
+        more.display = bool(hints)
+
+    def action_expand(self) -> None:
+        """Show all of long arguments."""
+        if self._question is not None:
+            self._words.update(self._question.request.text(is_expanded=True))
+            self._is_cut = False
+            self.call_after_refresh(self._tell_more)
 
     def action_read(self, step: int) -> None:
         """Read on in a long question, or back."""

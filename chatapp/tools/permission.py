@@ -1,0 +1,121 @@
+"""What the user allows when a tool may run: the question, and the tools that are allowed for good.
+
+Keep: a permission covers all that decides what runs and all that the model reads of the tool (see
+`Tool.permission`), so that any change of it asks again; a file that cannot be read allows nothing.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from chatapp.common.foreign import revealed
+from chatapp.common.paths import allowed_tools_path
+from chatapp.common.userfiles import UserError, dotted_key, read_json_object, reason, write_whole
+from chatapp.tools.tool import Arguments, Tool, ToolError
+
+_SHOWN = 160
+"""Characters of an argument in a question that is not expanded; those in its middle are left out,
+because its end may matter most."""
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionRequest:
+    """A call that the user has to allow. changes: a line for each difference between the tool and
+    what the user allowed of it before; see `changes_of`."""
+
+    tool: Tool
+    arguments: Arguments
+    changes: tuple[str, ...] = ()
+
+    def text(self, *, is_expanded: bool = False) -> str:
+        """The question: a line for each argument, as JSON without invisible characters.
+
+        is_expanded: long arguments are shown whole.
+        """
+        since = ", which has changed since you allowed it" if self.changes else ""
+        pairs = ((_in_json(key), _in_json(value)) for key, value in self.arguments.items())
+        lines = [f"  {key}: {value if is_expanded else _cut(value)}" for key, value in pairs]
+        changes = [f"  {line if is_expanded else _cut(line)}" for line in self.changes]
+        return "\n".join(
+            [
+                f"The model wants to run {self.tool.name}{since}. May it?",
+                *(lines or ["  without arguments"]),
+                *(["Changed:", *changes] if changes else []),
+            ]
+        )
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether expanding the question shows more of it."""
+        return self.text() != self.text(is_expanded=True)
+
+
+def changes_of(tool: Tool, permissions: Iterable[str]) -> tuple[str, ...]:
+    """What has changed of a tool since it was allowed; nothing when it never was.
+
+    permissions: of any tools, as `Tool.permission` gives them.
+    """
+    now = dict(_leaves(json.loads(tool.permission)))
+    before = [dict(_leaves(given)) for given in _of_name(tool.name, permissions)]
+    differences = [
+        tuple(
+            f"{place}: {old.get(place, 'nothing')} → {now.get(place, 'nothing')}"
+            for place in dict.fromkeys([*old, *now])
+            if old.get(place) != now.get(place)
+        )
+        for old in before
+    ]
+    return min(differences, key=len, default=())
+
+
+def allowed_for_good() -> list[str]:
+    """The permissions that the user gave for every chat."""
+    try:
+        permissions = read_json_object(allowed_tools_path()).get("allowed")
+    except (OSError, UserError):
+        return []
+    strings = permissions if isinstance(permissions, list) else []
+    return [each for each in strings if isinstance(each, str)]
+
+
+def allow_for_good(permission: str) -> None:
+    """Allow a tool in every chat; see `Tool.permission`. Raises ToolError when that cannot be
+    stored."""
+    permissions = sorted({*allowed_for_good(), permission})
+    try:
+        write_whole(allowed_tools_path(), json.dumps({"allowed": permissions}, indent=2) + "\n")
+    except OSError as error:
+        raise ToolError(f"{allowed_tools_path()}: cannot be written: {reason(error)}") from None
+
+
+def _of_name(name: str, permissions: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for text in permissions:
+        try:
+            permission = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(permission, dict) and permission.get("name") == name:
+            yield permission
+
+
+def _leaves(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str, str]]:
+    """The places of a JSON document that hold no others, each with its value as JSON."""
+    if isinstance(value, dict) and value:
+        for key, part in value.items():
+            yield from _leaves(part, (*place, key))
+    elif isinstance(value, list) and value:
+        for index, part in enumerate(value):
+            yield from _leaves(part, (*place, index))
+    else:
+        yield revealed(dotted_key(place)), _in_json(value)
+
+
+def _in_json(value: Any) -> str:
+    return revealed(json.dumps(value, ensure_ascii=False))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= 2 * _SHOWN:
+        return text
+    return f"{text[:_SHOWN]} … {len(text) - 2 * _SHOWN:,} characters more … {text[-_SHOWN:]}"
