@@ -48,6 +48,7 @@ def bench(
         "prefill": f"{measured.prefill:,.0f} tokens/s, {measured.prefill_tokens} tokens",
         "decode": f"{measured.decode:,.1f} tokens/s, {measured.decode_tokens} tokens after "
         f"{measured.prompt_tokens}",
+        "kernels": measured.kernels,
         "memory": f"{measured.bandwidth / 1e9:,.1f} GB/s read",
     }
     if measured.matrix_bytes is not None and measured.limit_share is not None:

@@ -17,6 +17,7 @@ import torch
 
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.generation import LocalGenerator
+from chatapp.engine.kernels.native import kernels
 from chatapp.engine.model import Sampling
 from chatapp.engine.sampling import Sampler
 
@@ -35,6 +36,7 @@ class Speed:
     prefill, decode: tokens a second; prefill of `prefill_tokens`, decoding of
         `decode_tokens` after `prompt_tokens`. bandwidth: bytes read a second.
     device: "cpu", "mps", or the name of a cuda device. threads: used at the end.
+    kernels: what multiplies, and why.
     matrix_bytes, limit_share: bytes of weights a token reads, and the decoding speed over
         that of reading alone; None for models whose weights this program does not hold.
     """
@@ -50,6 +52,7 @@ class Speed:
     bandwidth: float
     matrix_bytes: int | None
     limit_share: float | None
+    kernels: str
 
 
 def measure(model: LocalGenerator) -> Speed:
@@ -89,6 +92,7 @@ def measure(model: LocalGenerator) -> Speed:
         bandwidth=bandwidth,
         matrix_bytes=size,
         limit_share=None if size is None else speed * size / bandwidth,
+        kernels=kernels().reason,
     )
 
 

@@ -41,7 +41,7 @@ def test_the_table(run, model: Path) -> None:
     status, out, err = run("bench", "--model", str(model))
     assert (status, err) == (0, "")
     names = [line.split()[0] for line in out.splitlines()]
-    assert names == ["model", "load", "prefill", "decode", "memory", "limit"]
+    assert names == ["model", "load", "prefill", "decode", "kernels", "memory", "limit"]
     assert f"{model}, float32, " in out
     assert "50 tokens after 50\n" in out
 

@@ -69,6 +69,7 @@ def info(
     from chatapp.common.settings import load_settings
     from chatapp.common.shading import size_in_words
     from chatapp.engine.files.model_files import read_generation_config
+    from chatapp.engine.kernels.native import kernels
     from chatapp.models.description import describe, memory_needed
     from chatapp.models.loading import usual_precision
     from chatapp.models.resolving import BUNDLED, find_model
@@ -88,13 +89,15 @@ def info(
     choices = settings.choices(makers.sampling)
     if as_json:
         drawn = choices.document(choices.sampling)
-        facts = {"precision": precision, "memory": memory, "sampling": drawn}
+        facts = {"precision": precision, "kernels": kernels().reason, "memory": memory}
+        facts["sampling"] = drawn
         write_json({"name": name, **_document(described), **facts})
         return
     lines = {
         "name": name,
         **_facts(described),
         "computed in": f"{precision}, unless another precision is chosen",
+        "multiplied by": kernels().reason,
         "in memory": f"about {size_in_words(memory)}",
         "template": described.template or "none of its own; plain is used",
         "licence": described.licence or "not named",

@@ -194,6 +194,8 @@ class Decoder:
         matrices = {key: tensor for key, tensor in weights.items() if is_matrix(key, tensor)}
         matrices[name] = output[name]
         self.matrix_bytes = sum(matrix.nbytes for matrix in matrices.values())
+        if is_tiled:  # rows that only pad it are no weights
+            self.matrix_bytes -= output[name].nbytes - self.vocabulary * architecture.width
         self._output = linear_layer(output, name.removesuffix(".weight"), self.vocabulary)
         self._is_native = has_kernels() and self.device.type == "cpu"
         self._steps: WeakKeyDictionary[KeyValueCache, Step] = WeakKeyDictionary()

@@ -121,12 +121,14 @@ def kernels() -> Kernels:
     """The kernels for this processor, compiled if need be."""
     choice = os.environ.get(CHOICE, "")
     if choice == "none":
-        return Kernels(None, "", f"{CHOICE} is none")
+        return Kernels(None, "", f"torch multiplies: {CHOICE} is none")
     try:
         level = choice or list(LEVELS)[_open("baseline").instructions()]
-        return Kernels(_open(level), level, f"compiled for {level}")
+        return Kernels(_open(level), level, f"native, compiled for {level}")
     except (OSError, subprocess.SubprocessError) as error:
-        return Kernels(None, "", f"the native kernels cannot be compiled: {error}")
+        return Kernels(
+            None, "", f"torch multiplies: the native kernels cannot be compiled, {error}"
+        )
 
 
 def _open(level: str) -> ctypes.CDLL:
