@@ -97,7 +97,7 @@ def status(text: str) -> None:
 
 def show_reading(done: int, of: int) -> None:
     """Show how far reading documents, or encoding their passages, is."""
-    status(f"Reading documents: {done:,} of {of:,} …")
+    status(f"Reading documents: {done / of:.0%} …")
 
 
 ProgressReport = Callable[[int, int | None], None]

@@ -11,11 +11,12 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tomllib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from chatapp.common.foreign import printable
 
@@ -23,6 +24,9 @@ Location = tuple[str | int, ...]
 """A place in a TOML or JSON file: keys, and numbers in a list, from 0."""
 
 _BOM = b"\xef\xbb\xbf"
+
+_BINARY = getattr(os, "O_BINARY", 0)
+"""Windows would otherwise translate the ends of lines."""
 
 
 class UserError(Exception):
@@ -138,6 +142,17 @@ def shown(value: object) -> str:
         case dict():
             return "a table"
     return f"a {type(value).__name__}"
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file that was found rather than named, opened to be read: never a pipe or a device, which
+    may have no end, and never waited for. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
+    file = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
 
 
 def read_text(path: Path, error: type[UserError] = UserError) -> str:

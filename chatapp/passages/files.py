@@ -15,13 +15,15 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from chatapp.common.foreign import without_surrogates
-from chatapp.common.userfiles import missing_path, quoted, reason
+from chatapp.common.userfiles import missing_path, open_regular, quoted, reason
 from chatapp.prompting.files.documents import DocumentsError
 
 MOST_FILES = 50_000
 """Beyond it a folder was hardly meant: a whole disk, a cache."""
 
 _IGNORE_FILE = ".gitignore"
+_MOST_RULES = 2**20
+"""Bytes of one that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ def _rules_above(top: Path) -> _Rules:
 
 def _rules_of(folder: Path) -> Iterator[tuple[str, GitIgnoreSpec]]:
     try:
-        lines = (folder / _IGNORE_FILE).read_text("utf-8", "replace").splitlines()
+        with open_regular(folder / _IGNORE_FILE) as file:
+            lines = file.read(_MOST_RULES).decode("utf-8", "replace").splitlines()
         yield f"{folder}/", GitIgnoreSpec.from_lines(lines)
     except (OSError, ValueError):  # none, or one that git would not understand either
         return

@@ -7,7 +7,6 @@ Keep: each file's passages change in one transaction, so that a killed process l
 files at most, and two processes that renew one index at once do the same work twice, no harm.
 """
 
-import hashlib
 import re
 import sqlite3
 import time
@@ -15,15 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from chatapp.common.foreign import printable, without_surrogates
 from chatapp.passages.files import SourceFile
-from chatapp.passages.reading import Piece, Unreadable, cut, read_blocks, read_bytes
+from chatapp.passages.reader import DocumentReader
+from chatapp.passages.reading import Piece, Unreadable
 from chatapp.prompting.files.documents import DocumentsError
 
 Progress = Callable[[int, int], None]
-"""Called with how many files are read, and of how many."""
+"""Called with how many bytes are read, and of how many."""
 
 _BATCH = 200
 """Files between two commits."""
@@ -93,7 +94,9 @@ class Index:
         self._file = file
         self._size = size
 
-    def renew(self, files: dict[str, SourceFile], progress: Progress | None = None) -> Counter[str]:
+    def renew(
+        self, files: dict[str, SourceFile], reader: DocumentReader, progress: Progress
+    ) -> Counter[str]:
         """Bring the index up to date with the files there are now.
 
         Returns how many files give no passages, for each reason.
@@ -111,12 +114,14 @@ class Index:
                 for path, file in files.items()
                 if path not in known or not _is_unchanged(file, known[path])
             ]
+            done, of = 0, sum(file.size for file in stale) or 1
             for start in range(0, len(stale), _BATCH):
                 with database:
                     for file in stale[start : start + _BATCH]:
-                        self._renew_file(database, file)
-                if progress:
-                    progress(min(start + _BATCH, len(stale)), len(stale))
+                        report = partial(_report_share, progress, done, file.size, of)
+                        self._renew_file(database, reader, file, report)
+                        done += file.size
+                progress(min(done, of), of)
             rows = database.execute(
                 "SELECT left_out, count(*) AS files FROM files WHERE left_out != '' GROUP BY 1"
             )
@@ -163,35 +168,42 @@ class Index:
                     found.append(Passage(identity, row["path"], row["place"], row["text"], score))
             return found
 
-    def _renew_file(self, database: sqlite3.Connection, file: SourceFile) -> None:
-        """Read a file that may have changed, and put its passages in the place of the old."""
+    def _renew_file(
+        self,
+        database: sqlite3.Connection,
+        reader: DocumentReader,
+        file: SourceFile,
+        report: Callable[[float], None],
+    ) -> None:
+        """Read a file that may have changed, and put its passages in the place of the old.
+
+        report: called often with how much of the file is read, from 0 to 1.
+        """
         path, read_at = Path(file.path), time.time_ns()
-        digest, left_out, pieces = None, "", list[Piece]()
+        row = database.execute(
+            "SELECT id, digest FROM files WHERE path = ?", (file.path,)
+        ).fetchone()
+        known = row["digest"].hex() if row is not None and row["digest"] else ""
+        share, identity, left_out = 0.0, None, ""
+        batches = reader.read(file.path, self._size, known, lambda: report(share))
         try:
-            data = read_bytes(path)
-            digest = hashlib.blake2b(data, digest_size=16).digest()
-            row = database.execute(
-                "SELECT id, digest FROM files WHERE path = ?", (file.path,)
-            ).fetchone()
-            if row is not None and row["digest"] == digest:
-                database.execute(
-                    "UPDATE files SET size = ?, modified = ?, read_at = ? WHERE id = ?",
-                    (file.size, file.modified, read_at, row["id"]),
+            for digest, share, pieces in batches:
+                if identity is None:
+                    identity = _replace_file(database, file, read_at, bytes.fromhex(digest))
+                report(share)
+                database.executemany(
+                    "INSERT INTO passages (file_id, place, title, text) VALUES (?, ?, ?, ?)",
+                    ((identity, piece.place, _title(path, piece), piece.text) for piece in pieces),
                 )
-                return
-            pieces = list(cut(read_blocks(path, data), self._size))
         except Unreadable as reason:
             left_out = str(reason)
-        database.execute("DELETE FROM files WHERE path = ?", (file.path,))
-        identity = database.execute(
-            "INSERT INTO files (path, size, modified, read_at, digest, left_out)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
-            (file.path, file.size, file.modified, read_at, digest, left_out),
-        ).lastrowid
-        database.executemany(
-            "INSERT INTO passages (file_id, place, title, text) VALUES (?, ?, ?, ?)",
-            ((identity, piece.place, _title(path, piece), piece.text) for piece in pieces),
-        )
+        if left_out:
+            _replace_file(database, file, read_at, None, left_out)
+        elif identity is None:  # unchanged
+            database.execute(
+                "UPDATE files SET size = ?, modified = ?, read_at = ? WHERE id = ?",
+                (file.size, file.modified, read_at, row["id"]),
+            )
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -214,6 +226,27 @@ class Index:
                 f"{self._file}: this index of documents cannot be used ({error}); "
                 "it can be deleted without loss"
             ) from None
+
+
+def _replace_file(
+    database: sqlite3.Connection,
+    file: SourceFile,
+    read_at: int,
+    digest: bytes | None,
+    left_out: str = "",
+) -> int | None:
+    """The new row of a file, whose passages before it are gone."""
+    database.execute("DELETE FROM files WHERE path = ?", (file.path,))
+    return database.execute(
+        "INSERT INTO files (path, size, modified, read_at, digest, left_out)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (file.path, file.size, file.modified, read_at, digest, left_out),
+    ).lastrowid
+
+
+def _report_share(progress: Progress, done: int, size: int, of: int, share: float) -> None:
+    """done: bytes of the files before one of `size` bytes, of which `share` is read."""
+    progress(min(done + int(share * size), of), of)
 
 
 def _is_unchanged(file: SourceFile, row: sqlite3.Row) -> bool:

@@ -6,11 +6,6 @@ else that holds text as text, source code too.
 Keep: a block is printable text, whatever bytes its file holds, and a file that gives none says
 why in a few words.
 
-The text of an HTML page, paragraph by paragraph.
-
-Keep: nothing a reader of the page would not see becomes text: no script, style or comment, and
-nothing is fetched.
-
 Blocks of a document to passages of a stated size.
 
 Keep: every word of the blocks is in one passage, in order, and no passage is longer than the
@@ -21,88 +16,21 @@ import csv
 import io
 import json
 import re
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 
 from chatapp.common.foreign import printable
-from chatapp.common.userfiles import reason
+from chatapp.common.userfiles import open_regular, reason
+from chatapp.passages.html import html_blocks
 from chatapp.passages.pdf import PdfError, pdf_pages
 
-_UNSEEN = frozenset("script style template noscript svg math head iframe object".split())
-_INLINE = frozenset(
-    "a abbr b bdi bdo cite code data del dfn em font i img input ins kbd label mark q s samp small"
-    " span strong sub sup time tt u var wbr".split()
-)
-_HEADINGS = frozenset(f"h{level}" for level in range(1, 7))
-
-HtmlBlock = tuple[str, str, str, int]
-"""The text, place, title and level of a `reading.Block`."""
-
-
-def html_blocks(text: str) -> list[HtmlBlock]:
-    """The paragraphs of a page, its headings and list items among them, in their order.
-
-    A page of broken HTML gives what a lenient reader makes of it.
-    """
-    page = _Page()
-    page.feed(text)
-    page.close()
-    page.end_block()
-    return page.blocks
-
-
-class _Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.blocks: list[HtmlBlock] = []
-        self._parts: list[str] = []
-        self._line = 1
-        self._unseen: list[str] = []
-        self._preformatted = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _UNSEEN:
-            self._unseen.append(tag)
-        elif tag == "body":  # ends a head that nobody closed
-            self._unseen.clear()
-        if tag == "br":
-            self._parts.append("\n" if self._preformatted else " ")
-        elif tag in ("td", "th"):
-            self._parts.append(" ")
-        elif tag not in _INLINE:
-            self.end_block()
-        self._preformatted += tag == "pre"
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._unseen:
-            del self._unseen[self._unseen.index(tag) :]
-        if tag not in _INLINE and tag not in ("td", "th", "br"):
-            self.end_block(tag)
-        if tag == "pre":
-            self._preformatted = max(0, self._preformatted - 1)
-
-    def handle_data(self, data: str) -> None:
-        if self._unseen:
-            return
-        if not self._parts:
-            start = len(data) - len(data.lstrip())
-            self._line = self.getpos()[0] + data.count("\n", 0, start)
-        self._parts.append(data if self._preformatted else re.sub(r"\s+", " ", data))
-
-    def end_block(self, tag: str = "") -> None:
-        """Let what was read since the last block be one; a heading if that tag ends it."""
-        text = "".join(self._parts)
-        self._parts.clear()
-        if not self._preformatted:
-            text = re.sub(r" +", " ", text).strip()
-        if text.strip():
-            level = int(tag[1]) if tag in _HEADINGS else 0
-            self.blocks.append((text, f"line {self._line}", text if level else "", level))
-
-
 MOST_BYTES = 16 * 2**20
+_MOST_CHARACTERS = 8 * MOST_BYTES
+"""Of all blocks of a file: every row of a table repeats the names of its columns."""
+
 _LOOKED_AT = 8192
 """Bytes in which a NUL makes a file a binary one, as git has it."""
 
@@ -136,7 +64,7 @@ class Block:
 def read_bytes(path: Path) -> bytes:
     """What a file holds. Raises Unreadable when that is nothing, too much or out of reach."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise Unreadable(f"cannot be read ({reason(error)})") from None
@@ -155,18 +83,31 @@ def read_blocks(path: Path, data: bytes) -> list[Block]:
     if suffix == ".pdf":
         blocks = list(_pdf_blocks(data))
     else:
-        text = _text(data)
-        if suffix in _HTML:
-            blocks = [Block(*block) for block in html_blocks(text)]
-        elif suffix in _TABLES:
-            blocks = list(_table_rows(text, _TABLES[suffix]))
-        elif suffix in (".jsonl", ".ndjson"):
-            blocks = list(_json_rows(text))
-        else:
-            blocks = list(_paragraphs(text, markdown=suffix in _MARKDOWN))
+        blocks = list(_bounded(_text_blocks(suffix, _text(data))))
     if not blocks:
         raise Unreadable("without text")
     return blocks
+
+
+def _text_blocks(suffix: str, text: str) -> Iterator[Block]:
+    if suffix in _HTML:
+        return (Block(*block) for block in html_blocks(text))
+    if suffix in _TABLES:
+        return _table_rows(text, _TABLES[suffix])
+    if suffix in (".jsonl", ".ndjson"):
+        return _json_rows(text)
+    return _paragraphs(text, markdown=suffix in _MARKDOWN)
+
+
+def _bounded(blocks: Iterator[Block]) -> Iterator[Block]:
+    """The blocks. Raises Unreadable when they are many times their file, as rows can be whose
+    columns have long names."""
+    characters = 0
+    for block in blocks:
+        characters += len(block.text)
+        if characters > _MOST_CHARACTERS:
+            raise Unreadable(f"with more than {_MOST_CHARACTERS // 2**20} Mi characters")
+        yield block
 
 
 def _text(data: bytes) -> str:
@@ -201,15 +142,25 @@ def _paragraphs(text: str, *, markdown: bool) -> Iterator[Block]:
         mark = re.match(r" {0,3}(```+|~~~+)", line) if markdown else None
         if mark and (not fence or mark[1].startswith(fence)):
             fence = "" if fence else mark[1]
-        heading = re.match(r" {0,3}(#{1,6})\s+(.*?)[\s#]*$", line) if markdown else None
-        if heading and not fence:
+        level, title = _heading(line) if markdown and not fence else (0, "")
+        if level:
             yield from block(number)
-            yield Block(line.strip(), f"line {number}", heading[2], len(heading[1]))
+            yield Block(line.strip(), f"line {number}", title, level)
         elif line or fence:
             lines.append(line)
         else:
             yield from block(number)
     yield from block(number + 1)
+
+
+def _heading(line: str) -> tuple[int, str]:
+    """The level and the title of a line of Markdown; level 0 for one that is no heading."""
+    text = line.lstrip(" ")
+    title = text.lstrip("#")
+    level = len(text) - len(title)
+    if len(line) - len(text) > 3 or not 1 <= level <= 6 or not title[:1].isspace():
+        return 0, ""
+    return level, title.strip().rstrip(f"#{string.whitespace}")
 
 
 def _pdf_blocks(data: bytes) -> Iterator[Block]:
@@ -229,11 +180,11 @@ def _table_rows(text: str, delimiter: str) -> Iterator[Block]:
     csv.field_size_limit(2**31 - 1)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
-        header = next(rows, [])
+        header = [name.strip() for name in next(rows, [])]
         for row in rows:
-            names = [*header, *(f"column {place + 1}" for place in range(len(header), len(row)))]
-            fields = zip(names, row, strict=False)
-            lines = [f"{name.strip()}: {value.strip()}" for name, value in fields if value.strip()]
+            others = (f"column {place + 1}" for place in range(len(header), len(row)))
+            fields = zip(row, chain(header, others), strict=False)
+            lines = [f"{name}: {value.strip()}" for value, name in fields if value.strip()]
             if lines:
                 yield Block("\n".join(lines), f"line {rows.line_num}", alone=True)
     except csv.Error:

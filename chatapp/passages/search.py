@@ -12,8 +12,8 @@ from os.path import abspath, expanduser
 from typing import TYPE_CHECKING
 
 from chatapp.common.paths import cache_dir
-from chatapp.passages.files import list_files
 from chatapp.passages.index import Index, Passage, Progress
+from chatapp.passages.reader import DocumentReader
 from chatapp.prompting.files.documents import DocumentsError, DocumentSet
 
 # Help and completion should not wait for numpy.
@@ -67,15 +67,17 @@ class Documents:
         name = json.dumps([_FORMAT, asked.size, paths]).encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(name, digest_size=16).hexdigest()
         self._index = Index(cache_dir() / "documents" / f"{digest}.sqlite", asked.size)
+        self._reader = DocumentReader()
         self._similarity: tuple[list[str], list[int], Similarity] | None = None
 
     def renew(self, progress: Progress | None = None) -> Coverage:
         """Read what has changed. Raises DocumentsError when there is nothing to search.
 
-        progress: is told of the files that are read; what it raises ends the reading.
+        progress: called often while files are found and read; what it raises ends the reading.
         """
-        listing = list_files(self.asked.paths)
-        left_out = listing.left_out + self._index.renew(listing.files, progress)
+        report = progress or (lambda done, of: None)
+        listing = self._reader.list_files(self.asked.paths, lambda: report(0, 1))
+        left_out = listing.left_out + self._index.renew(listing.files, self._reader, report)
         coverage = Coverage(*self._index.count(), left_out)
         if not coverage.passages:
             counted = f" ({coverage})" if left_out else ""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.passages import pdf, reading
+from chatapp.passages import reader, reading
+from chatapp.passages.reader import DocumentReader
 from chatapp.passages.reading import Block, Unreadable, read_blocks, read_bytes
 
 Texts = list[tuple[str, str]]
@@ -131,20 +132,22 @@ def test_a_pdf_that_goes_round_is_told() -> None:
         blocks("a.pdf", data)
 
 
-def test_a_pdf_that_takes_all_memory_is_told() -> None:
+def test_a_pdf_that_takes_all_memory_is_told(tmp_path: Path) -> None:
     bomb = zlib.compress(zlib.compress(bytes(2**28), 9), 9)
     stream = b"11 0 obj <</Filter[/FlateDecode/FlateDecode]/Length %d>> stream\n" % len(bomb)
     old = b"11 0 obj <</Length"
     data = a_pdf(b"x")
     body = data[: data.index(old)] + stream + bomb + b"\nendstream endobj"
+    (tmp_path / "a.pdf").write_bytes(ended(body))
     with pytest.raises(Unreadable):
-        blocks("a.pdf", ended(body))
+        list(DocumentReader().read(str(tmp_path / "a.pdf"), 600, ""))
 
 
-def test_a_pdf_that_never_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdf, "_SECONDS", 0.01)
+def test_a_file_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_SECONDS", 0.0)
+    (tmp_path / "a.pdf").write_bytes(a_pdf(b"x"))
     with pytest.raises(Unreadable, match="take longer than"):
-        blocks("a.pdf", a_pdf(b"x"))
+        list(DocumentReader().read(str(tmp_path / "a.pdf"), 600, ""))
 
 
 @pytest.mark.parametrize(
