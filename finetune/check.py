@@ -57,12 +57,14 @@ class Examination:
         }
 
 
-def examine(config: FinetuneConfig, device: str = "auto") -> Examination:
+def examine(
+    config: FinetuneConfig, device: str = "auto", *, runs_code: bool = False
+) -> Examination:
     """Prepare everything and take a few steps that leave nothing behind.
 
-    device: see `set_up_run`. Raises ConfigError and ModelError.
+    device, runs_code: see `set_up_run`. Raises ConfigError and ModelError.
     """
-    setup = set_up_run(config, device)
+    setup = set_up_run(config, device, runs_code=runs_code)
     return Examination(setup, steps_of_run(config, setup.data), *timed_steps(setup))
 
 

@@ -41,7 +41,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stand
 
 
 @app.command()
-def check(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def check(
+    config: Config,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    run_rewards: Annotated[
+        bool, typer.Option("--run-rewards", help="run reward functions, as training does")
+    ] = False,
+) -> None:
     """Say what would be trained on what: rows kept and dropped and why, lengths, masks, cost."""
     with _errors_in_words():
         from rich.console import Console
@@ -52,7 +59,7 @@ def check(config: Config, overrides: Overrides = None, as_json: AsJson = False) 
         from chatapp.common.settings import load_settings
         from finetune.check import examine, show
 
-        examination = examine(settings, load_settings().device)
+        examination = examine(settings, load_settings().device, runs_code=run_rewards)
         if as_json:
             _answer(json.dumps(examination.document()))
         else:

@@ -84,7 +84,7 @@ def _run(
     earlier: the record of the run that is continued. Returns the folder.
     """
     output = Path(config.output)
-    setup = set_up_run(config, device, begun_on(earlier))
+    setup = set_up_run(config, device, begun_on(earlier), runs_code=True)
     if earlier:
         check_unchanged(output, earlier, setup.record)
     if setup.objective.needs_reference:

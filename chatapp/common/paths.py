@@ -95,4 +95,9 @@ def allowed_tools_path() -> Path:
     return data_dir() / "allowed_tools.json"
 
 
+def trusted_folders_path() -> Path:
+    """The folders whose code may run in training, one a line. The file need not exist."""
+    return config_dir() / "trusted_folders.txt"
+
+
 SERVERS = "servers.toml"

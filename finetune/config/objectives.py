@@ -125,6 +125,10 @@ class Function(_Check):
         return self.model_copy(update={"function": there(file) + colon + name})
 
 
+class WithheldFunction(Function):
+    """A function that may not run: it gives every reply 0."""
+
+
 Check = Annotated[
     Annotated[ExactMatch, Tag("exact_match")]
     | Annotated[NumericMatch, Tag("numeric_match")]

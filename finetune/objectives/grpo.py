@@ -213,7 +213,8 @@ class Grpo(Objective):
             f"each of {data.examples:,} prompts, rewards by {', '.join(self.rewards.names)}"
         )
         if self.rewards.functions:
-            text += f"; {', '.join(self.rewards.functions)}: code of your own, which runs"
+            runs = "does not run in a check" if self.rewards.withheld else "runs"
+            text += f"; {', '.join(self.rewards.functions)}: code, which {runs}"
         return text
 
     def count(self, batches: Iterable[Tensors], call: nn.Module, model: Any) -> Tensor:
@@ -284,7 +285,8 @@ class Grpo(Objective):
             printable(self.summary(data)),
             f"prompts: {np.mean(lengths):,.0f} tokens on average, at most {max(lengths):,}",
         ]
-        if references := _references(rows, tokenizer):
+        references = _references(rows, tokenizer)
+        if references and not self.rewards.withheld:
             rewards = [self.rewards.of(*each) for each in references]
             lines.append(
                 f"the rows' own replies earn {fmean(rewards):.3g} on average, from "
@@ -298,7 +300,7 @@ class Grpo(Objective):
         rewards = [self.rewards.of(*each) for each in _references(rows, tokenizer)]
         return {
             "prompt_lengths": lengths_document(np.array([len(each.ids) for each in rows.prompts])),
-            "reference_reward": fmean(rewards) if rewards else None,
+            "reference_reward": fmean(rewards) if rewards and not self.rewards.withheld else None,
         }
 
     @property

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, Queue
 from typing import Any
 
@@ -30,12 +31,16 @@ from finetune.config.objectives import (
     Model,
     NumericMatch,
     Regex,
+    WithheldFunction,
 )
 from finetune.config.sections import ConfigError
 from finetune.data.prompts import EncodedPrompt
 
 STARTING = 60.0
 """Seconds in which a file has to be loaded, with all that it imports."""
+
+_LONGEST_LINE = 10_000
+"""Characters of what a function prints that are read at once."""
 
 WORKER = "finetune.objectives.reward_worker"
 
@@ -74,10 +79,13 @@ class RewardFunction:
             [sys.executable, "-m", WORKER, file, name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             encoding="utf-8",
+            errors="replace",
         )
         self._lines: Queue[str] = Queue()
-        threading.Thread(target=self._read, args=(self._process, self._lines), daemon=True).start()
+        for read in (partial(self._read, lines=self._lines), self._pass_on):
+            threading.Thread(target=read, args=(self._process,), daemon=True).start()
         answer = self._exchange(None, STARTING)
         if "ready" not in answer:
             self.close()
@@ -102,8 +110,21 @@ class RewardFunction:
         if not line:
             self.close()
             return {"error": "ended its process"}
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not (isinstance(answer, dict) and answer.keys() & {"ready", "value", "error"}):
+            self.close()
+            return {"error": "wrote between the answers of its process"}
         return answer
+
+    @staticmethod
+    def _pass_on(process: "subprocess.Popen[str]") -> None:
+        """Show what the function prints, without what a terminal would obey."""
+        assert process.stderr is not None
+        while line := process.stderr.readline(_LONGEST_LINE):
+            sys.stderr.write(printable(line))
 
     @staticmethod
     def _read(process: "subprocess.Popen[str]", lines: "Queue[str]") -> None:
@@ -147,13 +168,14 @@ class _Judge:
 class Rewards:
     """What replies are worth. Raises ConfigError and ModelError for a check that cannot be made.
 
-    functions: of the user's own, which run.
+    functions: of the user's own. withheld: whether they do not run, and give 0.
     """
 
     def __init__(self, checks: Sequence[Check]) -> None:
         self._judges = [_Judge(check.kind, check.weight, _made(check)) for check in checks]
         self.needs_reference = any(isinstance(each, ExactMatch | NumericMatch) for each in checks)
         self.functions = [each.function for each in checks if isinstance(each, Function)]
+        self.withheld = any(isinstance(each, WithheldFunction) for each in checks)
 
     @property
     def names(self) -> list[str]:
@@ -199,6 +221,8 @@ def _made(check: Check) -> Give:
             return lambda prompt, reply: float(has_form(reply.text))
         case Model():
             return _by_model(ReplyScorer.load(check.run))
+        case WithheldFunction():
+            return lambda asked, reply: 0.0
         case Function():
             function = RewardFunction(check.function, check.timeout)
             return lambda prompt, reply: function(prompt.text, reply.text, prompt.reference)

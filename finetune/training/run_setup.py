@@ -29,6 +29,7 @@ from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers import chat_tokenizer
 from chatapp.models.resolving import find_model
 from chatapp.prompting.chat_template import Template
+from finetune.config.code import require_permission, withhold_code
 from finetune.config.sections import ConfigError, FinetuneConfig
 from finetune.data.batches import Tensors
 from finetune.data.preparation import choose_template, on_day
@@ -92,12 +93,23 @@ class RunSetup:
         return str(self.record["precision"])
 
 
-def set_up_run(config: FinetuneConfig, device: str = "auto", begun: date | None = None) -> RunSetup:
+def set_up_run(
+    config: FinetuneConfig,
+    device: str = "auto",
+    begun: date | None = None,
+    *,
+    runs_code: bool = False,
+) -> RunSetup:
     """Load the model and read the rows. Raises ConfigError and ModelError.
 
     device: as in `load_model`, but that "auto" takes a GPU for any model.
-    begun: the day of a run that is continued; rows are laid out as on that day.
+    begun: the day of a run that is continued; rows are laid out as on that day. runs_code: whether
+        code that the configuration names may run, which the user is asked for.
     """
+    if runs_code:
+        require_permission(config)
+    else:
+        config = withhold_code(config)
     device, begun = _device(device), begun or date.today()
     kind = objective_class(config)
     files = find_model(config.model)

@@ -1,9 +1,13 @@
 """Addresses and names of servers."""
 
+import base64
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
+from chatapp.engine.backends.remote.http import reason_of
 from chatapp.engine.backends.remote.server import Server, server_url
 from chatapp.engine.errors import ModelError
 from chatapp.models.servers import named_servers, server_of
@@ -140,3 +144,29 @@ def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ModelError, match="cannot be a key") as error:
             server.secret()
         assert bad not in str(error.value)
+
+
+def _spellings(key: str) -> Iterator[str]:
+    for text in (key, key[::-1]):
+        yield text
+        yield quote(text, safe="")
+        yield "".join(f"%{ord(each):02X}" for each in text)
+        for around in ("", "x", "xx"):
+            yield base64.b64encode(f"{around}{text}{around}".encode()).decode()
+            yield base64.urlsafe_b64encode(f"{around}{text}{around}".encode()).decode()
+
+
+@pytest.mark.parametrize("key", ["sk-se/same+open?~1234567890", "sesame-open", "a.b+c"])
+def test_a_key_is_masked_however_a_server_spells_it(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTER_KEY", key)
+    server = Server("https://x/v1", key="CLUSTER_KEY")
+    for text in _spellings(key):
+        words = reason_of(server, {"error": {"message": f"invalid key {text}, sorry"}})
+        assert "CLUSTER_KEY" in words
+        assert words.startswith("invalid key ")
+        assert words.endswith(", sorry")
+        rest = words.removeprefix("invalid key ").removesuffix(", sorry")
+        assert len(rest.replace("CLUSTER_KEY", "")) <= 10  # of base64: what is around the key
+    assert Server("https://x/v1").masked("sesame") == "sesame"

@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from rich.console import Console
 from torch import Tensor
 
+from chatapp.common.paths import trusted_folders_path
 from chatapp.prompting.messages import Message
 from finetune.check import examine, show
 from finetune.config.keys import keys
@@ -215,6 +216,13 @@ number = 3
 """
 
 
+def trust(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the code of a folder run without a question."""
+    monkeypatch.setenv("CHATAPP_HOME", str(folder))
+    trusted_folders_path().parent.mkdir(parents=True, exist_ok=True)
+    trusted_folders_path().write_text(f"{folder}\n")
+
+
 def of_function(folder: Path, name: str) -> Rewards:
     (folder / "mine.py").write_text(FUNCTIONS)
     check = {"kind": "function", "function": f"{folder / 'mine.py'}:{name}", "timeout": 1.0}
@@ -243,6 +251,94 @@ def test_a_function_that_misbehaves_is_one_sentence(tmp_path: Path, name: str, w
     for _ in range(2):  # the next call begins anew
         with pytest.raises(RewardError, match=words):
             rewards.of(PROMPT, DrawnReply([1], "abc"))
+
+
+def test_what_a_function_prints_reaches_no_terminal_raw(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, sys\n"
+        "def score(prompt, reply, reference):\n"
+        "    os.write(2, b'a\\x1b[2Jb\\n'); print('c\\x9bd', flush=True); return 1\n"
+    )
+    check = {"kind": "function", "function": f"{tmp_path / 'mine.py'}:score"}
+    rewards = Rewards(settings(rewards=[check]).rewards)
+    rewards.of(PROMPT, DrawnReply([1], "abc"))
+    shown = ""
+    while "c\ufffdd" not in shown:
+        shown += capfd.readouterr().err
+    assert "a␛[2Jb" in shown
+
+
+def test_a_function_that_writes_between_its_answers_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os\n"
+        "def score(prompt, reply, reference):\n"
+        "    for fd in range(3, 10):\n"
+        "        try: os.write(fd, b'[1]\\n')\n"
+        "        except OSError: pass\n"
+        "    return 1\n"
+    )
+    check = {"kind": "function", "function": f"{tmp_path / 'mine.py'}:score"}
+    rewards = Rewards(settings(rewards=[check]).rewards)
+    with pytest.raises(RewardError, match="wrote between the answers"):
+        rewards.of(PROMPT, DrawnReply([1], "abc"))
+
+
+class Terminal(StringIO):
+    """Standard input or error of somebody at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def with_code(folder: Path) -> FinetuneConfig:
+    """A configuration whose reward function leaves a file behind when its module runs."""
+    (folder / "mine.py").write_text(
+        f"open({str(folder / 'ran')!r}, 'w')\ndef score(prompt, reply, reference): return 1.0\n"
+    )
+    return config(folder, [{"kind": "function", "function": f"{folder / 'mine.py'}:score"}])
+
+
+def test_check_runs_no_code_unless_it_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = with_code(tmp_path)
+    console = Console(file=StringIO(), record=True, width=300)
+    show(examine(made, "cpu"), console)
+    assert not (tmp_path / "ran").exists()
+    assert "mine.py:score: code, which does not run in a check" in console.export_text()
+    assert examine(made, "cpu").document()["reference_reward"] is None
+    with pytest.raises(ConfigError, match=r"mine\.py is code that would run as you"):
+        examine(made, "cpu", runs_code=True)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("answer", "runs"), [("y\n", True), ("\n", False), ("", False)])
+def test_code_runs_after_a_yes_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, runs: bool
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    monkeypatch.setattr("sys.stderr", terminal)
+    made = with_code(tmp_path)
+    if runs:
+        examine(made, "cpu", runs_code=True)
+    else:
+        with pytest.raises(ConfigError, match=r"mine\.py may not run"):
+            train(made, QUIET, "cpu")
+    assert f"runs the code in {tmp_path / 'mine.py'} as you" in terminal.getvalue()
+    assert (tmp_path / "ran").exists() == runs
+
+
+def test_code_of_a_trusted_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = with_code(tmp_path)
+    trust(tmp_path / "elsewhere", monkeypatch)
+    with pytest.raises(ConfigError, match="would run as you"):
+        train(made, QUIET, "cpu")
+    trust(tmp_path, monkeypatch)
+    examine(made, "cpu", runs_code=True)
+    assert (tmp_path / "ran").exists()
 
 
 def test_a_function_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
@@ -365,7 +461,10 @@ def test_a_run_that_was_broken_off_goes_on_with_the_same_numbers(
     assert len(expected) == 6
 
 
-def test_a_reward_that_fails_ends_the_run_in_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_reward_that_fails_ends_the_run_in_a_sentence_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trust(tmp_path, monkeypatch)
     mine = tmp_path / "mine.py"
     mine.write_text(
         "calls = 0\n"

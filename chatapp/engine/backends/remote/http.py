@@ -211,7 +211,7 @@ def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelErr
             f"in {SERVERS}"
         )
     if 300 <= status < 400:
-        target = response.headers.get("location", "elsewhere")
+        target = server.masked(response.headers.get("location", "elsewhere"))
         return ModelError(
             f"{server.url}: the server redirects to {target[:200]}; if that is right, give "
             "that address"
@@ -231,35 +231,36 @@ def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelErr
 def reason_of(server: Server, document: object) -> str:
     """What a server's error says; the protocol and its implementations put it differently.
 
-    A key that it repeats is shown as its variable's name.
+    A key that it repeats is masked; see `Server.masked`.
     """
     while isinstance(document, dict):
         document = next(
             (document[key] for key in ("error", "message", "detail") if document.get(key)), ""
         )
     words = " ".join(str(document).split())
-    return (words.replace(server.secret(), server.key) if server.key else words)[:300]
+    return server.masked(words)[:300]
 
 
 def _unreachable(server: Server, error: Exception) -> ModelError:
     """Why a server cannot be reached, or no longer, in words."""
     import httpx2
 
+    reason = server.masked(first_line(error))
     if isinstance(error, httpx2.ConnectTimeout):
         seconds = f"{_CONNECT_SECONDS:.0f} seconds"
         return ModelError(f"{server.url}: the server does not answer within {seconds}")
     if isinstance(error, (httpx2.ConnectError, *_NO_WAY)):
-        return ModelError(f"{server.url}: the server cannot be reached: {first_line(error)}")
+        return ModelError(f"{server.url}: the server cannot be reached: {reason}")
     if isinstance(error, httpx2.TimeoutException):
         return ModelError(f"{server.url}: the server has stopped answering")
     if isinstance(error, httpx2.DecodingError):
-        return nonsense(server, first_line(error))
-    return ModelError(f"{server.url}: the server broke off the connection: {first_line(error)}")
+        return nonsense(server, reason)
+    return ModelError(f"{server.url}: the server broke off the connection: {reason}")
 
 
 def nonsense(server: Server, what: str) -> ModelError:
     """The error for an answer that no server of models gives. what: is wrong with it."""
-    return ModelError(f"{server.url}: this is no server of models: {what}")
+    return ModelError(f"{server.url}: this is no server of models: {server.masked(what)}")
 
 
 MOST_AT_ONCE = 4

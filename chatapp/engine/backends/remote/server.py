@@ -12,6 +12,7 @@ Names stand in the file servers.toml in the folder of the settings, one table ea
 Keep: no key is ever in that file or in an address, where it would be shown and stored.
 """
 
+import base64
 import ipaddress
 import os
 import re
@@ -59,6 +60,32 @@ class Server:
         if not (key.isascii() and key.isprintable()):
             raise ModelError(f"{self.url}: what the variable {self.key} holds cannot be a key")
         return key
+
+    def masked(self, text: str) -> str:
+        """A text of the server's with the name of the key's variable in place of the key: plain,
+        reversed, and either in base64 or with characters encoded by per cent."""
+        key = os.environ.get(self.key, "").strip() if self.key else ""
+        for spelling in (key, key[::-1]) if key else ():
+            in_base64 = "|".join(map(re.escape, _in_base64(spelling)))
+            by_per_cent = "".join(f"(?:{re.escape(each)}|%{ord(each):02x})" for each in spelling)
+            pattern = f"{by_per_cent}|{in_base64}" if in_base64 else by_per_cent
+            text = re.sub(pattern, self.key, text, flags=re.IGNORECASE)
+        return text
+
+
+_SHORTEST = 6
+"""Characters of base64 that are taken for a key."""
+
+
+def _in_base64(text: str) -> list[str]:
+    """What stands for a text in base64, wherever in the encoded text it begins."""
+    spellings: list[str] = []
+    for before in range(3):
+        data = bytes(before) + text.encode()
+        # The first and the last characters also hold bits of the neighbours.
+        code = base64.b64encode(data).decode()[(8 * before + 5) // 6 : 8 * len(data) // 6]
+        spellings += [code, code.translate(str.maketrans("+/", "-_"))]
+    return [each for each in dict.fromkeys(spellings) if len(each) >= _SHORTEST]
 
 
 def is_loopback(host: str) -> bool:
