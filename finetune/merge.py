@@ -12,7 +12,6 @@ import torch
 from chatapp.engine.backends.head import HEAD_FILE, HEAD_WEIGHTS
 from chatapp.engine.backends.transformers_loading import load_causal
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.files.safetensors import tensor_headers
 from chatapp.models.resolving import find_model
 from finetune.config.sections import ConfigError
 from finetune.training.adapters import copy_companions, require_new_folder
@@ -45,5 +44,5 @@ def _type_of(files: ModelFiles) -> torch.dtype:
     only a GGUF file has."""
     if files.is_gguf:
         return torch.float32
-    types = {_TYPES.get(header.dtype, torch.float32) for header in tensor_headers(files.path)}
+    types = {_TYPES.get(header.dtype, torch.float32) for header in files.headers}
     return types.pop() if len(types) == 1 else torch.float32

@@ -5,6 +5,7 @@ reasons, cancelling, reuse of a common prefix), so that code tested with it meet
 in a real model but better replies.
 """
 
+import json
 import math
 import re
 import threading
@@ -15,7 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from chatapp.common.paths import TEMPLATE_FILE
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
+from chatapp.engine.files.model_files import ModelFiles, TokenizerFiles
 from chatapp.engine.model import ContextOverflow, Generate, Request, Sampling, one_after_another
 
 _WORD = re.compile(r" ?[^\s]+|\s")
@@ -75,6 +78,15 @@ class WordTokenizer:
         return _WordStream(self)
 
 
+def files_in(folder: Path) -> ModelFiles:
+    """The files of a model in a folder, which need not hold a config.json."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    template = folder / TEMPLATE_FILE
+    tokenizer = TokenizerFiles(folder, config)
+    return ModelFiles(folder, config, None, tokenizer, template if template.is_file() else None)
+
+
 class ScriptedModel:
     """A `LanguageModel` that says what the test wants.
 
@@ -85,7 +97,7 @@ class ScriptedModel:
     by_character: generate one token a character, which `encode` never would.
     reason: why a reply that was said to its end has ended.
     prompts, samplings: what each call was given. finished: what each call ended with.
-    special: names of special tokens.
+    folder: of its files. special: names of special tokens.
     gate: while set to an Event that is not set, no token leaves; `cancel` still works.
 
     Stop strings are not looked at. Cancelling takes effect at once, also inside a delay.
@@ -104,7 +116,7 @@ class ScriptedModel:
         special: Sequence[str] = (),
     ) -> None:
         self.name = name
-        self.folder = folder
+        self.files = None if folder is None else files_in(folder)
         self.context = context
         self.precision = "float32"
         self.takes_messages = False

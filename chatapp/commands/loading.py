@@ -76,7 +76,7 @@ def template_for(prompts: "Iterable[PromptFile]", model: "LanguageModel") -> "Te
 def load(name: str, precision: str, device: str) -> "LanguageModel":
     """Load a model, saying so on a terminal. Raises ModelError."""
     from chatapp.engine.backends.remote.completions import RemoteModel
-    from chatapp.engine.files.model_files import generation_config
+    from chatapp.engine.files.generation_config import read_generation_config
     from chatapp.models.loading import load_model
     from chatapp.models.resolving import note_model
 
@@ -92,7 +92,7 @@ def load(name: str, precision: str, device: str) -> "LanguageModel":
     note_model(name)
     if isinstance(model, RemoteModel) and model.remark:
         complain(model.remark)
-    for sentence in generation_config(model).ignored:
+    for sentence in read_generation_config(model.files).ignored:
         complain(sentence)
     return model
 
@@ -104,9 +104,9 @@ def choices_for(
 
     chat: the one that is continued, whose own give way to flags alone.
     """
-    from chatapp.engine.files.model_files import generation_config
+    from chatapp.engine.files.generation_config import read_generation_config
 
-    choices = settings.choices(generation_config(model).sampling)
+    choices = settings.choices(read_generation_config(model.files).sampling)
     if chat is None:
         return choices
     flags = {name for name, origin in settings.origins.items() if origin == "flag"}

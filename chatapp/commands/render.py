@@ -29,14 +29,14 @@ def render(
     from chatapp.common.settings import load_settings
     from chatapp.dialogue.writers.choosing import template_of
     from chatapp.encoding import ids_of
-    from chatapp.models.loading import read_tokenizer
+    from chatapp.engine.tokenizers import chat_tokenizer
     from chatapp.models.resolving import find_model
     from chatapp.prompting.messages import text_of
 
     chat = _read_messages(messages)
     settings = load_settings({"model": model, "template": template})
     files = find_model(settings.model)
-    tokenizer = read_tokenizer(str(files.tokenizer))
+    tokenizer, _ = chat_tokenizer(files)
     chosen = template_of(files, tokenizer.special, settings.template)
     try:
         segments = chosen.render(chat, open_reply=True)

@@ -33,7 +33,7 @@ class ReplyScorer:
     """Scores replies with a reward model. Raises ModelError when that has no template."""
 
     def __init__(self, model: RewardModel) -> None:
-        template = own_template(model.folder, model.tokenizer.special)
+        template = own_template(model.files, model.tokenizer.special)
         if template is None:
             raise ModelError(f"{model.name}: this reward model brings no dialogue template")
         self.model, self.template = model, template

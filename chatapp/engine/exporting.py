@@ -69,7 +69,7 @@ def write_gguf(
     architecture = family.gguf.architecture
     rows = network.get_input_embeddings().weight.shape[0]
     tokenizer = transformers_tokenizer(files.tokenizer)
-    vocabulary = _tokenizer_metadata(tokenizer, network, rows, str(files.tokenizer))
+    vocabulary = _tokenizer_metadata(tokenizer, network, rows, str(files.tokenizer.path))
     metadata = {
         "general.name": files.path.resolve().name,
         "general.file_type": int(_FILE_TYPES[kind]),
@@ -88,8 +88,8 @@ def write_gguf(
     if cuts_white_space(tokenizer.backend_tokenizer, vocabulary):
         return ""
     return (
-        f"{files.tokenizer}: llama.cpp cuts several white spaces before a digit in another way "
-        "than this tokenizer; all else is cut alike"
+        f"{files.tokenizer.path}: llama.cpp cuts several white spaces before a digit in another "
+        "way than this tokenizer; all else is cut alike"
     )
 
 

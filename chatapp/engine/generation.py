@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +25,8 @@ from torch import Tensor
 
 from chatapp.engine.errors import first_line
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
-from chatapp.engine.files.model_files import read_generation_config
+from chatapp.engine.files.generation_config import read_generation_config
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.kernels.threads import ComputeLock
 from chatapp.engine.model import (
     ContextOverflow,
@@ -203,19 +203,19 @@ class LocalGenerator(ABC):
         self,
         *,
         name: str,
-        folder: Path | None,
+        files: ModelFiles | None,
         context: int,
         vocabulary: int,
         layers: int,
         tokenizer: PieceTokenizer,
     ) -> None:
         self.name = name
-        self.folder = folder
+        self.files = files
         self.context = context
         self.vocabulary = vocabulary
         self.layers = layers
         self.tokenizer: Tokenizer = tokenizer
-        self.end_ids = {tokenizer.end_id} | read_generation_config(folder).ends
+        self.end_ids = {tokenizer.end_id} | read_generation_config(files).ends
         self.piece = tokenizer.piece
         self.lock = ComputeLock()
 

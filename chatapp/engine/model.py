@@ -6,7 +6,6 @@ Keep: free of torch, so that screens and commands can name these types before to
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chatapp.common.parameters import Sampling as Sampling  # the protocol's: a Request has it
@@ -16,6 +15,8 @@ from chatapp.engine.events import Event, Finished
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from chatapp.engine.files.model_files import ModelFiles
 
 
 class TextStream(Protocol):
@@ -96,8 +97,8 @@ class LanguageModel(Protocol):
 
     name: str
     """What the user called it: "bundled", a folder, a hub id, a server and its model."""
-    folder: Path | None
-    """Where its files lie; None for a model that is not on this machine."""
+    files: "ModelFiles | None"
+    """What it was loaded from; None for a model that is not on this machine."""
     start: Sequence[int]
     """Special tokens that it puts before each sequence by itself; often none."""
     context: int

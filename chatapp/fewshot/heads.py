@@ -7,11 +7,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from chatapp.engine.backends.head import HEAD_FILE, HeadModel, HeadSpec
-from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import LanguageModel
 from chatapp.fewshot.answering import Answer, Question
 from chatapp.fewshot.label_scores import best
-from chatapp.models.resolving import model_folder
 from chatapp.prompting.files.promptfile import PromptFile
 from chatapp.prompting.messages import Segment
 
@@ -21,12 +19,12 @@ def head_of(model: LanguageModel) -> HeadModel | None:
 
     Raises ModelError.
     """
-    if model.folder is None or not (model.folder / HEAD_FILE).is_file():
+    if model.files is None or not (model.files.path / HEAD_FILE).is_file():
         return None
-    spec = HeadSpec.load(model.folder)
+    spec = HeadSpec.load(model.files.path)
     if spec.task != "classification" or not spec.labels:
         return None
-    return HeadModel.load(model.name, ModelFiles.read(model.folder, model_folder))
+    return HeadModel.load(model.name, model.files)
 
 
 class HeadAnswerer:

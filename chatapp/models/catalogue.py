@@ -13,13 +13,14 @@ from chatapp.common.shading import size_in_words
 from chatapp.engine.backends.remote.connecting import served_models
 from chatapp.engine.errors import ModelError
 from chatapp.models import resolving
-from chatapp.models.description import OWN, ModelInfo, bytes_on_disk, describe, memory_needed
+from chatapp.models.description import OWN, ModelInfo, bytes_on_disk, describe
 from chatapp.models.fetched import fetched_models, find_fetched
 from chatapp.models.known_models import KnownModel, known_models
 from chatapp.models.loading import usual_precision
 from chatapp.models.other_programs import is_of_other_program
 from chatapp.models.resolving import BUNDLED, find_local_model, folder_here, local_folder
 from chatapp.models.servers import named_servers
+from chatapp.models.sizes import memory_needed
 
 
 @dataclass(frozen=True, slots=True)

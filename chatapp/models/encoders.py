@@ -20,9 +20,8 @@ from chatapp.common.paths import cache_dir
 from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.files.safetensors import tensor_headers
 from chatapp.engine.model import LanguageModel
-from chatapp.models.resolving import model_folder, model_identity
+from chatapp.models.resolving import find_model, model_identity
 from chatapp.prompting.selection.select import Pooling, Select
 from chatapp.prompting.selection.similarity import Embeddings, Encoder
 
@@ -60,9 +59,9 @@ def load_encoder(
             raise ModelError("the encoder 'lm' needs a language model that runs on this machine")
         encoder = ModelEncoder(model, select.layer)
     elif name != "minilm":
-        encoder = SentenceEncoder(model_folder(name), select.pooling)
+        encoder = SentenceEncoder(find_model(name), select.pooling)
     elif minilm:
-        encoder = SentenceEncoder(minilm, select.pooling)
+        encoder = SentenceEncoder(ModelFiles.read(minilm), select.pooling)
     else:
         raise ModelError("the encoder 'minilm' comes with the extra 'encoder', not installed here")
     return CachedEncoder(encoder, cache_dir() / "embeddings", progress)
@@ -86,8 +85,9 @@ class SentenceEncoder:
     Raises ModelError when the folder holds no such encoder.
     """
 
-    def __init__(self, folder: Path, pooling: Pooling | None = None) -> None:
-        tensor_headers(folder)  # finds broken files and pickles, with better words
+    def __init__(self, files: ModelFiles, pooling: Pooling | None = None) -> None:
+        folder = files.path
+        _ = files.headers  # finds broken files and pickles, with better words
         self._pooling = pooling or _own_pooling(folder)
         self._tokenizer, self._model = _load(folder)
         limits = (
@@ -98,8 +98,7 @@ class SentenceEncoder:
             _LONGEST,
         )
         self._longest = int(min(limits))
-        digest = ModelFiles.read(folder, model_folder).digest()
-        self.fingerprint = f"{digest}-{self._pooling}-{self._longest}"
+        self.fingerprint = f"{files.digest()}-{self._pooling}-{self._longest}"
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
         import torch
@@ -135,7 +134,7 @@ class ModelEncoder:
     """
 
     def __init__(self, model: LanguageModel, layer: int) -> None:
-        if model.folder is None:
+        if model.files is None:
             raise ModelError(f"{model.name}: has no hidden states to be had for the encoder 'lm'")
         self._model = model
         self._layer = layer

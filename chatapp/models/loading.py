@@ -14,7 +14,7 @@ from chatapp.common.parameters import DEVICES, PRECISIONS
 from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec, RewardModel
 from chatapp.engine.decoder.families import DECODERS
 from chatapp.engine.errors import ModelError, NoDecoder, first_line
-from chatapp.engine.files.model_files import SEQ_TO_SEQ, ModelFiles, architectures
+from chatapp.engine.files.model_files import SEQ_TO_SEQ, ModelFiles, TokenizerFiles, architectures
 from chatapp.engine.model import LanguageModel, PieceTokenizer
 from chatapp.engine.tokenizers.byte_level import NotByteLevel, load_tokenizer
 from chatapp.models.resolving import BUNDLED, find_model, local_folder, model_folder
@@ -106,15 +106,15 @@ def _check_memory(
 ) -> None:
     """Raises ModelError for a model that takes more memory than this machine has."""
     from chatapp.engine.kernels.device import device_for
-    from chatapp.models.description import check_memory, describe, memory_needed
+    from chatapp.models.sizes import check_memory, memory_needed, read_sizes
 
     try:
-        info = describe(files)
+        sizes = read_sizes(files)
     except ModelError:
         return  # loading it says what is wrong, with more words
     chosen = usual_precision(files, device) if precision == "auto" else precision
-    if device_for(device, chosen, info.parameters).type != "cuda":  # which has its own memory
-        check_memory(name, memory_needed(info, chosen), say)
+    if device_for(device, chosen, sizes.parameters).type != "cuda":  # which has its own memory
+        check_memory(name, memory_needed(sizes, chosen), say)
 
 
 def scores_replies(name: str) -> bool:
@@ -143,10 +143,10 @@ def read_tokenizer(name: str) -> PieceTokenizer:
     name: as `load_model` takes it, the folder of a tokenizer, or a GGUF file, which need hold no
         more than a vocabulary.
     """
-    folder = model_folder(name)
+    files = TokenizerFiles.read(model_folder(name))
     try:
-        return load_tokenizer(folder)
+        return load_tokenizer(files)
     except NotByteLevel:
         from chatapp.engine.tokenizers.transformers_tokenizer import open_tokenizer
 
-        return open_tokenizer(folder)[0]
+        return open_tokenizer(files)[0]

@@ -19,10 +19,10 @@ from chatapp.engine.files.model_files import (
     GGUF_SUFFIX,
     SEQ_TO_SEQ,
     ModelFiles,
-    _has_model,
-    _is_encoder_decoder,
-    _read_config,
     architectures,
+    has_model,
+    is_encoder_decoder,
+    read_config,
 )
 from chatapp.engine.model import LanguageModel
 from chatapp.models.hub import cached_folder, cached_hub_models, downloaded_folder
@@ -138,7 +138,7 @@ def local_models() -> list[str]:
     names += _kept_models()
     by_place: dict[Path, Path] = {}
     for place in (*sorted(Path("runs").glob("*")), *used_models()):
-        if _has_model(place) or (place / RUN_RECORD).is_file():
+        if has_model(place) or (place / RUN_RECORD).is_file():
             by_place.setdefault(place.resolve(), place)
     names += map(_short, by_place.values())
     return [*names, *cached_hub_models(_writes_text), *files_of_other_programs()]
@@ -148,14 +148,12 @@ def model_identity(model: LanguageModel) -> str:
     """A short text that differs where a model's answers may: twelve hex digits over its files,
     and what it is computed in. A model without files on this machine goes by its name.
     """
-    if model.folder is None:
-        return model.name
-    return f"{ModelFiles.read(model.folder, model_folder).digest()}-{model.precision}"
+    return model.name if model.files is None else f"{model.files.digest()}-{model.precision}"
 
 
 def _kept_models() -> list[str]:
     """Names of the models in the folder of models."""
-    return sorted(folder.name for folder in models_dir().glob("[!.]*") if _has_model(folder))
+    return sorted(folder.name for folder in models_dir().glob("[!.]*") if has_model(folder))
 
 
 def _short(path: Path) -> str:
@@ -167,11 +165,11 @@ def _short(path: Path) -> str:
 def _writes_text(folder: Path) -> bool:
     """Whether a snapshot in the hub's cache is a language model with its weights."""
     try:
-        config = _read_config(folder / CONFIG)
+        config = read_config(folder / CONFIG)
     except (ModelError, OSError):
         return False
     names = architectures(config)
-    tasks = (*_CAUSAL, SEQ_TO_SEQ) if _is_encoder_decoder(config) else _CAUSAL
+    tasks = (*_CAUSAL, SEQ_TO_SEQ) if is_encoder_decoder(config) else _CAUSAL
     writes = any(name.endswith(tasks) for name in names) or (
         not names and config.get("model_type") in DECODERS
     )

@@ -27,7 +27,7 @@ from chatapp.dialogue.oneshot import ask
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange
 from chatapp.engine.events import Finished, FinishReason
-from chatapp.engine.files.model_files import generation_config
+from chatapp.engine.files.generation_config import read_generation_config
 from chatapp.engine.model import LanguageModel, Sampling
 from chatapp.models.loading import load_model
 from chatapp.prompting.chat_template import Template
@@ -113,7 +113,7 @@ def measured(
     model: LanguageModel, data: Path, judge: LanguageModel | None = None
 ) -> tuple[dict[str, float], list[Reply]]:
     """The figures by name, and the replies of the first seed to first messages and questions."""
-    own = Choices().of("model", generation_config(model).sampling).sampling
+    own = Choices().of("model", read_generation_config(model.files).sampling).sampling
     samplings = [replace(own, seed=seed) for seed in range(_SEEDS)]
 
     def drawn(said: Sequence[str], sampling: Sampling = samplings[0]) -> list[Reply]:

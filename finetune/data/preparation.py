@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from chatapp.common.userfiles import did_you_mean, quoted
 from chatapp.dialogue.writers.choosing import own_template
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Tokenizer
 from chatapp.prompting.chat_template import ChatTemplate, Template
 from chatapp.prompting.template import OWN, TEMPLATES
@@ -167,10 +168,10 @@ class ExampleSets(Generic[Encodes]):
     report: Report
 
 
-def choose_template(data: Data, folder: Path, special: Collection[str]) -> Template:
+def choose_template(data: Data, files: ModelFiles, special: Collection[str]) -> Template:
     """The template of a run: the one named, else the model's own.
 
-    folder: of the model. special: the names of its tokenizer's special tokens.
+    files: of the model. special: the names of its tokenizer's special tokens.
     Raises ConfigError when the name is unknown, or none is named and the model brings none.
     """
     if data.template in TEMPLATES:
@@ -182,12 +183,13 @@ def choose_template(data: Data, folder: Path, special: Collection[str]) -> Templ
             f"{did_you_mean(data.template, TEMPLATES)}"
         )
     try:
-        own = own_template(folder, special)
+        own = own_template(files, special)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if own is None:
         raise ConfigError(
-            f"{folder}: this model brings no dialogue template; set data.template to one of {known}"
+            f"{files.path}: this model brings no dialogue template; set data.template to one of "
+            f"{known}"
         )
     return own
 

@@ -59,10 +59,10 @@ def open_subject(
     kind = objective_class(config)
     template = None
     if kind.uses_template:
-        template = own_template(files.path, tokenizer.special)
-        template = template or choose_template(config.data, files.path, tokenizer.special)
+        template = own_template(files, tokenizer.special)
+        template = template or choose_template(config.data, files, tokenizer.special)
         template = on_day(template, _begun(run) or date.today())
-    text = ModelText(model, files.path, template, tokenizer, window, start)
+    text = ModelText(model, files, template, tokenizer, window, start)
     evaluator = kind.evaluator(config, text)
     train, held_out = evaluator.read_rows()
     sets = {Path(data_file).name: train} if data_file else held_out

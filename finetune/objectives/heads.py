@@ -295,7 +295,7 @@ class HeadObjective(L3):
 def head_model(model: Any, spec: HeadSpec, text: ModelText) -> HeadModel:
     """A network with its head as the engine's model, which reads texts."""
     layer = model.task_head
-    return HeadModel(text.name, text.folder, spec, model, layer, text.tokenizer, text.start)
+    return HeadModel(text.name, text.files, spec, model, layer, text.tokenizer, text.start)
 
 
 def _examples_read(batch: Tensors) -> int:
@@ -308,14 +308,14 @@ class HeadEvaluator(Evaluator):
 
     def __post_init__(self) -> None:
         assert self.config.head is not None
-        if not (self.text.folder / HEAD_FILE).is_file():
+        if not (self.text.files.path / HEAD_FILE).is_file():
             raise ConfigError(
                 f"{self.text.name} has no head; the run has one for {self.config.head.task}"
             )
 
     @cached_property
     def spec(self) -> HeadSpec:
-        return HeadSpec.load(self.text.folder)
+        return HeadSpec.load(self.text.files.path)
 
     @property
     def title(self) -> str:
@@ -327,7 +327,7 @@ class HeadEvaluator(Evaluator):
         return cast(HeadRows, sets.train).examples, held_out
 
     def extend(self, model: Any) -> None:
-        load_head(model, self.text.folder)
+        load_head(model, self.text.files.path)
 
     def measure(self, model: Any, rows: Sequence[HeadExample], tell: Tell) -> Figures:
         """Accuracy, macro-F1 and loss of a head, beside the share of the most frequent label."""

@@ -260,7 +260,7 @@ class ChatEvaluator(Evaluator):
     """Measures how well a model predicts the replies of chats; their prompts can be asked."""
 
     def __post_init__(self) -> None:
-        if (self.text.folder / HEAD_FILE).is_file():
+        if (self.text.files.path / HEAD_FILE).is_file():
             raise ConfigError(
                 f"{self.text.name} has a head; compare it with the run of another head"
             )

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 from rich.console import RenderableType
 from torch import Tensor, nn
 
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import PieceTokenizer, Tokenizer
 from chatapp.prompting.chat_template import Template
 from finetune.config.objectives import OBJECTIVES
@@ -30,12 +31,12 @@ from finetune.data.prompts import EncodedPrompt
 class ModelText:
     """How rows become the tokens of one model.
 
-    name, folder: of the model. template: of its chats; None for an objective that has none.
+    name, files: of the model. template: of its chats; None for an objective that has none.
     window: tokens of the longest sequence, without `start`, the special tokens before each one.
     """
 
     name: str
-    folder: Path
+    files: ModelFiles
     template: Template | None
     tokenizer: PieceTokenizer
     window: int

@@ -326,14 +326,14 @@ class PairEvaluator(FeedbackEvaluator):
     objective: PairObjective
 
     def __post_init__(self) -> None:
-        if self.objective.added and not (self.text.folder / HEAD_FILE).is_file():
+        if self.objective.added and not (self.text.files.path / HEAD_FILE).is_file():
             raise ConfigError(
                 f"{self.text.name} has no head that scores replies; compare reward models"
             )
 
     def extend(self, model: Any) -> None:
         self.objective.extend(model, seed=0)
-        self.objective.load(model, self.text.folder)
+        self.objective.load(model, self.text.files.path)
 
     def questions(self, rows: Sequence[EncodedJudged]) -> Iterator[Question]:
         return super().questions(rows) if self.objective.replies else iter(())

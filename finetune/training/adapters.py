@@ -185,7 +185,7 @@ def copy_companions(files: ModelFiles, target: Path) -> None:
     if files.base is not None:
         copy_companions(files.base, target)
     if files.is_gguf:
-        save_tokenizer(files.path, target)
+        save_tokenizer(files.tokenizer, target)
     for pattern in COMPANIONS:
         for file in files.path.glob(pattern):
             shutil.copyfile(file, target / file.name)

@@ -52,7 +52,7 @@ class Policy:
                 setup.model,
                 setup.tokenizer,
                 name=setup.config.model,
-                folder=setup.files.path,
+                files=setup.files,
                 start=setup.start,
             )
 
@@ -77,7 +77,7 @@ def _local(setup: RunSetup) -> LocalModel:
         decoder,
         setup.tokenizer,
         name=setup.config.model,
-        folder=files.path,
+        files=files,
         start=setup.start,
     )
 

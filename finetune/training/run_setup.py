@@ -116,12 +116,12 @@ def set_up_run(
     tokenizer, start = chat_tokenizer(files)
     template = None
     if kind.uses_template:
-        template = on_day(choose_template(config.data, files.path, tokenizer.special), begun)
+        template = on_day(choose_template(config.data, files, tokenizer.special), begun)
     model = _load(config, files, device)
     _check_model(config, model, tokenizer, template)
     fuse_activations(model)
     window = context_of(model.config) - len(start)
-    text = ModelText(config.model, files.path, template, tokenizer, window, start)
+    text = ModelText(config.model, files, template, tokenizer, window, start)
     objective, data = kind.build(config, text)
     model = _choose_weights(config, model, objective, files)
     record = {

@@ -17,7 +17,8 @@ from chatapp.common.settings import load_settings
 from chatapp.dialogue.variants import Variant
 from chatapp.engine.backends.remote.completions import RemoteModel
 from chatapp.engine.backends.remote.server import Server
-from chatapp.engine.files.model_files import read_generation_config
+from chatapp.engine.files.generation_config import read_generation_config
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.fewshot.answering import sampling_of
 from chatapp.prompting.files.promptfile import load_prompt
 from chatapp.tui.chat.slash_actions import differences, parameter_names
@@ -67,7 +68,8 @@ def test_a_parameter_appears_everywhere(
     if of.config_field:
         (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
         (tmp_path / "generation_config.json").write_text(json.dumps({of.config_field: value}))
-        assert read_generation_config(tmp_path).sampling.get(name) == value
+        makers = read_generation_config(ModelFiles.read(tmp_path))
+        assert makers.sampling.get(name) == value
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -12,7 +12,8 @@ from safetensors.numpy import save_file
 
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.models.description import ModelInfo, describe, memory_needed
+from chatapp.models.description import ModelInfo, describe
+from chatapp.models.sizes import memory_needed
 
 WITHOUT_ATTENTION = {"falcon_mamba", "fnet", "mamba", "mamba2", "rwkv", "xlstm"}
 

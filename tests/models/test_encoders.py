@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from chatapp.engine.errors import ModelError
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.models import encoders
 from chatapp.models.encoders import (
     CachedEncoder,
@@ -70,7 +71,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_pooling_equals_one_text_at_a_time(folder: Path, pooling: Pooling) -> None:
-    vectors = SentenceEncoder(folder, pooling).encode(TEXTS)
+    vectors = SentenceEncoder(ModelFiles.read(folder), pooling).encode(TEXTS)
     assert vectors.dtype == np.float32
     model = AutoModel.from_pretrained(folder).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -84,25 +85,25 @@ def test_pooling_equals_one_text_at_a_time(folder: Path, pooling: Pooling) -> No
 
 def test_texts_keep_their_order_over_several_batches(folder: Path) -> None:
     texts = [" ".join(["river"] * (n % 7)) + f" who {n}" for n in range(150)]
-    encoder = SentenceEncoder(folder)
+    encoder = SentenceEncoder(ModelFiles.read(folder))
     single = np.concatenate([encoder.encode([text]) for text in texts])
     assert encoder.encode(texts) == pytest.approx(single, abs=1e-5)
 
 
 def test_a_long_text_is_cut(folder: Path) -> None:
-    encoder = SentenceEncoder(folder)
+    encoder = SentenceEncoder(ModelFiles.read(folder))
     long, longer = encoder.encode(["river " * 30, "river " * 300])
     assert long == pytest.approx(longer, abs=1e-6)
 
 
 def test_a_folder_says_how_it_is_pooled_and_cut(folder: Path) -> None:
-    plain = SentenceEncoder(folder)
+    plain = SentenceEncoder(ModelFiles.read(folder))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
-    own = SentenceEncoder(folder)
+    own = SentenceEncoder(ModelFiles.read(folder))
     assert own.encode(TEXTS) == pytest.approx(
-        SentenceEncoder(folder, "cls").encode(TEXTS), abs=1e-6
+        SentenceEncoder(ModelFiles.read(folder), "cls").encode(TEXTS), abs=1e-6
     )
     first, second = own.encode(["who is", "who is the river"])
     assert first == pytest.approx(own.encode(["who is"])[0], abs=1e-6)
@@ -111,13 +112,13 @@ def test_a_folder_says_how_it_is_pooled_and_cut(folder: Path) -> None:
 
 
 def test_the_fingerprint_covers_weights_and_pooling(folder: Path) -> None:
-    before = SentenceEncoder(folder).fingerprint
-    assert SentenceEncoder(folder).fingerprint == before
-    assert SentenceEncoder(folder, "cls").fingerprint != before
+    before = SentenceEncoder(ModelFiles.read(folder)).fingerprint
+    assert SentenceEncoder(ModelFiles.read(folder)).fingerprint == before
+    assert SentenceEncoder(ModelFiles.read(folder), "cls").fingerprint != before
     weights = load_file(folder / "model.safetensors")
     weights["embeddings.word_embeddings.weight"][5, 3] += 1
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert SentenceEncoder(folder).fingerprint != before
+    assert SentenceEncoder(ModelFiles.read(folder)).fingerprint != before
 
 
 def test_what_is_no_whole_encoder_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -125,15 +126,18 @@ def test_what_is_no_whole_encoder_is_refused(folder: Path, tmp_path: Path) -> No
     del weights["encoder.layer.0.output.dense.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match="weight' is missing or has another shape"):
-        SentenceEncoder(folder)
+        SentenceEncoder(ModelFiles.read(folder))
     (folder / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(ModelError, match="the weights are broken"):
-        SentenceEncoder(folder)
+        SentenceEncoder(ModelFiles.read(folder))
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="only safetensors weights are loaded"):
-        SentenceEncoder(folder)
+        SentenceEncoder(ModelFiles.read(folder))
+    with pytest.raises(ModelError, match=r"config.json: there is no such file"):
+        ModelFiles.read(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="there are no weights"):
-        SentenceEncoder(tmp_path)
+        SentenceEncoder(ModelFiles.read(tmp_path))
 
 
 def test_a_language_model_is_no_sentence_encoder(tmp_path: Path) -> None:
@@ -142,7 +146,7 @@ def test_a_language_model_is_no_sentence_encoder(tmp_path: Path) -> None:
     ).save_pretrained(tmp_path)
     save_tokenizer(tmp_path, pad=None)
     with pytest.raises(ModelError, match="is no sentence encoder; the language model itself is"):
-        SentenceEncoder(tmp_path)
+        SentenceEncoder(ModelFiles.read(tmp_path))
 
 
 class Lengths:
@@ -245,11 +249,10 @@ class EmbeddingModel(ScriptedModel):
 
 @pytest.fixture
 def model(tmp_path: Path) -> EmbeddingModel:
-    model = EmbeddingModel(["x"], context=4)
-    model.folder = tmp_path / "model"
-    model.folder.mkdir()
-    (model.folder / "config.json").write_text("{}")
-    return model
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return EmbeddingModel(["x"], context=4, folder=folder)
 
 
 def test_the_language_model_is_an_encoder(model: EmbeddingModel) -> None:
@@ -259,9 +262,9 @@ def test_the_language_model_is_an_encoder(model: EmbeddingModel) -> None:
     assert vectors[1].tolist() == [model.tokenizer.end_id, 1]
     assert vectors[2][1] == 4
     assert ModelEncoder(model, 2).fingerprint != ModelEncoder(model, 1).fingerprint
-    assert model.folder is not None
+    assert model.files is not None
     before = ModelEncoder(model, 2).fingerprint
-    (model.folder / "config.json").write_text('{"changed": true}')
+    (model.files.path / "config.json").write_text('{"changed": true}')
     assert ModelEncoder(model, 2).fingerprint != before
 
 
@@ -280,12 +283,13 @@ def test_encoders_by_name(
         load_encoder(Select(encoder=str(tmp_path / "absent")))
     named = load_encoder(Select(encoder=str(folder), pooling="cls"))
     assert named is not None
-    assert named.encode(["who"]) == pytest.approx(SentenceEncoder(folder, "cls").encode(["who"]))
+    expected = SentenceEncoder(ModelFiles.read(folder), "cls").encode(["who"])
+    assert named.encode(["who"]) == pytest.approx(expected)
     itself = load_encoder(Select(encoder="lm", layer=3), model)
     assert itself is not None
     assert itself.encode(["a"]).shape == (1, 2)
     assert len(list((tmp_path / "home/cache/embeddings").glob("*.sqlite"))) == 2
-    model.folder = None
+    model.files = None
     with pytest.raises(ModelError, match="has no hidden states"):
         load_encoder(Select(encoder="lm"), model)
 
@@ -303,7 +307,7 @@ def test_the_optional_package_becomes_the_default(
     assert minilm_folder() == package / "model"
     default = load_encoder(Select())
     assert default is not None
-    assert default.fingerprint == SentenceEncoder(package / "model").fingerprint
+    assert default.fingerprint == SentenceEncoder(ModelFiles.read(package / "model")).fingerprint
 
 
 @pytest.mark.skipif(minilm_folder() is None, reason="the extra 'encoder' is not installed")
@@ -311,7 +315,7 @@ def test_minilm_knows_what_texts_mean(tmp_path: Path) -> None:
     found = minilm_folder()
     assert found is not None
     assert json.loads((found / "config.json").read_text())["hidden_size"] == 384
-    encoder = SentenceEncoder(found)
+    encoder = SentenceEncoder(ModelFiles.read(found))
     cat, kitten, share = encoder.encode(
         ["A cat sleeps.", "The kitten is napping.", "Shares fell by three percent."]
     )

@@ -12,14 +12,15 @@ from random_models import MakeGPT2
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.models import loading
-from chatapp.models.description import describe, memory_needed
 from chatapp.models.loading import load_model
+from chatapp.models.sizes import memory_needed, read_sizes
 
 ROOT = Path(__file__).parent.parent.parent
 
 MEASURE = """
 import sys, psutil
 from chatapp.models.loading import load_model
+from chatapp.models.sizes import memory_needed, read_sizes
 from chatapp.engine.model import Request, Sampling
 model = load_model(sys.argv[1])
 list(model.generate(Request([5] * 900, Sampling(max_tokens=4))))
@@ -37,22 +38,22 @@ def test_the_formula_against_a_measurement(make_gpt2: MakeGPT2) -> None:
         check=True,
         timeout=120,
     )
-    needed = memory_needed(describe(ModelFiles.read(folder)), "float32")
+    needed = memory_needed(read_sizes(ModelFiles.read(folder)), "float32")
     assert needed == pytest.approx(int(measured.stdout), rel=0.25)
 
 
 def test_the_formula(make_gpt2: MakeGPT2) -> None:
     folder, _ = make_gpt2(n_layer=3, n_embd=48)
-    info = describe(ModelFiles.read(folder))
-    assert info.cached_numbers == 2 * 3 * 48
+    sizes = read_sizes(ModelFiles.read(folder))
+    assert sizes.cached_numbers == 2 * 3 * 48
     cache = 64 * 2 * 3 * 48 * 4
-    program = memory_needed(info, "float32") - int(info.parameters * 4 * 1.25) - cache
-    embedding = info.vocabulary * info.hidden_size
-    assert memory_needed(info, "int8") == (
-        int((info.parameters + 2 * embedding) * 1.25) + cache + program
+    program = memory_needed(sizes, "float32") - int(sizes.parameters * 4 * 1.25) - cache
+    embedding = sizes.vocabulary * sizes.hidden_size
+    assert memory_needed(sizes, "int8") == (
+        int((sizes.parameters + 2 * embedding) * 1.25) + cache + program
     )
-    assert memory_needed(info, "int4") == (
-        int((0.625 * (info.parameters - embedding) + 3 * embedding) * 1.25) + cache + program
+    assert memory_needed(sizes, "int4") == (
+        int((0.625 * (sizes.parameters - embedding) + 3 * embedding) * 1.25) + cache + program
     )
 
 

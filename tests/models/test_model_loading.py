@@ -49,8 +49,8 @@ def refusal(name: str) -> str:
 def test_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(str(folder))
     assert isinstance(model, LocalModel)
-    assert (model.name, model.folder) == (str(folder), folder)
-    assert load_model("model").folder == Path("model")
+    assert (model.name, model.files) == (str(folder), ModelFiles.read(folder))
+    assert load_model("model").files == ModelFiles.read(Path("model"))
 
 
 def test_the_bundled_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,13 @@ def info(
     """Show what a model consists of."""
     from chatapp.common.settings import load_settings
     from chatapp.common.shading import size_in_words
-    from chatapp.engine.files.model_files import read_generation_config
+    from chatapp.engine.files.generation_config import read_generation_config
     from chatapp.engine.kernels.native import kernels
-    from chatapp.models.description import describe, memory_needed
+    from chatapp.models.description import describe
     from chatapp.models.loading import usual_precision
     from chatapp.models.resolving import BUNDLED, find_model
     from chatapp.models.servers import server_of
+    from chatapp.models.sizes import memory_needed
 
     if name != BUNDLED and (server := server_of(name)) is not None:
         _show_server(server, name, as_json=as_json)
@@ -83,7 +84,7 @@ def info(
     settings = load_settings()
     precision = usual_precision(files, settings.device)
     memory = memory_needed(described, precision)
-    makers = read_generation_config(files.path)
+    makers = read_generation_config(files)
     for sentence in makers.ignored:
         complain(sentence)
     choices = settings.choices(makers.sampling)

@@ -6,17 +6,16 @@ one and is told what that means.
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatapp.common.paths import CHAT_TEMPLATE, GGUF_TEMPLATE, TOKENIZER_CONFIG
-from chatapp.common.userfiles import parse_json_object, read_json_object, read_required, shown
+from chatapp.common.userfiles import parse_json_object, read_required, shown
 from chatapp.dialogue.writers.chat_template import ChatWriter
 from chatapp.dialogue.writers.prompt import Writer
 from chatapp.dialogue.writers.template import SERVED, MessagesWriter, PromptWriter
-from chatapp.engine.files.model_files import ModelFiles, gguf_file
+from chatapp.engine.errors import ModelError
+from chatapp.engine.files.model_files import ModelFiles, TokenizerFiles
 from chatapp.engine.model import LanguageModel
-from chatapp.models.resolving import model_folder
 from chatapp.prompting.chat_template import ChatTemplate, ChatTemplateError, Template
 from chatapp.prompting.template import (
     PLAIN,
@@ -29,25 +28,27 @@ from chatapp.prompting.template import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from chatapp.engine.files.gguf.reader import GGUFFile
 
 
-def load_chat_template(folder: Path, special: Collection[str]) -> ChatTemplate | None:
-    """The chat template that a tokenizer's folder carries, or None.
+def load_chat_template(files: TokenizerFiles, special: Collection[str]) -> ChatTemplate | None:
+    """The chat template that a tokenizer brings, or None.
 
     special: the names of the tokenizer's special tokens.
     Its own file wins over the key in the tokenizer's configuration, as in transformers.
     Raises ChatTemplateError, naming the file.
     """
-    config_file, file = folder / TOKENIZER_CONFIG, folder / CHAT_TEMPLATE
     try:
-        config = read_json_object(config_file, ChatTemplateError)
-    except FileNotFoundError:
-        config = {}
-    source, origin = config.get("chat_template"), config_file
-    if file.is_file():
-        source, origin = read_required(file, ChatTemplateError), file
-    return chat_template_of({**config, "chat_template": source}, str(origin), special)
+        config = files.config
+    except ModelError as error:
+        raise ChatTemplateError(str(error)) from None
+    if files.gguf is not None:
+        return chat_template_of(config, str(files.path), special)
+    file = files.path / CHAT_TEMPLATE
+    if not file.is_file():
+        return chat_template_of(config, str(files.path / TOKENIZER_CONFIG), special)
+    source = read_required(file, ChatTemplateError)
+    return chat_template_of({**config, "chat_template": source}, str(file), special)
 
 
 def chat_template_of(
@@ -116,7 +117,7 @@ def template_of(files: ModelFiles, special: Collection[str], requested: str) -> 
 
     special: the names of its tokenizer's special tokens.
     """
-    return _choice(str(files.path), own_template(files.path, special), requested)
+    return _choice(str(files.path), own_template(files, special), requested)
 
 
 def mismatch(model: LanguageModel, template: Template) -> str:
@@ -132,7 +133,7 @@ def mismatch(model: LanguageModel, template: Template) -> str:
 
 
 def _own(model: LanguageModel) -> Template | None:
-    return own_template(model.folder, model.tokenizer.special) if model.folder else None
+    return own_template(model.files, model.tokenizer.special) if model.files else None
 
 
 def _choice(model: str, own: Template | None, requested: str) -> Template:
@@ -170,19 +171,20 @@ def writer_for(model: LanguageModel, template: Template) -> Writer:
     return (MessagesWriter if template == SERVED else PromptWriter)(model, template)
 
 
-def own_template(folder: Path, special: Collection[str]) -> Template | None:
+def own_template(files: ModelFiles, special: Collection[str]) -> Template | None:
     """The template saved with a model that was trained here, else its tokenizer's, or None.
 
     special: the names of its tokenizer's special tokens.
     Raises ValueError in one sentence when it is damaged, or is not the one that the model was
     trained in.
     """
-    if (file := gguf_file(folder)) is not None:
-        return _saved_in(file) or _brought_by(file, special)
+    if files.gguf is not None:
+        return _saved_in(files.gguf) or load_chat_template(files.tokenizer, special)
+    folder = files.path if files.template is None else files.template.parent
     own = load_template(folder)
-    if own is not None or not folder.is_dir():
+    if own is not None:
         return own
-    brought = _brought_by(ModelFiles.read(folder, model_folder).tokenizer, special)
+    brought = load_chat_template(files.tokenizer, special)
     trained = saved_fingerprint(folder)
     if trained and (brought is None or brought.fingerprint != trained):
         found = f"{brought.origin} has another one now" if brought else "there is none now"
@@ -193,22 +195,10 @@ def own_template(folder: Path, special: Collection[str]) -> Template | None:
     return brought
 
 
-def _brought_by(tokenizer: Path, special: Collection[str]) -> ChatTemplate | None:
-    """The chat template that a tokenizer brings, in its folder or in a GGUF file."""
-    if (file := gguf_file(tokenizer)) is None:
-        return load_chat_template(tokenizer, special)
-    from chatapp.engine.files.gguf.reader import GGUFFile
-    from chatapp.engine.files.gguf.vocabulary import tokenizer_config
-
-    return chat_template_of(tokenizer_config(GGUFFile(file)), str(file), special)
-
-
-def _saved_in(path: Path) -> DialogueTemplate | None:
+def _saved_in(file: "GGUFFile") -> DialogueTemplate | None:
     """The template in a GGUF file that was written here of a model trained in it."""
-    from chatapp.engine.files.gguf.reader import GGUFFile
-
-    saved = GGUFFile(path).metadata.get(GGUF_TEMPLATE)
+    saved = file.metadata.get(GGUF_TEMPLATE)
     if saved is None:
         return None
-    place = f"{path}: {GGUF_TEMPLATE}"
+    place = f"{file.path}: {GGUF_TEMPLATE}"
     return DialogueTemplate.from_dict(parse_json_object(str(saved), place, TemplateError), place)

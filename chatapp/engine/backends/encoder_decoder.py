@@ -12,7 +12,6 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -57,7 +56,7 @@ class EncoderDecoderModel(NetworkModel):
         tokenizer: PieceTokenizer,
         *,
         name: str,
-        folder: Path | None = None,
+        files: ModelFiles | None = None,
         start: Sequence[int] = (),
         end: Sequence[int] = (),
     ) -> None:
@@ -66,7 +65,7 @@ class EncoderDecoderModel(NetworkModel):
             model,
             tokenizer,
             name=name,
-            folder=folder,
+            files=files,
             layers=encoder.config.num_hidden_layers,
             start=start,
             end=end,
@@ -87,7 +86,7 @@ class EncoderDecoderModel(NetworkModel):
         model = put_on(device, load_network(files), files)
         tokenizer, start, end = open_framed_tokenizer(files.tokenizer)
         name = name or str(files.path)
-        return cls(model, tokenizer, name=name, folder=files.path, start=start, end=end)
+        return cls(model, tokenizer, name=name, files=files, start=start, end=end)
 
     def _with_own_cache(self) -> Self:
         other = copy.copy(self)

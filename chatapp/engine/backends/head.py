@@ -183,7 +183,7 @@ class HeadModel:
     def __init__(
         self,
         name: str,
-        folder: Path,
+        files: ModelFiles,
         spec: HeadSpec,
         model: Any,
         layer: Any,
@@ -192,7 +192,7 @@ class HeadModel:
     ) -> None:
         from chatapp.engine.backends.transformers_loading import context_of
 
-        self.name, self.folder, self.spec, self.start = name, folder, spec, start
+        self.name, self.files, self.spec, self.start = name, files, spec, start
         self.tokenizer: Tokenizer = tokenizer
         window = context_of(model.config)
         self.context = window - len(start)
@@ -212,7 +212,7 @@ class HeadModel:
         tokenizer, start = chat_tokenizer(files)
         layer = _read_layer(files.path / HEAD_WEIGHTS, spec.outputs)
         model = put_on(device, load_causal(files), files)
-        return cls(name, files.path, spec, model, layer.to(model.device), tokenizer, start)
+        return cls(name, files, spec, model, layer.to(model.device), tokenizer, start)
 
     def outputs(self, inputs: Sequence[Sequences]) -> list[list[float]]:
         """Of each input the probabilities of the labels or of its own choices; of regression the

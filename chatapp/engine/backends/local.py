@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -91,12 +90,12 @@ class LocalModel(LocalGenerator):
         tokenizer: PieceTokenizer,
         *,
         name: str,
-        folder: Path | None = None,
+        files: ModelFiles | None = None,
         start: Sequence[int] = (),
     ) -> None:
         super().__init__(
             name=name,
-            folder=folder,
+            files=files,
             context=decoder.architecture.context - len(start),
             vocabulary=decoder.vocabulary,
             layers=decoder.architecture.layers,
@@ -132,7 +131,7 @@ class LocalModel(LocalGenerator):
             decoder,
             tokenizer,
             name=name or str(files.path),
-            folder=files.path,
+            files=files,
             start=start,
         )
 

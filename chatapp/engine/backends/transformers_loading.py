@@ -14,7 +14,6 @@ import torch
 from chatapp.engine.decoder.families import FAMILIES
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.engine.files.model_files import ModelFiles
-from chatapp.engine.files.safetensors import tensor_headers
 from chatapp.engine.files.stored_tensors import stored_tensors
 from chatapp.engine.kernels.device import device_for
 
@@ -104,7 +103,7 @@ def _load_whole(files: ModelFiles, options: dict[str, Any]) -> Any:
     elif files.is_gguf:
         model, report = _load(auto, files, files.path.parent, gguf_file=files.path.name)
     else:
-        tensor_headers(files.path)  # finds pickles and broken files, with better words
+        _ = files.headers  # finds pickles and broken files, with better words
         model, report = _load(auto, files, files.path, use_safetensors=True, **options)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
@@ -164,7 +163,7 @@ def _merge_adapter(model: Any, files: ModelFiles) -> Any:
     """The model with an adapter's weights merged into its own."""
     import peft
 
-    tensor_headers(files.path)  # finds pickles and broken files, with better words
+    _ = files.headers  # finds pickles and broken files, with better words
     try:
         kind = peft.PeftConfig.from_pretrained(files.path)
         if kind.is_prompt_learning:

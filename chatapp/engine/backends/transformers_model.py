@@ -7,7 +7,6 @@ computes its whole sequence for each token.
 import copy
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -48,14 +47,14 @@ class NetworkModel(LocalGenerator):
         tokenizer: PieceTokenizer,
         *,
         name: str,
-        folder: Path | None,
+        files: ModelFiles | None,
         layers: int,
         start: Sequence[int],
         end: Sequence[int] = (),
     ) -> None:
         super().__init__(
             name=name,
-            folder=folder,
+            files=files,
             context=context_of(model.config) - len(start) - len(end),
             vocabulary=min(tokenizer.size, model.get_input_embeddings().weight.shape[0]),
             layers=layers,
@@ -105,11 +104,11 @@ class TransformersModel(NetworkModel):
         tokenizer: PieceTokenizer,
         *,
         name: str,
-        folder: Path | None = None,
+        files: ModelFiles | None = None,
         start: Sequence[int] = (),
     ) -> None:
         layers = model.config.num_hidden_layers
-        super().__init__(model, tokenizer, name=name, folder=folder, layers=layers, start=start)
+        super().__init__(model, tokenizer, name=name, files=files, layers=layers, start=start)
         self._batch_tokens = max(1, BATCH_LOGITS // self.vocabulary)
         self.can_cache = keeps_cache(model)
         self._can_keep_few = accepts(model, "logits_to_keep")
@@ -125,7 +124,7 @@ class TransformersModel(NetworkModel):
         """
         model = put_on(device, load_causal(files), files)
         tokenizer, start = open_tokenizer(files.tokenizer)
-        return cls(model, tokenizer, name=name or str(files.path), folder=files.path, start=start)
+        return cls(model, tokenizer, name=name or str(files.path), files=files, start=start)
 
     def _with_own_cache(self) -> Self:
         other = copy.copy(self)

@@ -1,34 +1,26 @@
-"""What a model is, asked once: whole or adapter, its family, base, tokenizer, template, digest.
+"""What a model is, read once and passed along: whole or adapter, family, base, tokenizer, template.
 
-Keep: no other module decides any of this by looking into a model's folder, and finding it out
-reads no weights. Free of torch.
-
-What a model's makers say of its generation: end tokens and sampling values, in a file of theirs.
-
-Keep: the file is foreign and nothing depends on it, so that whatever is wrong in it is left out
-and said in a sentence; a model never fails to load for it.
+Keep: no other module decides any of this by looking into a model's folder, none opens a GGUF file
+again, and reading it reads no weights. Free of torch.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from chatapp.common.parameters import PARAMETERS, Values
-from chatapp.common.paths import (
-    CHAT_TEMPLATE,
-    RUN_RECORD,
-    TEMPLATE_FILE,
-    TOKENIZER_CONFIG,
-)
-from chatapp.common.userfiles import read_json_object, shown
+from chatapp.common.paths import CHAT_TEMPLATE, RUN_RECORD, TEMPLATE_FILE, TOKENIZER_CONFIG
+from chatapp.common.userfiles import read_json_object
 from chatapp.engine.decoder.families import DECODERS, read_architecture
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.errors import ModelError
-from chatapp.engine.model import LanguageModel
+from chatapp.engine.files.safetensors import TensorHeader, tensor_headers
+
+if TYPE_CHECKING:
+    from chatapp.engine.files.gguf.reader import GGUFFile
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -55,22 +47,56 @@ SEQ_TO_SEQ = "ForConditionalGeneration"
 
 
 @dataclass(frozen=True)
+class TokenizerFiles:
+    """The files of a tokenizer: a folder, or the GGUF file that holds it.
+
+    model: the config.json in that folder, which may name the end-of-text token.
+    """
+
+    path: Path
+    model: Mapping[str, Any] = field(default_factory=dict)
+    gguf: "GGUFFile | None" = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "TokenizerFiles":
+        """A tokenizer with or without its model. Raises ModelError."""
+        if (file := _gguf_file(path)) is not None:
+            return cls(file, gguf=_open_gguf(file))
+        config = path / CONFIG
+        return cls(path, read_json_object(config, ModelError) if config.is_file() else {})
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """What its tokenizer_config.json says; empty when there is none. Raises ModelError."""
+        if self.gguf is not None:
+            from chatapp.engine.files.gguf.vocabulary import tokenizer_config
+
+            return tokenizer_config(self.gguf)
+        try:
+            return read_json_object(self.path / TOKENIZER_CONFIG, ModelError)
+        except FileNotFoundError:
+            return {}
+
+
+@dataclass(frozen=True)
 class ModelFiles:
     """A whole model, or a PEFT adapter and the model it belongs to.
 
     path: the folder, or the GGUF file. config: what its config.json, or adapter_config.json,
         says; what the metadata of a GGUF file say, in the words of a config.json.
     base: the whole model that an adapter was trained on; None for a whole model.
-    tokenizer: the folder of its tokenizer, which may be the base's, or the GGUF file.
-    template: the file of the dialogue template it was trained in, which may be the base's;
-        None when there is none.
+    tokenizer: which may be the base's.
+    template: the file of the dialogue template it was trained in; None when there is none. An
+        adapter that has the base's tokenizer has its template too, unless it brings its own.
+    gguf: the file, open; None for a folder.
     """
 
     path: Path
     config: dict[str, Any]
     base: "ModelFiles | None"
-    tokenizer: Path
+    tokenizer: TokenizerFiles
     template: Path | None
+    gguf: "GGUFFile | None" = field(default=None, compare=False, repr=False)
 
     @classmethod
     def read(cls, path: Path, find_base: "Callable[[str], Path] | None" = None) -> "ModelFiles":
@@ -80,16 +106,26 @@ class ModelFiles:
             is a path is found.
         Raises ModelError, also when an adapter's base is missing.
         """
-        if (file := gguf_file(path)) is not None:
-            return cls(file, _gguf_config(file), None, file, None)
+        if (file := _gguf_file(path)) is not None:
+            return cls._of_gguf(_open_gguf(file))
         template = path / TEMPLATE_FILE if (path / TEMPLATE_FILE).is_file() else None
         if not _is_adapter(path):
             _refuse_unfinished(path)
-            return cls(path, _read_config(path / CONFIG), None, path, template)
-        config = _read_config(path / ADAPTER_CONFIG)
+            config = read_config(path / CONFIG)
+            return cls(path, config, None, TokenizerFiles(path, config), template)
+        config = read_config(path / ADAPTER_CONFIG)
         base = _base_of(path / ADAPTER_CONFIG, config, find_base or _folder_at)
-        tokenizer = path if (path / TOKENIZER_CONFIG).is_file() else base.path
-        return cls(path, config, base, tokenizer, template or base.template)
+        if (path / TOKENIZER_CONFIG).is_file():
+            return cls(path, config, base, TokenizerFiles(path), template)
+        return cls(path, config, base, base.tokenizer, template or base.template)
+
+    @classmethod
+    def _of_gguf(cls, file: "GGUFFile") -> "ModelFiles":
+        # The gguf package brings numpy, which a listing of folders can do without.
+        from chatapp.engine.files.gguf.config import read_config
+
+        tokenizer = TokenizerFiles(file.path, gguf=file)
+        return cls(file.path, read_config(file), None, tokenizer, None, file)
 
     @property
     def is_adapter(self) -> bool:
@@ -99,7 +135,7 @@ class ModelFiles:
     @property
     def is_gguf(self) -> bool:
         """Whether all of it is in one GGUF file."""
-        return self.path.is_file()
+        return self.gguf is not None
 
     @property
     def whole(self) -> "ModelFiles":
@@ -119,6 +155,11 @@ class ModelFiles:
         return str(self.whole.config.get("model_type") or "")
 
     @cached_property
+    def headers(self) -> list[TensorHeader]:
+        """Of the tensors in its own files, by their names there. Raises ModelError."""
+        return tensor_headers(self.path) if self.gguf is None else self.gguf.headers()
+
+    @cached_property
     def architecture(self) -> Architecture:
         """What this program's decoder computes, of an adapter its base.
 
@@ -134,7 +175,7 @@ class ModelFiles:
     @property
     def is_encoder_decoder(self) -> bool:
         """Whether an encoder reads the prompt and a decoder writes the reply."""
-        return _is_encoder_decoder(self.whole.config)
+        return is_encoder_decoder(self.whole.config)
 
     def digest(self) -> str:
         """Twelve hex digits over all that an answer can depend on, an adapter's base included.
@@ -180,7 +221,7 @@ def _holds_gguf(path: Path) -> bool:
     return not is_other and any(path.glob(f"*{GGUF_SUFFIX}"))
 
 
-def gguf_file(path: Path) -> Path | None:
+def _gguf_file(path: Path) -> Path | None:
     """The GGUF file that a model is in; None when it is in a folder of files.
 
     Raises ModelError when a folder holds several.
@@ -194,15 +235,14 @@ def gguf_file(path: Path) -> Path | None:
     return files[0]
 
 
-def _gguf_config(file: Path) -> dict[str, Any]:
-    # The gguf package brings numpy, which a listing of folders can do without.
-    from chatapp.engine.files.gguf.config import read_config
+def _open_gguf(file: Path) -> "GGUFFile":
     from chatapp.engine.files.gguf.reader import GGUFFile
 
-    return read_config(GGUFFile(file))
+    return GGUFFile(file)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.json, or an adapter_config.json. Raises ModelError."""
     try:
         return read_json_object(path, ModelError)
     except FileNotFoundError:
@@ -232,7 +272,7 @@ def _base_of(path: Path, config: dict[str, Any], find: Callable[[str], Path]) ->
     return ModelFiles.read(folder)
 
 
-def _has_model(path: Path) -> bool:
+def has_model(path: Path) -> bool:
     """Whether a path is a GGUF file, or a folder that holds a model of any kind."""
     if path.is_file():
         return path.suffix == GGUF_SUFFIX
@@ -243,74 +283,6 @@ def _has_model(path: Path) -> bool:
     )
 
 
-def _is_encoder_decoder(config: dict[str, Any]) -> bool:
+def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of an encoder and a decoder."""
     return config.get("is_encoder_decoder") is True
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationConfig:
-    """What the file of a model says.
-
-    ends: ids of tokens that end a reply, besides the tokenizer's own. sampling: the values that
-    replies are drawn with unless the user has chosen others. ignored: what could not be used, a
-    sentence each.
-    """
-
-    ends: frozenset[int] = frozenset()
-    sampling: Values = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-
-
-def generation_config(model: LanguageModel) -> GenerationConfig:
-    """What the makers of a model say; nothing of a model that is not on this machine."""
-    return read_generation_config(model.folder)
-
-
-def read_generation_config(folder: Path | None) -> GenerationConfig:
-    """What the generation_config.json of a model's folder says, or of an adapter's base.
-
-    As in transformers, its config.json names the end tokens where there is no such file.
-    """
-    if folder is None or not folder.exists():
-        return GenerationConfig()
-    try:
-        files = ModelFiles.read(folder)
-    except ModelError:  # which whoever loads the model is told
-        return GenerationConfig()
-    own, base = (each.path / GENERATION_CONFIG for each in (files, files.whole))
-    path = own if own.is_file() else base
-    if not path.is_file():
-        return GenerationConfig(_ends(files.whole.config, files.whole.config_file)[0])
-    try:
-        document = read_json_object(path, ModelError)
-    except ModelError as error:
-        return GenerationConfig(ignored=(f"{error}; it is left out",))
-    ends, problems = _ends(document, path)
-    sampling: dict[str, float | int | None] = {}
-    for name, value in _values(document):
-        try:
-            sampling[name] = PARAMETERS[name].checked(value)
-        except ValueError as error:
-            problems += (f"{path}: {error}; the value is left out",)
-    return GenerationConfig(ends, sampling, problems)
-
-
-def _ends(document: Mapping[str, Any], path: Path) -> tuple[frozenset[int], tuple[str, ...]]:
-    """The ids that `eos_token_id` names, a number or a list, and what is wrong with it."""
-    value = document.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    ends = frozenset(id for id in ids if isinstance(id, int) and not isinstance(id, bool))
-    if len(ends) == len(set(map(repr, ids))):
-        return ends, ()
-    problem = f"{path}: eos_token_id is {shown(value)}; expected a token's id, or a list of them"
-    return ends, (f"{problem}; what is none is left out",)
-
-
-def _values(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """The sampling values by our names; one without sampling is greedy."""
-    for name, parameter in PARAMETERS.items():
-        value = document.get(parameter.config_field) if parameter.config_field else None
-        if name == "temperature" and document.get("do_sample") is False:
-            value = 0.0
-        if value is not None:
-            yield name, value

@@ -37,14 +37,13 @@ def stored_tensors(
     four_bits: whether what is stored in four bits is given so; see kernels/rounding.py.
     Raises ModelError when a file is missing or broken.
     """
-    if not files.is_gguf:
+    if files.gguf is None:
         yield from read_tensors(files.path)
         return
     # The gguf package takes as long to import as a small model to load.
-    from chatapp.engine.files.gguf.reader import GGUFFile
     from chatapp.engine.files.gguf.tensors import gguf_tensors
 
-    yield from gguf_tensors(GGUFFile(files.path), files.config, expected, four_bits=four_bits)
+    yield from gguf_tensors(files.gguf, files.config, expected, four_bits=four_bits)
 
 
 def weight_sources(files: ModelFiles) -> list[Path]:

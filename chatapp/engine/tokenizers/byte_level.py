@@ -5,18 +5,20 @@ becomes a special token, and a character is never cut in two on its way to the s
 """
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from chatapp.common.foreign import without_surrogates
-from chatapp.common.paths import TOKENIZER_CONFIG
 from chatapp.common.userfiles import read_json_object
 from chatapp.engine.errors import ModelError
-from chatapp.engine.files.model_files import CONFIG, gguf_file
+from chatapp.engine.files.model_files import TokenizerFiles
+
+if TYPE_CHECKING:
+    from chatapp.engine.files.gguf.reader import GGUFFile
 
 TOKENIZER = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
@@ -119,13 +121,12 @@ class BPETokenizer:
         return self.token_bytes(id).decode("utf-8", "replace")
 
 
-def _from_gguf(path: Path) -> BPETokenizer:
+def _from_gguf(files: TokenizerFiles, file: "GGUFFile") -> BPETokenizer:
     # The gguf package takes as long to import as a small model to load.
-    from chatapp.engine.files.gguf.reader import GGUFFile
     from chatapp.engine.files.gguf.vocabulary import NAMED_TOKENS, tokenizer_of
 
-    file = GGUFFile(path)
-    return BPETokenizer(tokenizer_of(file), file.metadata[NAMED_TOKENS["eos_token"]])
+    tokenizer = tokenizer_of(file, files.config)
+    return BPETokenizer(tokenizer, file.metadata[NAMED_TOKENS["eos_token"]])
 
 
 def _first_file(folder: Path, names: Sequence[str]) -> Path | None:
@@ -156,23 +157,29 @@ def _read(folder: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _end_id(folder: Path, tokenizer: tokenizers.Tokenizer) -> int:
+def _end_id(files: TokenizerFiles, tokenizer: tokenizers.Tokenizer) -> int:
     """The end-of-text token: the tokenizer's own, else the model's, else GPT-2's name for it."""
-    for name in (TOKENIZER_CONFIG, "special_tokens_map.json"):
-        if (folder / name).is_file():
-            token = read_json_object(folder / name, ModelError).get("eos_token")
-            token = token.get("content") if isinstance(token, dict) else token
-            id = tokenizer.token_to_id(token) if isinstance(token, str) else None
-            if id is not None:
-                return id
-    known = tokenizer.token_to_id(END_OF_TEXT)
-    if (folder / CONFIG).is_file():
-        id = read_json_object(folder / CONFIG, ModelError).get("eos_token_id", known)
-        if isinstance(id, int) and _token(tokenizer, id) is not None:
+    for config in _named_tokens(files):
+        token = config.get("eos_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        id = tokenizer.token_to_id(token) if isinstance(token, str) else None
+        if id is not None:
             return id
+    known = tokenizer.token_to_id(END_OF_TEXT)
+    id = files.model.get("eos_token_id", known)
+    if isinstance(id, int) and _token(tokenizer, id) is not None:
+        return id
     if known is None:
-        raise ModelError(f"{folder}: the tokenizer names no end-of-text token")
+        raise ModelError(f"{files.path}: the tokenizer names no end-of-text token")
     return known
+
+
+def _named_tokens(files: TokenizerFiles) -> Iterator[Mapping[str, Any]]:
+    """The files that name tokens, each read when those before it do not do."""
+    yield files.config
+    path = files.path / "special_tokens_map.json"
+    if path.is_file():
+        yield read_json_object(path, ModelError)
 
 
 def _token(tokenizer: tokenizers.Tokenizer, id: int) -> str | None:
@@ -191,18 +198,17 @@ PLAIN_CLASSES = (
 )
 
 
-def load_plain_tokenizer(folder: Path) -> tuple[BPETokenizer, list[int]]:
+def load_plain_tokenizer(files: TokenizerFiles) -> tuple[BPETokenizer, list[int]]:
     """A byte-level tokenizer, and the special tokens that its model expects before any text.
 
     Both as transformers has them, without its seconds at the start. Raises ModelError, and
     NotByteLevel for a tokenizer of another kind, and for one that only transformers knows.
     """
-    path = folder / TOKENIZER_CONFIG
-    config = read_json_object(path, ModelError) if path.is_file() else {}
-    is_plain = config.get("tokenizer_class") in PLAIN_CLASSES and (folder / TOKENIZER).is_file()
-    if not is_plain and gguf_file(folder) is None:
-        raise NotByteLevel(f"{folder}: the tokenizer is one that transformers has to read")
-    loaded = load_tokenizer(folder)
+    if files.gguf is None and not (
+        files.config.get("tokenizer_class") in PLAIN_CLASSES and (files.path / TOKENIZER).is_file()
+    ):
+        raise NotByteLevel(f"{files.path}: the tokenizer is one that transformers has to read")
+    loaded = load_tokenizer(files)
     return loaded, loaded.start
 
 
@@ -212,15 +218,15 @@ def tokens_before(whole: Sequence[int], text: Sequence[int]) -> list[int]:
     return list(whole[: next(starts, 0)])
 
 
-def load_tokenizer(folder: Path) -> BPETokenizer:
+def load_tokenizer(files: TokenizerFiles) -> BPETokenizer:
     """From tokenizer.json, from a vocabulary and its merges, or from a GGUF file.
 
     Raises ModelError when they are missing or broken, NotByteLevel when they are a tokenizer
     of another kind.
     """
-    if (file := gguf_file(folder)) is not None:
-        return _from_gguf(file)
-    tokenizer = _read(folder)
+    if files.gguf is not None:
+        return _from_gguf(files, files.gguf)
+    tokenizer = _read(files.path)
     if not isinstance(tokenizer.decoder, decoders.ByteLevel):
-        raise NotByteLevel(f"{folder}: the tokenizer is not a byte-level BPE")
-    return BPETokenizer(tokenizer, _end_id(folder, tokenizer))
+        raise NotByteLevel(f"{files.path}: the tokenizer is not a byte-level BPE")
+    return BPETokenizer(tokenizer, _end_id(files, tokenizer))

@@ -7,15 +7,16 @@ be read becomes a `ModelError` of one sentence.
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.engine.errors import ModelError, first_line
-from chatapp.engine.files.gguf.reader import GGUFFile
-from chatapp.engine.files.gguf.vocabulary import tokenizer_config, tokenizer_of
-from chatapp.engine.files.model_files import gguf_file
+from chatapp.engine.files.model_files import TokenizerFiles
 from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers.byte_level import BPETokenizer, NotByteLevel, tokens_before
+
+if TYPE_CHECKING:
+    from chatapp.engine.files.gguf.reader import GGUFFile
 
 # What no token of SentencePiece goes across, and its sign for a space.
 _LINE, _SPACE = "\n", "\u2581"
@@ -116,60 +117,61 @@ class TransformersTokenizer:
         return "" if token is None else str(token).replace(_SPACE, " ")
 
 
-def open_tokenizer(folder: Path) -> tuple[PieceTokenizer, list[int]]:
-    """A folder's tokenizer, and the special tokens that its model expects before any text.
+def open_tokenizer(files: TokenizerFiles) -> tuple[PieceTokenizer, list[int]]:
+    """A tokenizer, and the special tokens that its model expects before any text.
 
     Raises ModelError.
     """
-    tokenizer = transformers_tokenizer(folder)
+    tokenizer = transformers_tokenizer(files)
     return _as_protocol(tokenizer), start_tokens(tokenizer)
 
 
-def open_framed_tokenizer(folder: Path) -> tuple[PieceTokenizer, list[int], list[int]]:
-    """A folder's tokenizer, and the special tokens that its model expects before and after a text.
+def open_framed_tokenizer(files: TokenizerFiles) -> tuple[PieceTokenizer, list[int], list[int]]:
+    """A tokenizer, and the special tokens that its model expects before and after a text.
 
     Raises ModelError.
     """
-    tokenizer = transformers_tokenizer(folder)
+    tokenizer = transformers_tokenizer(files)
     start = start_tokens(tokenizer)
     bare = tokenizer.encode("a", add_special_tokens=False)
     return _as_protocol(tokenizer), start, tokenizer.encode("a")[len(start) + len(bare) :]
 
 
-def transformers_tokenizer(folder: Path) -> Any:
-    """The tokenizer of transformers in a folder, or in a GGUF file. Raises ModelError."""
+def transformers_tokenizer(files: TokenizerFiles) -> Any:
+    """The tokenizer as one of transformers. Raises ModelError."""
     import transformers
 
-    if (file := gguf_file(folder)) is not None:
-        return _gguf_tokenizer(GGUFFile(file))
+    if files.gguf is not None:
+        return _gguf_tokenizer(files, files.gguf)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
+            files.path, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # transformers lets many kinds through
         raise ModelError(
-            f"{folder}: there is no tokenizer that can be loaded: {first_line(error)}"
+            f"{files.path}: there is no tokenizer that can be loaded: {first_line(error)}"
         ) from None
     if tokenizer.eos_token_id is None:
-        raise ModelError(f"{folder}: the tokenizer names no end-of-text token")
+        raise ModelError(f"{files.path}: the tokenizer names no end-of-text token")
     return tokenizer
 
 
-def _gguf_tokenizer(file: GGUFFile) -> Any:
-    """The tokenizer of a GGUF file as one of transformers. Raises ModelError."""
+def _gguf_tokenizer(files: TokenizerFiles, file: "GGUFFile") -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    config = tokenizer_config(file)
-    del config["add_bos_token"]  # the tokenizer does it
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(file), **config)
+    from chatapp.engine.files.gguf.vocabulary import tokenizer_of
+
+    # That texts begin with a token is the tokenizer's own affair.
+    named = {key: value for key, value in files.config.items() if key != "add_bos_token"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(file, files.config), **named)
 
 
-def save_tokenizer(file: Path, folder: Path) -> None:
-    """Write the tokenizer of a GGUF file, with its chat template, as transformers does.
+def save_tokenizer(files: TokenizerFiles, folder: Path) -> None:
+    """Write a tokenizer, with its chat template, as transformers does.
 
     Raises ModelError and OSError.
     """
-    _gguf_tokenizer(GGUFFile(file)).save_pretrained(folder)
+    transformers_tokenizer(files).save_pretrained(folder)
 
 
 def _as_protocol(tokenizer: Any) -> PieceTokenizer:

@@ -68,7 +68,7 @@ class ModelSwitch:
         event: the answer to the newest request. Returns why it cannot be had; "" when it can.
         """
         if isinstance(event, ModelLoaded):
-            from chatapp.engine.files.model_files import generation_config
+            from chatapp.engine.files.generation_config import read_generation_config
 
             runtime.mark("model_ready")
             is_switch = self._conversation.model is not None
@@ -80,7 +80,7 @@ class ModelSwitch:
             self.show()
             if (remote := self._conversation.remote()) is not None and remote.remark:
                 self._widgets.inform(remote.remark)
-            for sentence in generation_config(event.model).ignored:
+            for sentence in read_generation_config(event.model.files).ignored:
                 self._widgets.inform(sentence)
             return ""
         self._conversation.loading = None

@@ -198,10 +198,11 @@ class Conversation:
 
     def attach(self, request: LoadRequest, model: "LanguageModel") -> None:
         """Use the model that was requested. Raises ValueError when it cannot be chatted with."""
-        from chatapp.engine.files.model_files import generation_config
+        from chatapp.engine.files.generation_config import read_generation_config
 
         self.loading = None
-        self.chat.choices = self.chat.choices.of("model", generation_config(model).sampling)
+        makers = read_generation_config(model.files)
+        self.chat.choices = self.chat.choices.of("model", makers.sampling)
         self._new_session(model)
         self.model = model
         self.precision = request.precision

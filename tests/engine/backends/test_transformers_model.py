@@ -312,7 +312,7 @@ def adapter(make_gpt2: MakeGPT2, tmp_path_factory: pytest.TempPathFactory) -> tu
 def test_an_adapter_with_its_base(adapter: tuple[Path, Any]) -> None:
     folder, adapted = adapter
     model = load_model(str(folder))
-    assert model.folder == folder
+    assert model.files == ModelFiles.read(folder)
     assert reply(model, [270, 271, 5]) == slow_greedy(adapted, [270, 271, 5], 12)
     [found] = model.score([([7, 8], [9, 10])])
     rows = logits_of(adapted, [7, 8, 9, 10]).log_softmax(-1)

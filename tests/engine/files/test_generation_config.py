@@ -7,30 +7,31 @@ import pytest
 from random_models import MakeGPT2
 
 from chatapp.engine.backends.local import LocalModel
-from chatapp.engine.files.model_files import GenerationConfig, ModelFiles, read_generation_config
+from chatapp.engine.files.generation_config import GenerationConfig, read_generation_config
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Request, Sampling
 from chatapp.models.loading import load_model
 
 
-def folder(path: Path, says: object, **config: object) -> Path:
-    """A model's folder whose generation_config.json says this; a string stands there as it is."""
-    (path / "config.json").write_text(json.dumps(config))
+def files(path: Path, says: object) -> ModelFiles:
+    """A model whose generation_config.json says this; a string stands there unchanged."""
+    (path / "config.json").write_text("{}")
     text = says if isinstance(says, str) else json.dumps(says)
     (path / "generation_config.json").write_text(text)
-    return path
+    return ModelFiles.read(path)
 
 
 @pytest.mark.parametrize(
     ("value", "ends"), [(7, {7}), ([7, 9, 7], {7, 9}), (None, set()), ([], set())]
 )
 def test_ends_are_a_number_or_a_list(tmp_path: Path, value: object, ends: set[int]) -> None:
-    read = read_generation_config(folder(tmp_path, {"eos_token_id": value}))
+    read = read_generation_config(files(tmp_path, {"eos_token_id": value}))
     assert (read.ends, read.ignored) == (ends, ())
 
 
 def test_the_configuration_names_the_ends_where_there_is_no_such_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert read_generation_config(tmp_path).ends == {3, 4}
+    assert read_generation_config(ModelFiles.read(tmp_path)).ends == {3, 4}
     assert read_generation_config(None) == GenerationConfig()
 
 
@@ -60,7 +61,7 @@ def test_the_values_of_our_parameters_are_taken(tmp_path: Path) -> None:
         "min_p": None,
         "typical_p": "x",
     }
-    read = read_generation_config(folder(tmp_path, says))
+    read = read_generation_config(files(tmp_path, says))
     assert read.ignored == ()
     assert read.sampling == {
         "temperature": 1.0,
@@ -74,7 +75,7 @@ def test_the_values_of_our_parameters_are_taken(tmp_path: Path) -> None:
 
 def test_what_is_not_sampled_is_greedy(tmp_path: Path) -> None:
     says = {"do_sample": False, "temperature": 0.6}
-    assert read_generation_config(folder(tmp_path, says)).sampling == {"temperature": 0.0}
+    assert read_generation_config(files(tmp_path, says)).sampling == {"temperature": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_what_is_not_sampled_is_greedy(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_left_out_and_said(tmp_path: Path, says: object, words: str) -> None:
-    read = read_generation_config(folder(tmp_path, says))
+    read = read_generation_config(files(tmp_path, says))
     assert read.sampling == {}
     (sentence,) = read.ignored
     assert sentence.startswith(str(tmp_path / "generation_config.json"))

@@ -38,7 +38,7 @@ def test_a_whole_model(folder: Path) -> None:
     files = ModelFiles.read(folder)
     assert (files.family, files.has_decoder, files.is_adapter) == ("gpt2", True, False)
     assert files.whole is files
-    assert (files.tokenizer, files.template) == (folder, None)
+    assert (files.tokenizer.path, files.template) == (folder, None)
     (folder / TEMPLATE_FILE).write_text("{}")
     assert ModelFiles.read(folder).template == folder / TEMPLATE_FILE
 
@@ -49,11 +49,12 @@ def test_an_adapter_takes_from_its_base_what_it_lacks(folder: Path, adapter: Pat
     assert (files.family, files.has_decoder, files.is_adapter) == ("gpt2", False, True)
     assert files.whole == ModelFiles.read(folder)
     assert files.config_file == adapter / "adapter_config.json"
-    assert (files.tokenizer, files.template) == (folder, folder / TEMPLATE_FILE)
+    assert (files.tokenizer.path, files.template) == (folder, folder / TEMPLATE_FILE)
     (adapter / "tokenizer_config.json").write_text("{}")
+    assert ModelFiles.read(adapter).template is None  # the base's is for the base's tokenizer
     (adapter / TEMPLATE_FILE).write_text("{}")
     files = ModelFiles.read(adapter)
-    assert (files.tokenizer, files.template) == (adapter, adapter / TEMPLATE_FILE)
+    assert (files.tokenizer.path, files.template) == (adapter, adapter / TEMPLATE_FILE)
 
 
 def test_a_base_that_is_an_adapter_is_refused(adapter: Path) -> None:

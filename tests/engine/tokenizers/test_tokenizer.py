@@ -13,6 +13,7 @@ from random_models import END
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from chatapp.engine.errors import ModelError
+from chatapp.engine.files.model_files import TokenizerFiles
 from chatapp.engine.tokenizers.byte_level import (
     PLAIN_CLASSES,
     BPETokenizer,
@@ -76,7 +77,7 @@ def test_an_end_token_that_the_file_calls_ordinary_is_special_all_the_same(
     data = json.loads(bpe.to_str())
     data["added_tokens"] = []
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
-    tokenizer = load_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(TokenizerFiles.read(tmp_path))
     assert tokenizer.end_id == 0
     assert 0 not in tokenizer.encode(END)
     assert tokenizer.decode([0]) == ""
@@ -115,7 +116,7 @@ def test_where_the_end_of_text_token_is_named(
     bpe.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / file).write_text(json.dumps(content))
     id = bpe.token_to_id(expected) if isinstance(expected, str) else expected
-    assert load_tokenizer(tmp_path).end_id == id
+    assert load_tokenizer(TokenizerFiles.read(tmp_path)).end_id == id
 
 
 @pytest.mark.parametrize("names", [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")])
@@ -124,7 +125,7 @@ def test_vocabulary_and_merges(
 ) -> None:
     for path, name in zip(bpe.model.save(str(tmp_path)), names, strict=True):
         shutil.move(path, tmp_path / name)
-    loaded = load_tokenizer(tmp_path)
+    loaded = load_tokenizer(TokenizerFiles.read(tmp_path))
     text = "The quick brown fox, naïve 😀"
     assert loaded.encode(text) == tokenizer.encode(text)
     assert loaded.end_id == 0
@@ -132,19 +133,19 @@ def test_vocabulary_and_merges(
 
 def test_missing_and_broken_files(bpe: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(TokenizerFiles.read(tmp_path))
     (tmp_path / "vocab.json").write_text("{")
     (tmp_path / "merges.txt").write_text("")
     with pytest.raises(ModelError, match=r"vocab\.json"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(TokenizerFiles.read(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(TokenizerFiles.read(tmp_path))
     other = Tokenizer(models.WordPiece({"[UNK]": 0, END: 1}, unk_token="[UNK]"))
     other.decoder = decoders.WordPiece()
     other.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(NotByteLevel, match="byte-level"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(TokenizerFiles.read(tmp_path))
 
 
 def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ModelError, match="end-of-text"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(TokenizerFiles.read(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,7 @@ def published() -> Path:
 
 
 def test_parity_with_the_published_vocabulary(published: Path) -> None:
-    tokenizer = load_tokenizer(published)
+    tokenizer = load_tokenizer(TokenizerFiles.read(published))
     assert tokenizer.size == 50257
     assert tokenizer.end_id == 50256
     # Known tokens of GPT-2.
@@ -185,7 +186,7 @@ def test_parity_with_transformers(published: Path, tmp_path: Path) -> None:
     shutil.copyfile(published / "encoder.json", tmp_path / "vocab.json")
     shutil.copyfile(published / "vocab.bpe", tmp_path / "merges.txt")
     theirs = GPT2Tokenizer.from_pretrained(tmp_path)
-    ours = load_tokenizer(published)
+    ours = load_tokenizer(TokenizerFiles.read(published))
     for text in (
         "I'm sure it's what they've said: we'll see, he'd go.",
         "  leading, trailing  and   inner spaces \t\n\n\n x",
@@ -199,7 +200,7 @@ def test_parity_with_transformers(published: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("id", [-1, 340, 2**32, 2**63, 2**64])
 def test_ids_beyond_the_vocabulary_are_no_text(gpt2: tuple[Path, Any], id: int) -> None:
-    tokenizer = load_tokenizer(gpt2[0])
+    tokenizer = load_tokenizer(TokenizerFiles.read(gpt2[0]))
     ids = tokenizer.encode("Hello")
     assert tokenizer.decode([*ids, id]) == "Hello"
     assert tokenizer.piece(id) == ""
@@ -212,7 +213,7 @@ def test_an_end_beyond_the_vocabulary_is_passed_over(
 ) -> None:
     shutil.copy(gpt2[0] / "tokenizer.json", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": id}))
-    assert load_tokenizer(tmp_path).end_id == 0
+    assert load_tokenizer(TokenizerFiles.read(tmp_path)).end_id == 0
 
 
 @pytest.mark.parametrize("kind", PLAIN_CLASSES)
@@ -236,8 +237,8 @@ def test_tokens_before_a_text_are_those_of_transformers(
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     config = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "<|endoftext|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | asked))
-    ours, start = load_plain_tokenizer(tmp_path)
-    theirs, expected = open_tokenizer(tmp_path)
+    ours, start = load_plain_tokenizer(TokenizerFiles.read(tmp_path))
+    theirs, expected = open_tokenizer(TokenizerFiles.read(tmp_path))
     assert start == expected
     text = "Hello, 12345 you’ve\n\n  <s> naïve"
     assert ours.encode(text) == theirs.encode(text)
@@ -248,4 +249,4 @@ def test_a_tokenizer_that_only_transformers_knows(bpe: Tokenizer, tmp_path: Path
     bpe.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     with pytest.raises(NotByteLevel, match="transformers"):
-        load_plain_tokenizer(tmp_path)
+        load_plain_tokenizer(TokenizerFiles.read(tmp_path))

@@ -69,7 +69,7 @@ def test_a_base_in_four_bits_learns_by_its_adapter(
         assert {file.get_tensor(name).dtype for name in names} == {torch.float32}
     # It is chatted with on the whole base.
     assert len(asked) == 1
-    assert load_model(str(run)).folder == run
+    assert load_model(str(run)).files == find_model(str(run))
     assert len(asked) == 1
 
 

@@ -77,7 +77,7 @@ def test_another_template_than_the_one_trained_in_is_refused(tmp_path: Path) -> 
     del names["chat_template"]
     (run / "tokenizer_config.json").write_text(json.dumps(names))
     with pytest.raises(ValueError, match="but there is none now"):
-        choose_template(model, "")
+        choose_template(load_model(str(run)), "")
 
 
 def test_a_template_that_is_named_wins_over_the_models_own(tmp_path: Path) -> None:

@@ -217,7 +217,8 @@ async def test_esc_stops_both_and_keeps_what_there_is(open_app: OpenApp, store: 
 
 async def test_each_side_says_that_it_thinks(open_app: OpenApp, tmp_path: Path) -> None:
     thoughts = "<think>\nThey greet me.\n</think>\n\n"
-    folder = thinking_model(tmp_path / "model", []).folder
+    folder = tmp_path / "model"
+    thinking_model(folder, [])
     texts = [f"{thoughts}Hello!", f"{thoughts}Hi!"]
     model = Pausing(texts, 8, folder=folder, special=SPECIAL)
     async with open_app(model) as driver:

@@ -35,10 +35,10 @@ from chatapp.engine.model import ContextOverflow, Generate, Request, Sampling, T
 from chatapp.engine.stopping import RepetitionFilter, StopFilter
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     from numpy.typing import NDArray
+
+    from chatapp.engine.files.model_files import ModelFiles
 
 _EXTENSIONS = frozenset(
     field
@@ -70,7 +70,7 @@ class RemoteModel:
         in whole sentences; often empty.
     """
 
-    folder: "Path | None" = None
+    files: "ModelFiles | None" = None
     start: Sequence[int] = ()
     precision = ""
     takes_messages = False

@@ -6,8 +6,7 @@ wrong with the file is one sentence that names it. Free of torch until a tensor 
 
 import re
 import struct
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,9 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from chatapp.common.userfiles import did_you_mean, reason
+from chatapp.engine.decoder.families.gguf_rotary import FACTORS
 from chatapp.engine.errors import ModelError
+from chatapp.engine.files.safetensors import TensorHeader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,10 +74,20 @@ class GGUFFile:
             ) from None
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
 
-    @cached_property
-    def metadata(self) -> dict[str, Any]:
+    @property
+    def metadata(self) -> Mapping[str, Any]:
         """The keys of the file with their values; lists for arrays."""
-        return {name: _value(field) for name, field in self._reader.fields.items()}
+        return _Metadata(self._reader.fields)
+
+    def headers(self) -> list[TensorHeader]:
+        """Of the weights, by their names in the file. Raises ModelError when there are none."""
+        if not self._tensors:
+            raise ModelError(f"{self.path}: holds a vocabulary and no weights; expected a model")
+        return [
+            TensorHeader(self.path, name, self.shape(name), self.kind(name))
+            for name in self._tensors
+            if name != FACTORS  # follows from the configuration
+        ]
 
     @property
     def names(self) -> list[str]:
@@ -118,6 +129,22 @@ class GGUFFile:
         except KeyError:
             near = did_you_mean(name, self._tensors)
             raise ModelError(f"{self.path}: tensor {name!r} is missing{near}") from None
+
+
+class _Metadata(Mapping[str, Any]):
+    """Values by their keys. A list is made each time: a vocabulary's strings are not kept."""
+
+    def __init__(self, fields: Mapping[str, ReaderField]) -> None:
+        self._fields = fields
+
+    def __getitem__(self, key: str) -> Any:
+        return _value(self._fields[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
 
 
 def _value(field: ReaderField) -> Any:

@@ -17,6 +17,7 @@ stacks matrices, does the same to these. Free of torch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,7 @@ from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from numpy.typing import NDArray
 
 from chatapp.engine.decoder.families import family_in_gguf
-from chatapp.engine.decoder.families.gguf_rotary import FACTORS
 from chatapp.engine.decoder.families.gguf_row import ARCHITECTURE, Change, Config
-from chatapp.engine.errors import ModelError
 from chatapp.engine.files.gguf.reader import GGUFFile
 from chatapp.engine.files.safetensors import TensorHeader
 from chatapp.engine.kernels.rounding import GROUP, Group
@@ -109,18 +108,16 @@ def gguf_tensors(
     four_bits: whether matrices of four bits are read as (out, bytes), see `groups_of`.
     Raises ModelError when the file holds no tensors.
     """
-    if not file.names:
-        raise ModelError(f"{file.path}: holds a vocabulary and no weights; expected a model")
+    headers = file.headers()
     names = gguf_names(file.metadata[ARCHITECTURE], config, expected)
     known = {stored: name for name, stored in names.items()}
-    for stored in file.names:
-        if stored == FACTORS:  # follows from the configuration, and so is no weight
-            continue
+    for header in headers:
+        stored = header.name
         change = _change(file.metadata[ARCHITECTURE], config, stored)
-        shape = file.shape(stored)[::-1] if change.is_transposed else file.shape(stored)
-        header = TensorHeader(file.path, known.get(stored, stored), shape, file.kind(stored))
+        shape = header.shape[::-1] if change.is_transposed else header.shape
         as_groups = four_bits and header.dtype in KINDS
-        yield header, partial(_read_groups if as_groups else _read, file, stored, change)
+        read = partial(_read_groups if as_groups else _read, file, stored, change)
+        yield replace(header, name=known.get(stored, stored), shape=shape), read
 
 
 def gguf_names(architecture: str, config: Config, names: Iterable[str]) -> dict[str, str]:

@@ -271,9 +271,12 @@ def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
     return config
 
 
-def tokenizer_of(file: GGUFFile) -> tokenizers.Tokenizer:
-    """The tokenizer, with the token that texts begin with, if they do. Raises ModelError."""
-    tokenizer, config = gguf_tokenizer(file.metadata, str(file.path)), tokenizer_config(file)
+def tokenizer_of(file: GGUFFile, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """The tokenizer, with the token that texts begin with, if they do. Raises ModelError.
+
+    config: what `tokenizer_config` says.
+    """
+    tokenizer = gguf_tokenizer(file.metadata, str(file.path))
     if config["add_bos_token"]:
         start = config["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -285,8 +288,8 @@ def tokenizer_of(file: GGUFFile) -> tokenizers.Tokenizer:
 def _chat_templates(metadata: Mapping[str, Any]) -> str | list[dict[str, Any]] | None:
     own = metadata.get(CHAT_TEMPLATE)
     others = [
-        {"name": key.removeprefix(f"{CHAT_TEMPLATE}."), "template": template}
-        for key, template in metadata.items()
+        {"name": key.removeprefix(f"{CHAT_TEMPLATE}."), "template": metadata[key]}
+        for key in metadata
         if key.startswith(f"{CHAT_TEMPLATE}.")
     ]
     if not others or own is None:

@@ -571,7 +571,7 @@ def test_what_needs_the_model_itself(model: RemoteModel) -> None:
         model.score([([1], [2])])
     with pytest.raises(ModelError, match="hidden states"):
         model.embed([1])
-    assert model.folder is None
+    assert model.files is None
 
 
 # Text in pieces

@@ -110,7 +110,7 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path, bpe: Tokenize
 
 def test_a_folder_that_holds_one_file_is_that_model(llama_file: Path) -> None:
     files = find_model(str(llama_file.parent))
-    assert files.path == files.tokenizer == files.config_file == llama_file
+    assert files.path == files.tokenizer.path == files.config_file == llama_file
     assert files.config["model_type"] == files.family == "llama"
     assert (files.config["num_key_value_heads"], files.config["head_dim"]) == (2, 16)
     assert files.digest() == ModelFiles.read(llama_file).digest()

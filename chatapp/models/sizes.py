@@ -1,0 +1,171 @@
+"""How large a model is, how much memory it takes, and whether this machine has it.
+
+Keep: sizes come from the configuration and the headers of the weights; no weight is read. torch and
+transformers are loaded only for a family that this program has no decoder of.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chatapp.common.shading import size_in_words
+from chatapp.engine.decoder.families.architecture import Architecture
+from chatapp.engine.errors import ModelError, NoDecoder
+from chatapp.engine.files.model_files import ModelFiles
+from chatapp.engine.files.safetensors import TensorHeader, is_buffer
+from chatapp.engine.kernels.device import machine_memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """The sizes of a model.
+
+    parameters: weights in the checkpoint, tied ones counted once.
+    layers, heads, hidden_size, vocabulary, cached_numbers: None where the configuration does not
+        give one figure for the whole model; heads: 0 where there is no attention.
+    cached_numbers: keys and values that the cache keeps of each token.
+    """
+
+    parameters: int = 0
+    layers: int | None
+    heads: int | None
+    hidden_size: int | None
+    vocabulary: int | None
+    context: int
+    cached_numbers: int | None
+
+
+def read_sizes(files: ModelFiles) -> ModelSizes:
+    """The sizes of a model; of an adapter, of its base with the weights of both.
+
+    Raises ModelError.
+    """
+    whole = files.whole
+    try:
+        sizes, is_tied = _of_decoder(whole.architecture)
+    except NoDecoder:
+        sizes, is_tied = _by_transformers(whole)
+    doubled = "lm_head.weight" if is_tied else ""
+    parameters = _count(header for header in whole.headers if header.name != doubled)
+    if files.is_adapter:
+        parameters += _count(files.headers)
+    return replace(sizes, parameters=parameters)
+
+
+def _count(headers: Iterable[TensorHeader]) -> int:
+    return sum(math.prod(header.shape) for header in headers if not is_buffer(header.name))
+
+
+def _of_decoder(a: Architecture) -> tuple[ModelSizes, bool]:
+    """Sizes without parameters, and whether the output matrix is the token embedding."""
+    sizes = ModelSizes(
+        layers=a.layers,
+        heads=a.heads,
+        hidden_size=a.width,
+        vocabulary=a.vocabulary,
+        context=a.context,
+        cached_numbers=2 * a.layers * a.key_value_heads * a.head_size,
+    )
+    return sizes, a.is_tied
+
+
+def _by_transformers(files: ModelFiles) -> tuple[ModelSizes, bool]:
+    """As `_of_decoder`, under the names that transformers has for all families.
+
+    Raises ModelError.
+    """
+    from chatapp.engine.backends.transformers_loading import context_of, read_config
+
+    config = read_config(files)
+    text = config.get_text_config(decoder=True)
+    # Of an encoder and a decoder, the decoder's, which is what writes. What transformers makes of
+    # a flat configuration of both has lost the number of its layers.
+    of_decoder = (_number(config, key) for key in ("num_decoder_layers", "decoder_layers"))
+    layers = next(filter(None, of_decoder), None) or _number(text, "num_hidden_layers")
+    if files.family in _WITHOUT_ATTENTION:
+        heads: int | None = 0
+        cached: int | None = 0
+    elif getattr(text, "is_heterogeneous", False):  # its blocks are unlike
+        blocks = list(text.per_layer_config)
+        of_blocks = [_cached_numbers(block) for block in blocks]
+        cached = None if None in of_blocks else sum(filter(None, of_blocks))
+        heads_of_blocks = {_number(block, "num_attention_heads") for block in blocks}
+        heads = heads_of_blocks.pop() if len(heads_of_blocks) == 1 else None
+    else:
+        heads, of_block = _number(text, "num_attention_heads"), _cached_numbers(text)
+        cached = None if layers is None or of_block is None else layers * of_block
+    sizes = ModelSizes(
+        layers=layers,
+        heads=heads,
+        hidden_size=_number(text, "hidden_size"),
+        vocabulary=_number(text, "vocab_size"),
+        context=context_of(config),
+        cached_numbers=cached,
+    )
+    return sizes, bool(getattr(text, "tie_word_embeddings", False))
+
+
+_WITHOUT_ATTENTION = ("falcon_mamba", "fnet", "mamba", "mamba2", "rwkv", "xlstm")
+"""The language models whose configurations have no heads because there are none."""
+
+
+def _cached_numbers(block: Any) -> int | None:
+    """Keys and values of a token in one block; None where they are not known."""
+    heads, width = _number(block, "num_attention_heads"), _number(block, "hidden_size")
+    if heads is None or width is None:
+        return None
+    head_size = _number(block, "head_dim") or width // heads
+    return 2 * (_number(block, "num_key_value_heads") or heads) * head_size
+
+
+def _number(config: Any, key: str) -> int | None:
+    """A size in a configuration of transformers; None where there is no one figure for it."""
+    try:
+        value = getattr(config, key, None)
+    except Exception:  # transformers lets many kinds through, of what differs from block to block
+        return None
+    return value if isinstance(value, int) and value > 0 else None
+
+
+_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.625}
+# Of the token embedding, which int8 and int4 keep in float16 beside the output matrix, in int8.
+_EMBEDDING_BYTES = {"int8": 2, "int4": 2.375}
+_CACHE_BYTES = 4
+
+# What the allocator holds beyond the weights, which are transposed one by one while they are read.
+_OVERHEAD = 1.25
+
+# The interpreter, torch, and what a pass computes.
+_PROGRAM = 250_000_000
+
+_CHAT_TOKENS = 4096
+"""The longest chat that is reckoned with, where the context of a model is longer."""
+
+
+def memory_needed(sizes: ModelSizes, precision: str) -> int:
+    """Bytes that a chat with a model takes: its weights, keys and values, and the program.
+
+    Within a fifth of what is measured of GPT-2s from 3 to 355 million parameters, without files
+    that are mapped, whose pages the system takes back when it needs them, and without the keys and
+    values of a model whose sizes are not known.
+    precision: what its matrices are multiplied in, not "auto".
+    """
+    weights = sizes.parameters * _WEIGHT_BYTES[precision]
+    embedding = (sizes.vocabulary or 0) * (sizes.hidden_size or 0)
+    weights += embedding * _EMBEDDING_BYTES.get(precision, 0)
+    cache = min(sizes.context, _CHAT_TOKENS) * (sizes.cached_numbers or 0) * _CACHE_BYTES
+    return int(weights * _OVERHEAD) + cache + _PROGRAM
+
+
+def check_memory(name: str, needed: int, say: Callable[[str], None]) -> None:
+    """Say so of a model that takes more memory than is free.
+
+    say: called with the sentence. Raises ModelError for more than the machine has.
+    """
+    memory = machine_memory()
+    takes = f"{name} takes about {size_in_words(needed)} of memory"
+    if needed > memory.total:
+        raise ModelError(f"{takes}, and this machine has {size_in_words(memory.total)}")
+    if needed > memory.available:
+        say(f"{takes}, and {size_in_words(memory.available)} are free; it may be slow, or end")
