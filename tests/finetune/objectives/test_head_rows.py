@@ -7,6 +7,7 @@ import pytest
 import tiny_finetune as tiny
 
 from chatapp.engine.backends.head import HeadSpec
+from chatapp.engine.files.model_files import TokenizerFiles
 from chatapp.engine.tokenizers.byte_level import load_tokenizer
 from finetune.config.sections import ConfigError, TooLong
 from finetune.data.formats import Labelled
@@ -23,7 +24,7 @@ SPECS = {
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return load_tokenizer(tiny.base(tmp_path_factory.mktemp("head") / "base"))
+    return load_tokenizer(TokenizerFiles.read(tiny.base(tmp_path_factory.mktemp("head") / "base")))
 
 
 def row(**fields: Any) -> Labelled:
