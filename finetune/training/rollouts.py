@@ -43,7 +43,6 @@ class Policy:
     """The model of a run as it is now."""
 
     def __init__(self, setup: RunSetup) -> None:
-        self._setup = setup
         self._model: LocalModel | TransformersModel
         try:
             self._model = _local(setup)

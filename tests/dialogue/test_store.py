@@ -620,9 +620,9 @@ def test_the_bin_gives_back_until_it_is_emptied(
 
 def test_a_chats_instructions_can_be_changed(store: Store) -> None:
     chat_id, _ = dialogue(store, "Hi")
-    store.set_system(chat_id, "Be brief.")
+    store.set_basis(chat_id, Basis(system="Be brief."))
     assert store.chat(chat_id).system == "Be brief."
-    store.set_system(chat_id, None)
+    store.set_basis(chat_id, Basis())
     assert store.chat(chat_id).system is None
 
 

@@ -108,10 +108,6 @@ class Store:
         """Give a chat another title."""
         self._database.update("chats", chat_id, title=title)
 
-    def set_system(self, chat_id: int, system: str | None) -> None:
-        """Give a chat other instructions; None for those of its template."""
-        self._database.update("chats", chat_id, system=system)
-
     def set_basis(self, chat_id: int, basis: Basis) -> None:
         """Give a chat other instructions, another prompt file and another template."""
         self._database.update("chats", chat_id, **asdict(basis))
