@@ -56,10 +56,10 @@ class Preference:
     def examples(self) -> tuple[TrainingExample, ...]:
         return self.chosen, self.rejected
 
-    def encoded(self, sequences: Sequence[Encoded], is_cut: bool) -> "EncodedPair":
-        """The same as the tokens of its examples. is_cut: see `EncodedPair`."""
+    def encoded(self, sequences: Sequence[Encoded]) -> "EncodedPair":
+        """The same as the tokens of its examples."""
         chosen, rejected = sequences
-        return EncodedPair(chosen, rejected, self.key, self.prompt_key, self.margin, is_cut)
+        return EncodedPair(chosen, rejected, self.key, self.prompt_key, self.margin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,10 @@ class Verdict:
     def examples(self) -> tuple[TrainingExample, ...]:
         return (self.reply,)
 
-    def encoded(self, sequences: Sequence[Encoded], is_cut: bool) -> "EncodedVerdict":
-        """The same as the tokens of its reply. is_cut: see `EncodedPair`."""
+    def encoded(self, sequences: Sequence[Encoded]) -> "EncodedVerdict":
+        """The same as the tokens of its reply."""
         (reply,) = sequences
-        return EncodedVerdict(reply, self.desirable, self.key, self.prompt_key, is_cut)
+        return EncodedVerdict(reply, self.desirable, self.key, self.prompt_key)
 
 
 Judged = Preference | Verdict
@@ -280,14 +280,13 @@ def _label(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedPair:
-    """A preference as tokens. split_key: of its prompt. is_cut: whether the prompt is shorter."""
+    """A preference as tokens. split_key: of its prompt."""
 
     chosen: Encoded
     rejected: Encoded
     key: str
     split_key: str
     margin: float = 0.0
-    is_cut: bool = False
 
     @property
     def content(self) -> bytes:
@@ -302,7 +301,7 @@ class EncodedPair:
     def verdicts(self) -> "tuple[EncodedVerdict, ...]":
         """The chosen reply is a good one, the other a bad one."""
         return tuple(
-            EncodedVerdict(reply, is_good, self.key, self.split_key, self.is_cut)
+            EncodedVerdict(reply, is_good, self.key, self.split_key)
             for reply, is_good in ((self.chosen, True), (self.rejected, False))
         )
 
@@ -315,7 +314,6 @@ class EncodedVerdict:
     desirable: bool
     key: str
     split_key: str
-    is_cut: bool = False
 
     @property
     def content(self) -> bytes:
@@ -359,14 +357,13 @@ class PairEncoder:
 
     def encode(self, judged: Judged) -> list[EncodedJudged]:
         """Raises ExampleTooLong, and BadRow when the template refuses the chat."""
-        sequences, is_cut = self._encode(judged.examples)
-        return [judged.encoded(sequences, is_cut)]
+        return [judged.encoded(self._encode(judged.examples))]
 
-    def _encode(self, examples: Sequence[TrainingExample]) -> tuple[list[Encoded], bool]:
-        """The sequences behind one prompt, and whether that had to be cut for the longest."""
+    def _encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
+        """The sequences behind one prompt, which is cut for the longest if it has to be."""
         whole = [_last_reply(self._whole.encode(example)[-1]) for example in examples]
         if max(len(each.ids) for each in whole) <= self.length:
-            return whole, False
+            return whole
         replies = [_reply_tokens(each) for each in whole]
         order = np.argsort(replies)[::-1].tolist()  # the longest reply says how it is cut
         cut = dict(enumerate(whole))
@@ -378,7 +375,7 @@ class PairEncoder:
                 counted = Counter(self.truncated), self.turns_left_out
         # What is cut for both is one row.
         self._fitting.truncated, self._fitting.turns_left_out = counted
-        return [cut[number] for number in range(len(examples))], True
+        return [cut[number] for number in range(len(examples))]
 
 
 def _last_reply(encoded: Encoded) -> Encoded:
