@@ -1,6 +1,6 @@
 """A model's own chat template: the Jinja program that its tokenizer brings, and its segments.
 
-The program is foreign. It runs in transformers' sandbox, with bounds on its size and its steps,
+The program is foreign. It runs in a limited process, with bounds on its size and its steps,
 and is handed strings that remember their origin (see `traced`), so that its output becomes
 segments: what the template wrote, and what each message said.
 
@@ -12,28 +12,36 @@ template itself wrote.
 import hashlib
 import json
 import re
+import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise, product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from chatapp.common.limited_process import LimitedProcess, LimitPassedError
 from chatapp.common.userfiles import UserError
 from chatapp.prompting.calls import HERMES, as_text, explained, pattern_in
 from chatapp.prompting.messages import CallPattern, Kind, Message, Segment
 from chatapp.prompting.template import OWN, DialogueTemplate
 from chatapp.prompting.thinking import Marks, marks_in
-from chatapp.prompting.traced_text import TEMPLATE, Traced, joined, origins_of
-
-if TYPE_CHECKING:
-    from chatapp.prompting.template_sandbox import Program
-
+from chatapp.prompting.traced_text import TEMPLATE, Traced, from_json, joined, origins_of, to_json
 
 # The longest template known has 17 thousand characters, and takes some ten steps a message.
 _LONGEST_SOURCE = 500_000
+
+_MOST_SECONDS = 3.0
+"""For a chat in all its forms."""
+
+_MOST_MEMORY = 500 * 10**6
+_LIMITS = {
+    "time": f"the chat template takes more than {_MOST_SECONDS:.0f} seconds",
+    "memory": f"the chat template takes more than {_MOST_MEMORY // 10**6} MB of memory",
+    "end": "the chat template breaks the process that it runs in",
+}
 
 _KINDS: Mapping[str, Kind] = {
     "system": "instruction",
@@ -60,6 +68,12 @@ class Turn(NamedTuple):
 
 
 Turns = list[Turn]
+
+
+@cache
+def _sandbox() -> LimitedProcess:
+    """Where all templates run, one at a time; it starts with the first."""
+    return LimitedProcess("chatapp.prompting.template_sandbox", "answer", memory=_MOST_MEMORY)
 
 
 class ChatTemplateError(UserError, ValueError):
@@ -99,7 +113,7 @@ class ChatTemplate:
                 f"{self.origin}: the chat template has {len(self.source):,} characters; "
                 f"expected at most {_LONGEST_SOURCE:,}"
             )
-        self._program  # noqa: B018  # a template that cannot be read is refused here
+        self._variables  # noqa: B018  # a template that cannot be read is refused here
 
     @cached_property
     def fingerprint(self) -> str:
@@ -140,7 +154,7 @@ class ChatTemplate:
     @property
     def switch(self) -> str:
         """What the template calls its switch for thinking; "" where it has none."""
-        return next((name for name in _SWITCHES if name in self._program.variables), "")
+        return next((name for name in _SWITCHES if name in self._variables), "")
 
     @cached_property
     def marks(self) -> Marks | None:
@@ -187,13 +201,14 @@ class ChatTemplate:
         forms = [turns, _without_system(turns), _alternating(turns)]
         forms.append(_alternating(forms[1]))
         refusal: ChatTemplateError | None = None
+        until = time.monotonic() + _MOST_SECONDS
         # A template that is made for tools alone may need a list of them, be it empty.
         lists: tuple[Any, ...] = (None, ())
         if self.tools and pattern_in(self.source, self.special) is not None:
             lists = (_traced(self.tools, 2 * len(messages)),)
         for tools, form in product(lists, forms):
             try:
-                text = self._run(form, announce, tools)
+                text = self._run(form, announce, tools, until)
             except _EndlessError:
                 raise
             except ChatTemplateError as error:
@@ -229,55 +244,53 @@ class ChatTemplate:
                 told[place] = Message("assistant", f"{message.text}\n{asked}".lstrip())
         return told
 
-    def _run(self, turns: Turns, announce: bool, tools: Any = None) -> Traced:
-        import jinja2
-
-        from chatapp.prompting.template_sandbox import BoundPassedError
-
+    def _run(self, turns: Turns, announce: bool, tools: Any, until: float) -> Traced:
+        """What the template writes, by the time `until`. Raises ChatTemplateError."""
         chat = [
             {"role": turn.role, "content": turn.content, **_thoughts(turn), **turn.call}
             for turn in turns
         ]
         switch = {} if self.thinking is None else {self.switch: self.thinking}
-        day = {} if self.today is None else {"strftime_now": self.today.strftime}
-        variables = {**self.variables, **switch, **day}
+        values = {
+            **self.variables,
+            **switch,
+            "messages": chat,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": announce,
+        }
+        today = self.today.isoformat() if self.today else None
+        answer = self._ask({"values": to_json(values), "today": today}, until)
+        if "refusal" in answer:
+            kind = _EndlessError if answer["is_endless"] else ChatTemplateError
+            raise kind(f"{self.origin}: the chat template refuses this chat: {answer['refusal']}")
+        if "failure" in answer:
+            raise ChatTemplateError(f"{self.origin}: the chat template fails: {answer['failure']}")
+        text: Traced = from_json(answer["text"])
+        return text
+
+    def _ask(self, request: dict[str, Any], until: float) -> dict[str, Any]:
+        """What the limited process makes of the source. Raises ChatTemplateError."""
+        seconds = max(0.0, until - time.monotonic())
         try:
-            return joined(
-                [
-                    self._program.render(
-                        **variables,
-                        messages=chat,
-                        tools=tools,
-                        documents=None,
-                        add_generation_prompt=announce,
-                    )
-                ]
-            )
-        except jinja2.TemplateError as error:
-            problem = str(error.message or type(error).__name__)
-            kind = _EndlessError if isinstance(error, BoundPassedError) else ChatTemplateError
-            raise kind(f"{self.origin}: the chat template refuses this chat: {problem}") from None
-        except Exception as error:  # a foreign program may raise anything
-            raise ChatTemplateError(
-                f"{self.origin}: the chat template fails: {type(error).__name__}: {error}"
-            ) from None
+            answer: dict[str, Any] = _sandbox().ask({"source": self.source, **request}, seconds)
+        except LimitPassedError as passed:
+            raise _EndlessError(f"{self.origin}: {_LIMITS[passed.limit]}") from None
+        return answer
 
     @cached_property
-    def _program(self) -> "Program":
-        import jinja2
-
-        from chatapp.prompting.template_sandbox import compiled
-
-        try:
-            return compiled(self.source)
-        except jinja2.TemplateSyntaxError as error:
+    def _variables(self) -> frozenset[str]:
+        """The names that the program reads. Raises ChatTemplateError when it is none."""
+        answer = self._ask({}, time.monotonic() + _MOST_SECONDS)
+        if "line" in answer:
             raise ChatTemplateError(
-                f"{self.origin}: the chat template, line {error.lineno}: {error.message}"
-            ) from None
-        except (RecursionError, MemoryError, ValueError, OverflowError) as error:
+                f"{self.origin}: the chat template, line {answer['line']}: {answer['problem']}"
+            )
+        if "problem" in answer:
             raise ChatTemplateError(
-                f"{self.origin}: the chat template cannot be compiled: {error}"
-            ) from None
+                f"{self.origin}: the chat template cannot be compiled: {answer['problem']}"
+            )
+        return frozenset(answer["variables"])
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:

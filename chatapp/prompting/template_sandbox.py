@@ -1,32 +1,53 @@
-"""Where a chat template runs: transformers' sandbox, with origins kept and steps counted.
+"""Where a chat template runs: the environment that transformers gives it, with origins kept and
+steps counted, in a limited process.
 
-Keep: a template reaches nothing but its arguments, ends after a bounded number of steps and in
-bounded memory, and writes the very text that it writes in transformers' own environment.
+Keep: a template reaches nothing but its arguments, ends after a bounded number of steps, a
+bounded time and in bounded memory, and writes the very text that it writes in transformers' own
+environment.
 """
 
 import json
 import re
 import time
 from array import array
-from collections.abc import Callable, Iterable
-from functools import partial, wraps
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date, datetime
+from functools import lru_cache, partial, wraps
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from chatapp.prompting.traced_text import TEMPLATE, Traced, joined, origins_of, through, with_marks
+from chatapp.prompting.traced_text import (
+    TEMPLATE,
+    Traced,
+    from_json,
+    joined,
+    origins_of,
+    through,
+    to_json,
+    with_marks,
+)
+
+if TYPE_CHECKING:
+    from jinja2.parser import Parser
 
 _MOST_STEPS = 200_000
-_MOST_SECONDS = 5.0
+_MOST_SECONDS = 2.0
 _LARGEST = 1_000_000
 """Of the numbers that a text may be multiplied, filled up, cut or formatted with."""
 
 _LONGEST_TEXT = 20_000_000
-"""Characters: more than any window holds, and little enough for memory."""
+"""Characters of what is made on the way: little enough for memory."""
+
+_LONGEST_RESULT = 5_000_000
+"""Characters: more than any window holds."""
 
 _LARGE_NUMBER = re.compile("[0-9]{7}")
 
@@ -60,46 +81,108 @@ class _Instrumented(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
-        step = nodes.Call(nodes.Name("_count_step", "load"), [], [], None, None)
+        # No name of a template leads to an attribute of its environment, so none can replace it.
+        step = nodes.Call(nodes.EnvironmentAttribute("no_text"), [], [], None, None)
         node.body.insert(0, nodes.Output([step]).set_lineno(node.lineno))
         return node
+
+
+class _Generation(Extension):
+    """The tag around what transformers trains on, which changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012  # as jinja has it
+
+    def parse(self, parser: "Parser") -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+class _Dict:
+    """The global `dict` of templates: one that makes dicts and has no class to climb."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """The global `namespace`; a name in it that begins with an underscore is refused."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, values = args[0], dict(*args[1:], **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace can have no attribute {name!r}")
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
 
 
 class Program:
     """A compiled chat template. variables: the names of those it reads."""
 
-    def __init__(self, template: jinja2.Template, variables: frozenset[str]) -> None:
-        self._template = template
-        self.variables = variables
+    def __init__(self, source: str) -> None:
+        """Raises jinja2.TemplateSyntaxError when the source is no template."""
+        self._steps = 0
+        self._started = 0.0
+        environment = _environment(self._count_step)
+        program = environment.parse(source)
+        self.variables = find_undeclared_variables(program)
+        self._template = environment.from_string(_Instrumented().visit(program))
 
-    def render(self, **variables: Any) -> str:
+    def render(self, variables: Mapping[str, Any]) -> Traced:
         """What the template writes. Raises BoundPassedError or another jinja2.TemplateError, or
         whatever it provokes."""
-        steps, started = 0, time.thread_time()
+        self._steps, self._started = 0, time.thread_time()
+        text = joined([self._template.render(**variables)])
+        if len(text) > _LONGEST_RESULT:
+            raise BoundPassedError(f"it writes more than {_LONGEST_RESULT:,} characters")
+        return text
 
-        def count_step() -> str:
-            nonlocal steps
-            steps += 1
-            if steps > _MOST_STEPS:
-                raise BoundPassedError(f"it takes more than {_MOST_STEPS:,} steps")
-            if time.thread_time() - started > _MOST_SECONDS:
-                raise BoundPassedError(f"it takes more than {_MOST_SECONDS:.0f} seconds")
-            return ""
-
-        return self._template.render(**variables, _count_step=count_step)
+    def _count_step(self) -> None:
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            raise BoundPassedError(f"it takes more than {_MOST_STEPS:,} steps")
+        if time.thread_time() - self._started > _MOST_SECONDS:
+            raise BoundPassedError(f"it takes more than {_MOST_SECONDS:.0f} seconds")
 
 
-def compiled(source: str) -> Program:
-    """Compile a chat template. Raises jinja2.TemplateSyntaxError when it is none."""
-    # Not public; checked on transformers 5.23 and 5.24. There is no other way to its environment.
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    environment: SandboxedEnvironment = _compile_jinja_template("").environment.overlay()
+def _environment(count_step: Callable[[], None]) -> SandboxedEnvironment:
+    """What transformers 5.24 compiles a template in, with each call and filter as a step."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
     own_call = environment.call
     own_filters = {"tojson": _to_json, "join": _join, "format": _format}
     filters = {**environment.filters, **own_filters}
 
     def call(context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        count_step()
+        if function is _no_text:
+            return ""
         # The sandbox wraps the methods that format a text.
         owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
         if isinstance(owner, str):
@@ -112,17 +195,67 @@ def compiled(source: str) -> Program:
         return _checked(_attributed(result, (owner, args, kwargs)))
 
     environment.call = call  # type: ignore[method-assign]
+    environment.no_text = _no_text  # type: ignore[attr-defined]
     environment.concat = _concatenated  # type: ignore[method-assign]
     environment.filters = {
-        name: each if name in _EXACT_FILTERS else _attributing(each)
+        name: _counting(count_step, each if name in _EXACT_FILTERS else _attributing(each))
         for name, each in filters.items()
     }
     operators = {"*": _product, "+": _sum, "%": _remainder, "**": _power}
     environment.intercepted_binops = frozenset(operators)
     environment.binop_table = {**environment.binop_table, **operators}
-    program = environment.parse(source)
-    variables = frozenset(find_undeclared_variables(program))
-    return Program(environment.from_string(_Instrumented().visit(program)), variables)
+    return environment
+
+
+def _no_text() -> str:
+    """What each turn of a loop calls, only to be counted."""
+    return ""
+
+
+def _counting(count_step: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)  # with the marks by which jinja passes a context
+    def filter(*args: Any, **kwargs: Any) -> Any:
+        count_step()
+        return function(*args, **kwargs)
+
+    return filter
+
+
+@lru_cache(8)
+def _program(source: str) -> Program:
+    return Program(source)
+
+
+def answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the limited process answers: of a source alone, the variables that it reads; with
+    values for these, the text that it writes, or why it writes none."""
+    try:
+        program = _program(request["source"])
+    except jinja2.TemplateSyntaxError as error:
+        yield {"line": error.lineno, "problem": error.message}
+        return
+    except (RecursionError, ValueError, OverflowError) as error:
+        yield {"problem": str(error)}
+        return
+    if "values" not in request:
+        yield {"variables": sorted(program.variables)}
+        return
+    values = from_json(request["values"])
+    if today := request["today"]:
+        values["strftime_now"] = date.fromisoformat(today).strftime
+    yield _rendered(program, values)
+
+
+def _rendered(program: Program, values: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"text": to_json(program.render(values))}
+    except jinja2.TemplateError as error:
+        problem = str(error.message or type(error).__name__)
+        return {"refusal": problem, "is_endless": isinstance(error, BoundPassedError)}
+    except MemoryError:
+        raise
+    except Exception as error:  # a foreign program may raise anything
+        return {"failure": f"{type(error).__name__}: {error}"}
 
 
 def _attributing(function: Callable[..., Any]) -> Callable[..., Any]:

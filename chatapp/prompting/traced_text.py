@@ -11,8 +11,8 @@ would. A character whose origin is lost counts as a message's, never as the temp
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count, groupby
 from typing import Any, SupportsIndex
 
 TEMPLATE = -1
@@ -211,3 +211,31 @@ def origins_of(text: str) -> "array[int]":
     if isinstance(text, Traced):
         return text._origins
     return array("i", [TEMPLATE]) * len(text)
+
+
+def to_json(value: Any) -> Any:
+    """A value of JSON with traced texts in it, as plain JSON that `from_json` reads back."""
+    match value:
+        case Traced():
+            runs = [[origin, sum(1 for _ in run)] for origin, run in groupby(value._origins)]
+            return {"text": value.plain(), "runs": runs}
+        case Mapping():
+            return {"items": [[to_json(name), to_json(part)] for name, part in value.items()]}
+        case list() | tuple():
+            return [to_json(part) for part in value]
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """What `to_json` has given."""
+    match value:
+        case {"text": text, "runs": runs}:
+            origins = array("i")
+            for origin, length in runs:
+                origins.extend(array("i", [origin]) * length)
+            return Traced(text, origins)
+        case {"items": items}:
+            return {from_json(name): from_json(part) for name, part in items}
+        case list():
+            return [from_json(part) for part in value]
+    return value
