@@ -285,7 +285,7 @@ class Killed(BaseException):
 def raising(error: BaseException) -> Callable[..., None]:
     """A function that raises the error."""
 
-    def act(*_: object) -> None:
+    def act(*_: object, **__: object) -> None:
         raise error
 
     return act
