@@ -5,6 +5,7 @@ are cut into micro-batches and processes, nor on padding or packing.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -332,7 +333,10 @@ class ObjectiveTrainer(FiniteTrainer):
         if added := self.objective.added:
             state = self.model.state_dict() if state_dict is None else state_dict
             state_dict = {k: v for k, v in state.items() if not k.startswith(f"{added}.")}
-        super()._save(output_dir, state_dict)
+        with warnings.catch_warnings():
+            # Where the base is a GGUF file, which has none; it is read only for a resized vocabulary.
+            warnings.filterwarnings("ignore", "Could not find a config file")
+            super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
         self.objective.save(self.accelerator.unwrap_model(self.model), folder)
 
