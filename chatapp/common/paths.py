@@ -80,6 +80,11 @@ def database_path() -> Path:
     return data_dir() / "chats.db"
 
 
+def drafts_dir() -> Path:
+    """The folder of what is being written, a file for each running program."""
+    return data_dir() / "drafts"
+
+
 def settings_path() -> Path:
     """The settings file. It need not exist."""
     return config_dir() / "settings.toml"

@@ -28,7 +28,12 @@ from chatapp.tui import events
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.platform import programs
 from chatapp.tui.platform.keymap import read_keymap, written
-from chatapp.tui.platform.textual_internals import FailingApp, know_alt_enter, know_pastes
+from chatapp.tui.platform.textual_internals import (
+    FailingApp,
+    know_alt_enter,
+    know_bad_bytes,
+    know_pastes,
+)
 from chatapp.tui.theme import CALM, FEW_COLORS, readable
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import Prompt
@@ -102,6 +107,7 @@ class ChatApp(FailingApp[int]):
         # A scroll that slides is late for the next key, and costs most over a slow line.
         self.animation_level = "none"
         know_alt_enter()
+        know_bad_bytes()
         know_pastes()
         self.register_theme(CALM)
         self._settings = settings

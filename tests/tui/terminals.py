@@ -62,7 +62,12 @@ class Terminal:
         self.output = ""
 
     def send(self, keys: str) -> None:
-        os.write(self._descriptor, keys.encode())
+        self.send_bytes(keys.encode())
+
+    def send_bytes(self, keys: bytes) -> None:
+        """Send bytes, which need not be UTF-8, as fast as the program takes them."""
+        while keys:
+            keys = keys[os.write(self._descriptor, keys) :]
 
     def wait_for(self, text: str) -> None:
         """Read until the program has written `text`."""

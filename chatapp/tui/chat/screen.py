@@ -17,6 +17,8 @@ from textual.events import Key, Paste
 from textual.screen import Screen
 from textual.widgets import OptionList
 
+from chatapp.common.paths import drafts_dir
+from chatapp.dialogue.drafts import Drafts
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui import events
 from chatapp.tui.chat import slash
@@ -119,6 +121,7 @@ class ChatScreen(Screen[None]):
         self._first_model = settings.model
         self._wants_sidebar = settings.chat_list == "shown"
         self._stop_command: threading.Event | None = None
+        self._drafts = Drafts(drafts_dir() if store.is_kept else None)
         self.conversation = Conversation(settings, store, load, self)
         self.widgets = ChatWidgets(self.conversation, store, self._completions)
         self.models = ModelSwitch(self.conversation, self.widgets)
@@ -158,6 +161,8 @@ class ChatScreen(Screen[None]):
         self.widgets.status.is_kept = self.store.is_kept
         self.widgets.prompt.focus()
         await self.navigation.open(self._first_chat)
+        if left := self._drafts.take_left():
+            self.widgets.prompt.give_back(left)
         self.call_after_refresh(self._after_first_frame)
 
     def _after_first_frame(self) -> None:
@@ -196,6 +201,11 @@ class ChatScreen(Screen[None]):
 
     # What is written in the prompt
 
+    @on(Prompt.Changed)
+    def _keep_draft(self) -> None:
+        texts = [self.conversation.unsent, self.widgets.prompt.text]
+        self._drafts.keep("\n".join(text for text in texts if text))
+
     @on(events.Submitted)
     async def _submitted(self, event: events.Submitted) -> None:
         text, editing = event.text, event.editing
@@ -207,6 +217,7 @@ class ChatScreen(Screen[None]):
             await self._run_command(text)
         else:
             await self.turns.send(event)
+            self._keep_draft()  # until it is stored
 
     async def _run_command(self, text: str) -> None:
         self.widgets.show_problem("")
@@ -269,6 +280,7 @@ class ChatScreen(Screen[None]):
     @on(TurnEvent)
     async def _turn_event(self, event: TurnEvent) -> None:
         await self.turns.handle(event)
+        self._keep_draft()
         if isinstance(event, TurnEnded | TurnFailed):
             await self.navigation.go_on_anew()
             self.scoring.go_on()

@@ -284,6 +284,15 @@ class Conversation:
         request, self.request, self.turn = self.request, None, None
         return request
 
+    @property
+    def unsent(self) -> str:
+        """The text of a turn whose message is not in the store yet; "" without."""
+        turn, request = self.turn, self.request
+        if request is None or request.submitted is None:
+            return ""
+        is_stored = turn is not None and any(reply.message for reply in turn.replies)
+        return "" if is_stored else request.submitted.text
+
     def stop(self) -> None:
         """Ask the running turn to stop."""
         if self.turn is not None:

@@ -4,9 +4,15 @@ Keep: no other module of the screens uses a name of Textual's that begins with a
 (`browser` uses one of textual-serve's, 1.1.3). A test names those that another version has not.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import codecs
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from importlib import import_module
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
@@ -53,16 +59,57 @@ def know_alt_enter() -> None:
     cast(dict[str, Any], ANSI_SEQUENCES_KEYS)["\x1b\r"] = (_MoreKeys.ALT_ENTER,)
 
 
+_DRIVERS = ("linux_driver", "linux_inline_driver", "web_driver")
+
+
+def know_bad_bytes() -> None:
+    """Have Textual take a byte that is no UTF-8 for U+FFFD: its thread that reads the terminal
+    would end there."""
+    for name in _DRIVERS:
+        with suppress(ImportError):  # those of another system
+            vars(import_module(f"textual.drivers.{name}"))["getincrementaldecoder"] = _lenient
+
+
+def _lenient(encoding: str) -> Callable[[], codecs.IncrementalDecoder]:
+    return partial(codecs.getincrementaldecoder(encoding), errors="replace")
+
+
+_BULK = 64
+"""Characters that come at once from which on nobody has typed them."""
+_SEQUENCE = 32
+"""Characters within which an escape sequence ends."""
+_SOON = 0.05
+"""Seconds within which more of a long text follows."""
+_LONG = 1024
+"""Characters of a text of which more may follow."""
+_TEXT = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
+
+
 @dataclass(slots=True)
 class _Pasting:
     """How far a terminal has come with a paste.
 
     before: the last characters before it, which may be the beginning of its mark. text: what has
-    been pasted since the mark; None outside a paste.
+    been pasted since the mark; None outside a paste. recent: the last characters before, within
+    which an escape sequence may have begun. more_until: until when what comes belongs to a long
+    text that came without marks.
     """
 
     before: str = ""
     text: str | None = None
+    recent: str = ""
+    more_until: float = 0.0
+
+    def unmarked(self, data: str) -> str:
+        """What of `data` was pasted by a terminal that does not mark it; "" when it was typed."""
+        recent, self.recent = self.recent, (self.recent + data)[-_SEQUENCE:]
+        text = data if "\r" in data[:-1] else data.removesuffix("\r")  # Enter sends one line
+        now = monotonic()
+        is_more = now < self.more_until
+        if "\x1b" in recent or not _TEXT.fullmatch(data) or not (is_more or len(text) >= _BULK):
+            return ""
+        self.more_until = now + _SOON if is_more or len(data) >= _LONG else 0.0
+        return data if is_more else text
 
 
 _feed = XTermParser.feed
@@ -70,7 +117,8 @@ _feed = XTermParser.feed
 
 def know_pastes() -> None:
     """Have Textual take what is pasted as it stands: it takes an escape character within, and
-    what follows that, for keys."""
+    what follows that, for keys. A text that comes at once without the marks of a paste is one
+    too: as keys, a long one would take minutes."""
     XTermParser.feed = _feed_with_pastes  # type: ignore[assignment, method-assign]
 
 
@@ -78,6 +126,10 @@ def _feed_with_pastes(parser: XTermParser, data: str) -> Iterable[Message]:
     pasting = vars(parser).setdefault("pasting", _Pasting())
     if not data:  # the end of all input
         yield from _feed(parser, data)
+    if pasting.text is None and (text := pasting.unmarked(data)):
+        pasting.before = ""
+        yield Paste(text)
+        data = data[len(text) :]
     while data:
         if pasting.text is None:
             # The mark of the beginning may come in pieces, each of which Textual wants at once.

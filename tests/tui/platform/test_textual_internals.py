@@ -135,3 +135,13 @@ def test_what_is_pasted_comes_whole(text: str, size: int) -> None:
     ]
     told = [event.text if isinstance(event, Paste) else event.key for event in events]
     assert told == ["x", text, "y", "more"]
+
+
+def test_a_long_text_without_marks_is_one_paste() -> None:
+    know_pastes()
+    parser = XTermParser()
+    events = [*parser.feed("a" * 100 + "\r")]
+    assert events[0].text == "a" * 100
+    assert [event.key for event in events[1:]] == ["enter"]
+    typed = [*parser.feed("typed"), *parser.feed("\x1b[A")]
+    assert [event.key for event in typed] == [*"typed", "up"]

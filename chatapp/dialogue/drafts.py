@@ -1,0 +1,66 @@
+"""What is being written and not yet sent, in a file of its own for each running program.
+
+Keep: a draft is on disk as soon as it is typed and needs neither the store nor a tidy end, so that
+it survives whatever ends the program. A draft of a program that still runs is left alone.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+class Drafts:
+    """The drafts in a folder. folder: None keeps nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._kept = ""
+
+    def keep(self, text: str) -> None:
+        """Let `text` be the draft of this program. "" is none. A disk that takes no more keeps
+        the draft before."""
+        if self._folder is None or text == self._kept:
+            return
+        path = self._folder / f"{os.getpid()}.txt"
+        with suppress(OSError):
+            if text:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                new = path.with_suffix(".new")
+                # Not synchronized: a key must not wait for the disk.
+                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+                    file.write(text)
+                os.replace(new, path)
+            else:
+                path.unlink(missing_ok=True)
+            self._kept = text
+
+    def take_left(self) -> str:
+        """The drafts that programs have left that run no more, which become this program's."""
+        if self._folder is None:
+            return ""
+        left = [path for path in sorted(self._folder.glob("*.txt")) if not _is_written(path)]
+        texts = []
+        for path in left:
+            with suppress(OSError):
+                texts.append(path.read_text(encoding="utf-8", errors="replace"))
+        text = "\n".join(texts)
+        self.keep(text)  # before the files go
+        for path in left:
+            if text == self._kept and path.stem != str(os.getpid()):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+        return text
+
+
+def _is_written(path: Path) -> bool:
+    """Whether another program that runs writes this draft."""
+    if os.name != "posix" or not path.stem.isdecimal() or path.stem == str(os.getpid()):
+        return False
+    try:
+        os.kill(int(path.stem), 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
