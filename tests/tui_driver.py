@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from fakes import ScriptedModel
 from textual.pilot import Pilot
 
+from chatapp.common.paths import drafts_dir
 from chatapp.common.settings import Settings
 from chatapp.dialogue.store import Store
 from chatapp.engine.model import LanguageModel
@@ -194,6 +196,7 @@ def open_app(store: Store) -> OpenApp:
             yield driver
             driver.chat.conversation.close(5)
             app.workers.cancel_all()  # as at the end of every real run
+        shutil.rmtree(drafts_dir(), ignore_errors=True)  # the next app is of the same process
 
     return opened
 
