@@ -334,7 +334,7 @@ class ObjectiveTrainer(FiniteTrainer):
             state = self.model.state_dict() if state_dict is None else state_dict
             state_dict = {k: v for k, v in state.items() if not k.startswith(f"{added}.")}
         with warnings.catch_warnings():
-            # Where the base is a GGUF file, which has none; it is read only for a resized vocabulary.
+            # A base that is a GGUF file has none; it is read only for a resized vocabulary.
             warnings.filterwarnings("ignore", "Could not find a config file")
             super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
