@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chatapp.prompting.examples import normalise, same_item
+from chatapp.prompting.examples import normalise
 from chatapp.prompting.files.layout import fit, render, render_channel
 from chatapp.prompting.files.promptfile import PromptFile, load_prompt
 from chatapp.prompting.messages import text_of
@@ -111,6 +111,8 @@ def test_the_css_is_closed() -> None:
 def test_a_shoe_holds_one_foot() -> None:
     pool = load_prompt(FOLDER / "common_sense.toml").pool
     (row,) = [
-        n for n, text in enumerate(pool.inputs) if same_item(text, "how many feet fit in a shoe")
+        n
+        for n, text in enumerate(pool.inputs)
+        if normalise(text) == normalise("how many feet fit in a shoe")
     ]
     assert pool.outputs[row].startswith("One.")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.prompting.examples import Pool, same_item
+from chatapp.prompting.examples import Pool, normalise
 from chatapp.prompting.selection.methods import METHODS, Balanced, Fixed, Knn, Mmr, Random, vote
 from chatapp.prompting.selection.select import Select, build_selector
 from chatapp.prompting.selection.similarity import (
@@ -205,7 +205,7 @@ def test_ranking_is_a_stable_sort(values: list[int], k: int, same: int) -> None:
     inputs = ["query" if row < same else f"input {row}" for row in range(len(values))]
     chosen = Knn(Pool(inputs, inputs), Given()).select("query", k)
     ranked = sorted(range(len(values)), key=lambda row: -values[row])
-    assert chosen == [row for row in ranked if not same_item(inputs[row], "query")][:k]
+    assert chosen == [row for row in ranked if normalise(inputs[row]) != "query"][:k]
 
 
 def test_similarities_are_those_of_the_ranking() -> None:
