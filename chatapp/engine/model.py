@@ -96,7 +96,7 @@ class LanguageModel(Protocol):
     """A causal language model with its tokenizer."""
 
     name: str
-    """What the user called it: "bundled", a folder, a hub id, a server and its model."""
+    """The name that the user gave: of a known model, a folder, a hub id, a server and its model."""
     files: "ModelFiles | None"
     """What it was loaded from; None for a model that is not on this machine."""
     start: Sequence[int]

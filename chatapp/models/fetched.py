@@ -168,6 +168,9 @@ def _delete_cached(snapshot: Path, files: list[Path]) -> int:
 
     The cache holds each content once, in blobs/, and snapshots/COMMIT/ links to it.
     """
+    # The client's own deletion (2.4) follows a link to a user's file, takes files that others
+    # brought, does not see a repository with one broken link or a version begun anew, and passes
+    # over what it may not delete.
     repository = snapshot.parent.parent
     blobs = (repository / "blobs").resolve()
     links = [file for file in files if file.is_symlink()]

@@ -1,11 +1,8 @@
-"""From a name (bundled, a folder, an adapter, a hub id, a server's address) to a model.
+"""From a name (bundled, a folder, an adapter, a hub id, a server's address) to a model, or to its
+tokenizer alone.
 
-Keep: what is wrong with a model reaches the user as a `ModelError`, one sentence. Nothing
-heavy is imported before a model is really loaded.
-
-A model's tokenizer without the model: from its folder, or from a GGUF file.
-
-Keep: no weights are read, and none need be there.
+Keep: what is wrong with a model reaches the user as a `ModelError`, one sentence. Nothing heavy is
+imported before a model is really loaded; a tokenizer needs no weights.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,8 @@
-"""The models that were made or used on this machine, wherever they lie: folders and GGUF files.
+"""From a name to a model's files, and the names of the models on this machine.
 
-Keep: the record is a convenience; where it cannot be read or written, models are not
-remembered, and nothing else fails.
+Keep: an adapter's base is looked up here, once, when the adapter's files are read. The record of
+used models is a convenience: where it cannot be read or written, models are not remembered, and
+nothing else fails.
 """
 
 import json

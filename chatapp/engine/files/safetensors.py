@@ -2,10 +2,6 @@
 
 Keep: whatever is wrong with a file becomes a `ModelError` of one sentence that names it. Free
 of torch, so that a folder can be described before torch is loaded.
-
-What a file says of a tensor before it is read.
-
-Keep: the same for every kind of file, and free of torch.
 """
 
 import re
@@ -102,7 +98,7 @@ def is_buffer(name: str) -> bool:
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[TensorHeader, Callable[[], "Tensor"]]]:
-    """Each tensor of a model folder, and what reads it; to be read before the next one is asked.
+    """Each tensor of a model folder, and what reads it, to be called before the next one is taken.
 
     Any source of weights can stand in for this one: the decoder asks for no more.
     """

@@ -1,12 +1,8 @@
-"""Rounded weights of a model, kept on disk so that the next start maps them into memory.
+"""The tensors of a model one by one, and its rounded weights, kept on disk for the next start.
 
-Keep: the kept weights are those of the model's files as they are now. A file that is missing,
-old or broken is made again, and without room on disk the model works all the same.
-
-The tensors of a model one by one, whatever its files are.
-
-Keep: a tensor is read when it is asked for, so that a model can be converted without being whole
-in memory first.
+Keep: a tensor is read when its reader is called, so that a model can be converted without being
+whole in memory first. Kept weights are those of the files as they are now: a kept file that is
+missing, old or broken is made again, and without room on disk the model works all the same.
 """
 
 import hashlib
@@ -14,7 +10,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -24,14 +19,11 @@ from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.files.safetensors import TensorHeader, open_weights, read_tensors, weight_files
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 def stored_tensors(
     files: ModelFiles, expected: Iterable[str], *, four_bits: bool = False
-) -> Iterator[tuple[TensorHeader, Callable[[], "Tensor"]]]:
-    """Each tensor of a model, and what reads it; to be read before the next one is asked for.
+) -> Iterator[tuple[TensorHeader, Callable[[], Tensor]]]:
+    """Each tensor of a model, and what reads it, to be called before the next one is taken.
 
     expected: the names that its tensors may have, by which those of a GGUF file are known.
     four_bits: whether what is stored in four bits is given so; see kernels/rounding.py.

@@ -1,19 +1,14 @@
 """The tensors of a GGUF file under the names of Hugging Face, as the models there have them.
 
-Names come from the gguf package. What the conversion to GGUF does to a tensor of some families
-(other orders of rows, transposed matrices, norms with one added) is undone.
+Names come from the gguf package. What the conversion to GGUF does to a tensor (its family's
+`GGUFRow.change`) is undone. Matrices of four bits stay so for int4, and are never floats on the
+way. What is stored of them differs: a scale and numbers around 8 (Q4_0), a scale, a least value
+and numbers (Q4_1), or groups whose scales are numbers of six bits themselves (Q4_K). Each is
+brought into groups of 32 weights w = s · (n - 8) + z, as kernels/rounding.py takes them.
 
-Keep: a tensor is read when it is asked for, one at a time; what `to_gguf` does, reading undoes.
-Free of torch until a tensor is read.
-
-Matrices of four bits as GGUF files have them, for int4: they are never floats on the way.
-
-What is stored differs: a scale and numbers around 8 (Q4_0), a scale, a least value and numbers
-(Q4_1), or groups whose scales are numbers of six bits themselves (Q4_K). Each is brought into
-groups of 32 weights w = s · (n - 8) + z, as kernels/rounding.py takes them.
-
-Keep: a row of the matrix stays a row of bytes, so that whatever puts rows into another order, or
-stacks matrices, does the same to these. Free of torch.
+Keep: a tensor is read when its reader is called, one at a time. A row of a matrix of four bits
+stays a row of bytes, so that whatever puts rows into another order, or stacks matrices, does the
+same to these.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -5,11 +5,8 @@ with a pre-tokenizer that is known by name, or SentencePiece's BPE, whose merges
 scores of its pieces.
 
 Keep: a text becomes the ids that llama.cpp gives it; a vocabulary whose way is not known is
-refused by name, never cut in another way.
-
-What a GGUF file says of its tokenizer besides the vocabulary: named tokens, chat templates.
-
-Keep: it is said in the words of a tokenizer_config.json, which the rest of the program knows.
+refused by name, never cut in another way. Named tokens and chat templates are given in the words of
+a tokenizer_config.json, which the rest of the program knows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
