@@ -57,7 +57,9 @@ def chat(
     last: Annotated[bool, typer.Option("--continue", "-c", help="Continue the last chat.")] = False,
     inline: Annotated[
         bool,
-        typer.Option("--inline", help="Draw below the shell's prompt and keep what is above."),
+        typer.Option(
+            "--inline", help="Draw the chat below the shell prompt and keep earlier output."
+        ),
     ] = False,
     unsaved: Annotated[
         bool, typer.Option("--unsaved", help="Save nothing: the chat is gone when you quit.")
@@ -70,15 +72,17 @@ def chat(
         raise typer.Exit
     if context.invoked_subcommand:
         if model or template or precision or last or inline or unsaved:
-            raise UserError("options for a command stand after it")
+            raise UserError("put options after the command: chatapp ask --model …")
         return
     if unsaved and last:
-        raise UserError("an unsaved chat is a new one; --continue and --unsaved exclude each other")
+        raise UserError(
+            "--continue and --unsaved cannot be used together; an unsaved chat is always new"
+        )
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if not in_terminal and "TEXTUAL_DRIVER" not in os.environ:  # set by what serves a browser
         raise UserError("the chat needs a terminal; `chatapp ask` answers without one")
     if inline and not sys.stderr.isatty():
-        raise UserError("a chat below the prompt is drawn on standard error; it is no terminal")
+        raise UserError("--inline draws on standard error, which is not a terminal")
 
     from chatapp.common.settings import load_settings
     from chatapp.tui.app import run

@@ -38,7 +38,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """What `finetune eval RUN --json` prints of a model, sets of rows by their names.
 
-    data: rows to measure on; the run's held-out ones when empty. overrides: key=value of data
+    data: rows to measure on; default: the run's held-out rows. overrides: key=value of data
     and head. replies: greedy replies to make a set, of at most `max_tokens` tokens.
     """
     from finetune.evaluation import evaluate as measure

@@ -30,14 +30,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Config = Annotated[Path, typer.Argument(help="a TOML file")]
+Config = Annotated[Path, typer.Argument(help="the configuration, a TOML file")]
 Run = Annotated[Path, typer.Argument(help="the folder of a run")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="key=value, laid over the file", metavar="[KEY=VALUE]...")
+    list[str] | None, typer.Argument(help="key=value, overrides the file", metavar="[KEY=VALUE]...")
 ]
 _OVERRIDE = re.compile(r"[a-z_]+(\.\w+)*=")
 
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on standard output")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 
 
 @app.command()
@@ -95,14 +95,20 @@ def evaluate(
     others: Annotated[
         list[str] | None,
         typer.Argument(
-            help="a second model for the rows that both hold; key=value of data and head",
+            help="a second model, measured on rows that both can use; key=value of data and head",
             metavar="[OTHER] [KEY=VALUE]...",
         ),
     ] = None,
-    data: Annotated[str, typer.Option(help="rows to measure on; the run's held-out ones")] = "",
-    replies: Annotated[int, typer.Option(min=0, help="greedy replies to each set")] = 100,
-    max_tokens: Annotated[int, typer.Option(min=1, help="the longest reply")] = 128,
-    shown: Annotated[int, typer.Option(min=0, help="replies to print")] = 5,
+    data: Annotated[
+        str, typer.Option(help="rows to measure on; default: the run's held-out rows")
+    ] = "",
+    replies: Annotated[
+        int, typer.Option(min=0, help="number of greedy replies per set of rows")
+    ] = 100,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="maximum length of a reply, in tokens")
+    ] = 128,
+    shown: Annotated[int, typer.Option(min=0, help="number of replies to print")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Held-out loss, perplexity, accuracy, and greedy replies against those of the rows.
@@ -136,25 +142,26 @@ def evaluate(
 def predict(
     run: Annotated[str, typer.Argument(help="the folder of a run with a head")],
     text: Annotated[
-        str, typer.Option("--input", help="a text; a JSON object where a row has several fields")
+        str, typer.Option("--input", help="the text, or a JSON object for rows with several fields")
     ] = "",
     inputs: Annotated[
-        Path | None, typer.Option(help="a file of inputs, as rows or, in .txt, as lines")
+        Path | None, typer.Option(help="a file of inputs: rows, or lines of a .txt file")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="where answers to --inputs go; continued if it is there")
+        Path | None,
+        typer.Option(help="file for the answers to --inputs; an existing one is continued"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer texts by a head: the label with its probabilities, or the score of regression."""
-    hint = f"; the same command continues {output}" if output else ""
+    hint = f"; run the same command again to continue {output}" if output else ""
     with _errors_in_words(f"interrupted{hint}") as console:
         from finetune.config.sections import ConfigError
 
         if bool(text.strip()) == bool(inputs):
             raise ConfigError("expected --input with a text, or --inputs with a file of them")
         if output and not inputs:
-            raise ConfigError("--output is for the answers to --inputs")
+            raise ConfigError("--output needs --inputs")
         from chatapp.common.settings import load_settings
         from finetune.prediction import answer_file, open_predictor, parsed
 
@@ -178,16 +185,18 @@ def predict(
 
 @app.command()
 def feedback(
-    chats: Annotated[
-        list[int] | None, typer.Argument(help="the numbers of chats; all of them when left out")
-    ] = None,
-    model: Annotated[str, typer.Option(help="the model to train; the chat's when left out")] = "",
+    chats: Annotated[list[int] | None, typer.Argument(help="ids of chats; default: all")] = None,
+    model: Annotated[str, typer.Option(help="the model to train; default: the chat's")] = "",
     lesson: Annotated[
         FeedbackFormat | None,
-        typer.Option(help="the first that there is enough feedback for when left out"),
+        typer.Option(help="the objective; default: the first with enough feedback"),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="the run folder; a new one in runs")] = None,
-    only_write: Annotated[bool, typer.Option(help="write rows and configuration, no more")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="the run folder; default: a new one in runs")
+    ] = None,
+    only_write: Annotated[
+        bool, typer.Option(help="only write the rows and the configuration")
+    ] = False,
 ) -> None:
     """Learn from the feedback on replies in the chat: preferences, corrections, verdicts.
 
@@ -232,8 +241,10 @@ def merge(
 @app.command()
 def push(
     run: Annotated[str, typer.Argument(help="the folder of a finished run, or a merged model")],
-    repository: Annotated[str, typer.Argument(help="of the hub: NAME, or OWNER/NAME")],
-    private: Annotated[bool, typer.Option("--private", help="if it has to be made")] = False,
+    repository: Annotated[str, typer.Argument(help="repository on the hub: NAME or OWNER/NAME")],
+    private: Annotated[
+        bool, typer.Option("--private", help="make a new repository private")
+    ] = False,
 ) -> None:
     """Put a model on the hub, where transformers, vLLM and this program load it by its name."""
     with _errors_in_words():
@@ -247,7 +258,7 @@ def push(
 
 @app.command()
 def keys(
-    section: Annotated[str, typer.Argument(help="such as train; all of them when left out")] = "",
+    section: Annotated[str, typer.Argument(help="a section, such as train; default: all")] = "",
     as_json: AsJson = False,
 ) -> None:
     """List the keys of a configuration: what each takes, its default, and what it does."""
@@ -265,7 +276,7 @@ def keys(
 def pretrain(config: Config, overrides: Overrides = None) -> None:
     """Train a GPT-2 from random weights on text; a second start continues the first."""
     with _errors_in_words(
-        "interrupted; the same command continues from the last checkpoint"
+        "interrupted; run the same command again to continue from the last checkpoint"
     ) as console:
         from finetune.config.sections import PretrainConfig, load_config
 

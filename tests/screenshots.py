@@ -103,7 +103,7 @@ async def attention(driver: Driver) -> AsyncIterator[float]:
 async def compare(driver: Driver) -> AsyncIterator[float]:
     driver.prompt.text = "/compare seed=2"
     await driver.press("enter")
-    await driver.until(lambda: "Enter asks both" in driver.screen_text)
+    await driver.until(lambda: "Enter sends it to both" in driver.screen_text)
     await driver.press(*"I had a bad day.", "enter")
     await driver.until(lambda: "Both bad" in driver.screen_text)
     yield 1

@@ -56,54 +56,57 @@ QuestionArgument = Annotated[
 ]
 FilesOption = Annotated[
     list[Path] | None,
-    typer.Option("--file", "-f", help="Put a text file into the message; may be repeated."),
+    typer.Option("--file", "-f", help="Insert a text file into the message; may be repeated."),
 ]
 SystemOption = Annotated[
     str | None,
-    typer.Option(help="Instructions in place of the template's own, or a file with them."),
+    typer.Option(help="Instructions, or a file of them, that replace the template's own."),
 ]
 PersonaOption = Annotated[
-    str | None, typer.Option(help="Instructions by name.", autocompletion=options.personas)
+    str | None, typer.Option(help="Use a persona's instructions.", autocompletion=options.personas)
 ]
 LastOption = Annotated[
-    bool, typer.Option("--continue", "-c", help="Continue the last chat, and store it there.")
+    bool, typer.Option("--continue", "-c", help="Continue the last chat and save the answer in it.")
 ]
 ChatOption = Annotated[
     int | None,
-    typer.Option("--chat", help="Continue the chat of this id.", autocompletion=options.chats),
+    typer.Option("--chat", help="Continue the chat with this id.", autocompletion=options.chats),
 ]
 ThinkOption = Annotated[
     bool | None,
     typer.Option(
         "--think/--no-think",
-        help="Let the model think first or not, where its template has a switch for that.",
+        help="Turn thinking on or off, if the model's template has a switch for it.",
         show_default=False,
     ),
 ]
 BestOfOption = Annotated[
     int,
     typer.Option(
-        "--best-of", min=1, max=256, help="Sample so many answers and print the best by --reward."
+        "--best-of",
+        min=1,
+        max=256,
+        help="Sample this many answers; print the one that --reward scores highest.",
     ),
 ]
 RewardOption = Annotated[
-    str, typer.Option(help="A run of finetune with objective.kind = 'reward'.")
+    str, typer.Option(help="A reward model: a finetune run with objective.kind = 'reward'.")
 ]
 DocsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="A file, folder or pattern whose passages are read; may be repeated. A chat keeps it."
+        help="A file, folder or pattern to search for passages; may be repeated. Saved with "
+        "the chat."
     ),
 ]
 ToolsOption = Annotated[
     str,
     typer.Option(
-        help="Tools that the model may call, with commas: calculator,clock. A chat keeps them."
+        help="Tools that the model may call, separated by commas: calculator,clock. Saved "
+        "with the chat."
     ),
 ]
-YesToolsOption = Annotated[
-    str, typer.Option(help="Those of them that would ask before they run, and may.")
-]
+YesToolsOption = Annotated[str, typer.Option(help="Tools that may run without asking you first.")]
 
 
 @sampling_options()
@@ -169,15 +172,17 @@ def _check_together(
 ) -> None:
     """Refuse options that do not go together. Raises UserError."""
     if best_of > 1 and not reward:
-        raise UserError("--best-of needs a reward model that says which is best: --reward RUN")
+        raise UserError("--best-of needs a reward model to choose the best answer: --reward RUN")
     if reward and tools:
-        raise UserError("--reward scores many answers; --tools is for one")
+        raise UserError("--reward and --tools cannot be used together")
     if chat is None:
         return
     if system is not None or persona is not None:
-        raise UserError(f"chat {chat.id} has its instructions; --system and --persona begin anew")
+        raise UserError(
+            f"chat {chat.id} already has instructions; --system and --persona are for a new chat"
+        )
     if reward:
-        raise UserError("--reward is for a question of its own; leave out -c and --chat")
+        raise UserError("--reward cannot be used with -c or --chat")
 
 
 def _template(

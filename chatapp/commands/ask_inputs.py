@@ -33,7 +33,7 @@ def message_of(question: str | None, files: Sequence[Path]) -> str:
     parts = [question or "", *map(_named, files), standard_input()]
     text = "\n\n".join(part for part in parts if part.strip())
     if not text:
-        raise UserError("there is no question; give it in quotes or on standard input")
+        raise UserError("there is no question; pass it in quotes or on standard input")
     return text
 
 
@@ -49,7 +49,7 @@ def instructions(
     if persona is None:
         return (None if system is None else _text_or_file(system)), ""
     if system is not None:
-        raise UserError("--system and --persona are both instructions; give one of them")
+        raise UserError("use either --system or --persona, not both")
     from chatapp.prompting.files.library import personas
     from chatapp.prompting.files.promptfile import Persona, load_for_chat
 
@@ -67,7 +67,7 @@ def chat_to_go_on_with(last: bool, chat_id: int | None) -> "StoredChat | None":
     if not last and chat_id is None:
         return None
     if last and chat_id is not None:
-        raise UserError("--continue is the last chat and --chat another; give one of them")
+        raise UserError("use either --continue or --chat, not both")
     with open_store() as store:
         if chat_id is None:
             newest = store.chats(limit=1)
@@ -76,7 +76,7 @@ def chat_to_go_on_with(last: bool, chat_id: int | None) -> "StoredChat | None":
             chat_id = newest[0].id
         chat = store.chat(chat_id)
     if chat.deleted is not None:
-        raise UserError(f"chat {chat_id} is deleted; in the list of chats it can be brought back")
+        raise UserError(f"chat {chat_id} is deleted; you can restore it in the list of chats")
     return chat
 
 

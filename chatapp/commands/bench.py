@@ -34,8 +34,8 @@ def bench(
             raise UserError(f"{settings.model}: does not run on this machine")
         if isinstance(language_model, EncoderDecoderModel):
             raise UserError(
-                f"{settings.model}: has an encoder and a decoder; what is measured here is how "
-                "fast a causal language model reads and writes"
+                f"{settings.model}: is an encoder-decoder model; bench measures causal "
+                "language models only"
             )
         measured = measure(language_model)
     if as_json:
@@ -44,7 +44,7 @@ def bench(
     lines = {
         "model": f"{settings.model}, {measured.precision}, {measured.device}, "
         f"{measured.threads} threads",
-        "load": f"{loading:,.2f} s, with what is imported for it",
+        "load": f"{loading:,.2f} s, including imports",
         "prefill": f"{measured.prefill:,.0f} tokens/s, {measured.prefill_tokens} tokens",
         "decode": f"{measured.decode:,.1f} tokens/s, {measured.decode_tokens} tokens after "
         f"{measured.prompt_tokens}",
@@ -54,8 +54,9 @@ def bench(
     if measured.matrix_bytes is not None and measured.limit_share is not None:
         limit = measured.bandwidth / measured.matrix_bytes
         lines["limit"] = (
-            f"{limit:,.1f} tokens/s: each reads {measured.matrix_bytes / 1e6:,.1f} MB of weights; "
-            f"{measured.limit_share:.0%} of it reached"
+            f"{limit:,.1f} tokens/s at most, because each token reads "
+            f"{measured.matrix_bytes / 1e6:,.1f} MB of weights; "
+            f"{measured.limit_share:.0%} of this limit reached"
         )
     width = max(map(len, lines))
     write("".join(f"{name:<{width}}  {value}\n" for name, value in lines.items()))

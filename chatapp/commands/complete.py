@@ -40,7 +40,7 @@ def complete(
     settings = settings_of(context)
     prompt = (text or "") + standard_input().removesuffix("\n")
     if not prompt.strip():
-        raise UserError("there is no text to continue; give it in quotes or on standard input")
+        raise UserError("there is no text to continue; pass it in quotes or on standard input")
 
     from chatapp.dialogue import oneshot
 

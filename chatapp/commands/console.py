@@ -36,7 +36,7 @@ def decoded(data: bytes, place: str) -> str:
     if len(data) > MOST_INPUT:
         raise UserError(f"{place} is longer than {MOST_INPUT // 2**20} MiB")
     if b"\0" in data:
-        raise UserError(f"{place} is no text: it holds NUL bytes")
+        raise UserError(f"{place} is not text: it contains NUL bytes")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -74,7 +74,7 @@ def write_output(path: Path, text: str, *, force: bool) -> None:
     try:
         write_named(path, text, replace=force)
     except FileExistsError:
-        raise UserError(f"{path}: this file exists; --force replaces it") from None
+        raise UserError(f"{path}: this file already exists; --force replaces it") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be written: {reason(error)}") from None
 

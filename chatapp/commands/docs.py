@@ -22,7 +22,7 @@ def docs() -> None:
 def search(
     query: Annotated[str, typer.Argument(help="What to look for.")],
     paths: Annotated[list[str], typer.Argument(help="Files, folders and patterns.")],
-    limit: Annotated[int, typer.Option(min=1, help="How many passages at most.")] = 5,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of passages.")] = 5,
     method: Annotated[str, typer.Option(help=METHOD_HELP)] = "bm25",
     as_json: JsonOption = False,
 ) -> None:

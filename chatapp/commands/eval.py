@@ -52,7 +52,7 @@ TestOption = Annotated[
 TaskOption = Annotated[
     str | None,
     typer.Option(
-        help="Tasks of the GPT-3 paper, as 2D+,RW; all of them are named if wrong.",
+        help="Tasks of the GPT-3 paper, such as 2D+,RW; a wrong name lists them all.",
         autocompletion=completion.paper_tasks,
     ),
 ]
@@ -64,25 +64,27 @@ GenerateOption = Annotated[
 LambadaOption = Annotated[
     Path | None, typer.Option(help="Passages whose last word is predicted (.jsonl or lines).")
 ]
-ShotsOption = Annotated[str | None, typer.Option(help="Numbers of examples to show, as 0,1,8.")]
+ShotsOption = Annotated[
+    str | None, typer.Option(help="Numbers of examples to show, such as 0,1,8.")
+]
 SelectOption = Annotated[
     str | None,
     typer.Option(
-        help=f"How to choose them, one or more as random,knn. {help_on_methods()}",
+        help=f"How to choose examples: one or more, such as random,knn. {help_on_methods()}",
         autocompletion=completion.lists_of_methods,
     ),
 ]
 OrderOption = Annotated[str | None, typer.Option(help="nearest-first,nearest-last,shuffled")]
 ScoreOption = Annotated[str | None, typer.Option(help="direct,calibrated,channel")]
 SeedsOption = Annotated[
-    int, typer.Option(min=1, help="Runs of each setting in which anything is random.")
+    int, typer.Option(min=1, help="Number of runs of each setting that involves chance.")
 ]
 StyleOption = Annotated[
     str | None,
     typer.Option(help="text (one text), turns (a chat in the model's own template), or both."),
 ]
 LimitOption = Annotated[
-    int | None, typer.Option(min=1, help="At most so many test items, sampled by the seed.")
+    int | None, typer.Option(min=1, help="Use at most this many test items, sampled with the seed.")
 ]
 ReportOption = Annotated[
     Path | None, typer.Option(help="Folder for report.json, answers.jsonl and accuracy.png.")
@@ -103,7 +105,7 @@ def evaluate(
     score: ScoreOption = None,
     style: StyleOption = None,
     seeds: SeedsOption = 1,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed, and that of --limit.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed, also used by --limit.")] = 0,
     limit: LimitOption = None,
     report: ReportOption = None,
     strict: StrictOption = False,
@@ -127,7 +129,7 @@ def evaluate(
         _write_items(tasks, generate)
         return
     grid = _grid(shots, select, order, score, style, seeds, seed)
-    hint = f"; the same command continues {report}" if report else ""
+    hint = f"; run the same command again to continue {report}" if report else ""
     with interruptible(f"interrupted{hint}"):
         results = _measured(tasks, grid, settings, report)
         _tell(results, _config(context.params, settings, grid), report, as_json=as_json)
@@ -137,12 +139,12 @@ def _refuse(options: dict[str, Any]) -> None:
     """Raise UserError for options that do not go together."""
     measured = [name for name in _NO_USE if options[name]]
     if len(measured) != 1:
-        raise UserError("name prompt files with --test, or --task, or --lambada")
+        raise UserError("expected prompt files with --test, or --task, or --lambada")
     (what,) = measured
     for name in _NO_USE[what]:
         if options[name] not in (None, False):
             described = "prompt files" if what == "files" else f"--{what}"
-            raise UserError(f"--{name} means nothing with {described}")
+            raise UserError(f"--{name} cannot be used with {described}")
 
 
 def _config(options: dict[str, Any], settings: "Settings", grid: "Grid") -> dict[str, Any]:
@@ -210,7 +212,7 @@ def _from_files(
     from chatapp.prompting.files.promptfile import load_prompt
 
     if test is None:
-        raise UserError("there are no test items; name a file of them with --test")
+        raise UserError("there are no test items; pass a file of them with --test")
     tasks: dict[str, Task] = {}
     for file in files:
         prompt = load_prompt(prompt_path(file))
@@ -263,7 +265,7 @@ def _measured(
     from chatapp.evaluation.report import results
 
     if grid.scoring and not any(task.prompt.labels for task in tasks):
-        raise UserError("--score says how labels are scored; none of these tasks has labels")
+        raise UserError("--score needs labels, and none of these tasks has any")
     cells = [(task, cell) for task in tasks for cell in plan(task, grid)]
     model = load(settings.model, "float32", settings.device)
     with ExitStack() as stack:
@@ -292,7 +294,7 @@ def _by_head(tasks: "Sequence[Task]", model: "LanguageModel") -> dict[str, list[
     for task in tasks:
         if set(task.prompt.labels) == set(head.spec.labels):
             answerer = HeadAnswerer(head, task.prompt)
-            with progress(f"Asking the head, {task.name}") as show:
+            with progress(f"Running the head, {task.name}") as show:
                 outputs = []
                 for number, item in enumerate(task.items, 1):
                     (answer,) = answerer.answer([answerer.prepare(item.input)])
@@ -363,5 +365,5 @@ def _lambada(
         for name, figure in measured.figures.items():
             write(f"{name}: accuracy {figure.accuracy:.4f}, perplexity {figure.perplexity:.2f}\n")
     if failed:
-        complain(f"{failed} of {len(passages)} passages failed and are in no figure")
+        complain(f"{failed} of {len(passages)} passages failed and are not counted")
         raise typer.Exit(FAILED)

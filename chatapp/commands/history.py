@@ -81,7 +81,7 @@ def list_chats(limit: Limit = 50, as_json: JsonOption = False) -> None:
 
 @app.command()
 def search(
-    query: Annotated[str, typer.Argument(help="Words that a message must hold.")],
+    query: Annotated[str, typer.Argument(help="Words that a message must contain.")],
     limit: Limit = 50,
     as_json: JsonOption = False,
 ) -> None:
@@ -92,7 +92,7 @@ def search(
         unmarked = str.maketrans("", "", "\x02\x03")
         write_json([asdict(hit) | {"snippet": hit.snippet.translate(unmarked)} for hit in hits])
     elif not hits:
-        complain(f"no message holds {query!r}")
+        complain(f"no message contains {query!r}")
     else:
         from rich.text import Text
 
@@ -124,20 +124,21 @@ def export(
     ] = None,
     export_all: Annotated[bool, typer.Option("--all", help="Export all chats.")] = False,
     format: Annotated[
-        Format, typer.Option(help="jsonl is for fine-tuning: complete exchanges alone.")
+        Format, typer.Option(help="jsonl is for fine-tuning and holds complete exchanges only.")
     ] = Format.MARKDOWN,
     feedback: Annotated[
         FeedbackFormat | None,
         typer.Option(
-            help="Training rows from your feedback instead, of one chat or all: sft for "
-            "corrections, dpo for preferences, kto for verdicts."
+            help="Export training rows from your feedback instead, of one chat or all: sft "
+            "(corrections), dpo (preferences) or kto (ratings)."
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A file, in place of standard output.")
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file instead of standard output."),
     ] = None,
     thinking: Annotated[
-        bool, typer.Option("--thinking", help="With what was thought before replies, in jsonl.")
+        bool, typer.Option("--thinking", help="Include the model's thinking, in jsonl.")
     ] = False,
     force: ForceOption = False,
 ) -> None:
@@ -168,8 +169,8 @@ def import_chats(
     file: Annotated[
         Path,
         typer.Argument(
-            help="An export of this program, messages as OpenAI writes them (JSON or a line "
-            "each), or the conversations.json of ChatGPT's data export."
+            help="An export of chatapp, messages in OpenAI's format (JSON or JSON Lines), "
+            "or conversations.json of a ChatGPT data export."
         ),
     ],
     as_json: JsonOption = False,
@@ -192,14 +193,14 @@ def import_chats(
 @app.command()
 def delete(
     chat_id: ChatArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete a chat with all its messages, for good."""
     with open_store() as store:
         chat = store.chat(chat_id)
         if not yes:
             if not sys.stdin.isatty():
-                raise UserError("deleting a chat has to be confirmed with --yes")
+                raise UserError("to delete a chat, confirm with --yes")
             title = _line(chat.title) or "Untitled chat"
             if not typer.confirm(f"Delete chat {chat_id}, {title}?", err=True):
                 complain("nothing was deleted")

@@ -35,13 +35,17 @@ _MOST_IN_FULL = 128
 
 
 TextArgument = Annotated[
-    str | None, typer.Argument(help="What to look at. Standard input is appended to it.")
+    str | None, typer.Argument(help="The text to inspect. Standard input is appended to it.")
 ]
 TokensOption = Annotated[
     bool, typer.Option("--tokens", help="Show the tokens and how probable each was.")
 ]
 NextOption = Annotated[
-    bool, typer.Option("--next", help="Show what may come next, before and after the cut.")
+    bool,
+    typer.Option(
+        "--next",
+        help="Show the next token's distribution, before and after top-k, top-p and min-p.",
+    ),
 ]
 AttentionOption = Annotated[bool, typer.Option("--attention", help="Show what a token attends to.")]
 LayersOption = Annotated[
@@ -49,11 +53,15 @@ LayersOption = Annotated[
 ]
 TokenOption = Annotated[
     int | None,
-    typer.Option(help="Which token, from 0, or from the end: -1. The last if not given."),
+    typer.Option(help="The token's index, from 0; -1 is the last and the default."),
 ]
-LayerOption = Annotated[int | None, typer.Option(help="Attention of one layer alone, from 1.")]
-HeadOption = Annotated[int | None, typer.Option(help="Attention of one head alone, from 1.")]
-TopOption = Annotated[int, typer.Option(min=1, max=100, help="How many alternatives.")]
+LayerOption = Annotated[
+    int | None, typer.Option(help="Show this layer's attention only, numbered from 1.")
+]
+HeadOption = Annotated[
+    int | None, typer.Option(help="Show this head's attention only, numbered from 1.")
+]
+TopOption = Annotated[int, typer.Option(min=1, max=100, help="Number of alternatives to show.")]
 OutputOption = Annotated[
     Path | None, typer.Option(help="Write a self-contained file: .html or .svg.")
 ]
@@ -83,7 +91,7 @@ def inspect(
     settings = settings_of(context)
     given = (text or "") + standard_input()
     if not given:
-        raise UserError("there is no text to look at; give it in quotes or on standard input")
+        raise UserError("there is no text to inspect; pass it in quotes or on standard input")
     if output is not None:
         _check_output(output, as_json, force)
     wanted = dict(zip(SECTIONS, (tokens, next_token, attention, layers), strict=True))
@@ -118,7 +126,7 @@ def _opened(model: "LanguageModel") -> "Inspectable":
 
     opened = inspectable(model)
     if opened is None:
-        raise UserError(f"{model.name}: this kind of model does not show its inside")
+        raise UserError(f"{model.name}: this kind of model cannot be inspected")
     return opened
 
 
@@ -126,14 +134,14 @@ def _position(token: int | None, count: int) -> int:
     """The place of --token among `count` tokens. Raises UserError when there is none."""
     position = count - 1 if token is None else token + count * (token < 0)
     if not 0 <= position < count:
-        raise UserError(f"--token is {token}; the text has {count} tokens, from 0 on")
+        raise UserError(f"--token is {token}; the text has {count} tokens, numbered from 0")
     return position
 
 
 def _place(name: str, value: int | None, size: int) -> int | None:
     """A layer or head counted from 0, given as an option that counts from 1. Raises UserError."""
     if value is not None and not 1 <= value <= size:
-        raise UserError(f"--{name} is {value}; the model has {size}, from 1 on")
+        raise UserError(f"--{name} is {value}; the model has {size}, numbered from 1")
     return None if value is None else value - 1
 
 
@@ -146,8 +154,8 @@ def _in_full(trace: "Trace", sections: list[str], top: int) -> dict[str, Any]:
     wanted = {Attention.name, Layers.name} & set(sections)
     if wanted and size > _MOST_IN_FULL:
         raise UserError(
-            f"the text has {size} tokens, and attention and layers are given in full for "
-            f"{_MOST_IN_FULL} at most; choose one with --token, or --tokens or --next alone"
+            f"the text has {size} tokens, but all attention and layers are shown for "
+            f"{_MOST_IN_FULL} at most; choose a token with --token, or use only --tokens or --next"
         )
     data: dict[str, Any] = {}
     if Attention.name in wanted:
@@ -161,11 +169,11 @@ def _in_full(trace: "Trace", sections: list[str], top: int) -> dict[str, Any]:
 def _check_output(output: Path, as_json: bool, force: bool) -> None:
     """Raises UserError for a file that would not be written."""
     if output.suffix.lower() not in (".html", ".svg"):
-        raise UserError(f"{output}: is no kind of file to write; expected .html or .svg")
+        raise UserError(f"{output}: unsupported file type; use .html or .svg")
     if as_json:
-        raise UserError("--output and --json exclude each other")
+        raise UserError("use either --output or --json, not both")
     if output.exists() and not force:  # before the model is loaded
-        raise UserError(f"{output}: this file exists; --force replaces it")
+        raise UserError(f"{output}: this file already exists; --force replaces it")
 
 
 def _show(findings: Sequence[Finding]) -> None:

@@ -41,7 +41,7 @@ def prompt_path(name: str) -> Path:
     if file := (prompts | {file.name: file for file in files()}).get(path.name):
         return file
     hint = did_you_mean(path.stem, prompts) or f"; it has {', '.join(prompts)}"
-    raise UserError(f"{name}: there is no such file, and none in the library of prompts{hint}")
+    raise UserError(f"{name}: there is no such file, and no such prompt in the library{hint}")
 
 
 def report_pool(pool: "Pool", *, strict: bool) -> None:
@@ -51,13 +51,13 @@ def report_pool(pool: "Pool", *, strict: bool) -> None:
     """
     if pool.repeats:
         rows = "row repeats" if pool.repeats == 1 else "rows repeat"
-        complain(f"{pool.source}: {pool.repeats} {rows} another one; each is used once")
+        complain(f"{pool.source}: {pool.repeats} {rows} another one; duplicates are ignored")
     if pool.conflicts:
         more = len(pool.conflicts) - 1
         sentence = pool.conflicts[0] + (f", and so on for {more} more" if more else "")
         if strict:
-            raise UserError(f"{sentence}; without --strict such rows are used as they stand")
-        complain(f"{sentence}; these rows are used as they stand, --strict refuses them")
+            raise UserError(f"{sentence}; without --strict such rows are used unchanged")
+        complain(f"{sentence}; these rows are used unchanged; --strict refuses them")
 
 
 def template_for(prompts: "Iterable[PromptFile]", model: "LanguageModel") -> "Template":

@@ -152,7 +152,7 @@ def chats() -> Iterable[tuple[str, str]]:
     return [(str(chat.id), " ".join(printable(chat.title).split())[:_TITLE]) for chat in latest]
 
 
-METHOD_HELP = "How to search: bm25, encoder or both; an encoder may follow, as both:minilm."
+METHOD_HELP = "How to search: bm25, encoder or both; an encoder may follow, such as both:minilm."
 
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Refuse a pool in which an input has two labels.")
@@ -169,14 +169,15 @@ ModelOption = Annotated[
 TemplateOption = Annotated[
     str | None,
     typer.Option(
-        help="Dialogue template; the model's own if not given. NAME! insists on a wrong one.",
+        help="Dialogue template; default: the model's own. NAME! forces a template that the "
+        "model was not trained with.",
         autocompletion=templates,
     ),
 ]
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        help="What a model is computed in: auto, float32, bfloat16, int8 or int4.",
+        help="Number format for computing: auto, float32, bfloat16, int8 or int4.",
         autocompletion=precisions,
     ),
 ]

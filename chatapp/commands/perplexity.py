@@ -20,9 +20,7 @@ def perplexity(
     file: Annotated[Path, typer.Argument(help="A text file in UTF-8.")],
     stride: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Tokens scored in each window; half the model's window if not given."
-        ),
+        typer.Option(min=1, help="Tokens scored in each window; default: half the model's window."),
     ] = None,
     model: ModelOption = None,
     precision: PrecisionOption = None,

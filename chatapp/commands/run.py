@@ -62,16 +62,18 @@ FileArgument = Annotated[
 ]
 InputsOption = Annotated[
     str | None,
-    typer.Option(help="Inputs, one a row (.jsonl, .csv) or a line; - is standard input."),
+    typer.Option(help="File of inputs, one per row (.jsonl, .csv) or line; - is standard input."),
 ]
 OutputOption = Annotated[
     Path | None,
-    typer.Option(help="Where answers to --inputs go (JSON Lines); continued if it is there."),
+    typer.Option(
+        help="File for the answers to --inputs (JSON Lines); an existing one is continued."
+    ),
 ]
 SelectOption = Annotated[
     str | None,
     typer.Option(
-        help=f"How to choose them. {help_on_methods()}", autocompletion=completion.methods
+        help=f"How to choose examples. {help_on_methods()}", autocompletion=completion.methods
     ),
 ]
 OrderOption = Annotated[str | None, typer.Option(help="nearest-first, nearest-last or shuffled.")]
@@ -90,12 +92,12 @@ def run(
     text: Annotated[str | None, typer.Option("--input", help="The input to answer.")] = None,
     inputs: InputsOption = None,
     output: OutputOption = None,
-    shots: Annotated[int | None, typer.Option(min=0, help="Examples to show.")] = None,
+    shots: Annotated[int | None, typer.Option(min=0, help="Number of examples to show.")] = None,
     select: SelectOption = None,
     order: OrderOption = None,
     score: ScoreOption = None,
     style: StyleOption = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of selection and sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of selection and sampling.")] = None,
     strict: StrictOption = False,
     model: ModelOption = None,
     show_prompt: Annotated[
@@ -118,7 +120,7 @@ def run(
         prompt, shots=shots, select=select, order=order, scoring=score, seed=seed, style=style
     )
     report_pool(prompt.pool, strict=strict)
-    hint = f"; the same command continues {output}" if output else ""
+    hint = f"; run the same command again to continue {output}" if output else ""
     with interruptible(f"interrupted{hint}"):
         if inputs is None:
             _one(prompt, context.params, text or "", show_prompt=show_prompt, as_json=as_json)
@@ -150,19 +152,21 @@ def _refuse(prompt: "PromptFile", options: dict[str, Any]) -> None:
     """Raise UserError for options that do not go together."""
     text, inputs = options["text"], options["inputs"]
     if text is not None and inputs is not None:
-        raise UserError("--input and --inputs exclude each other")
+        raise UserError("use either --input or --inputs, not both")
     if prompt.text is not None:
         if text is not None or inputs is not None:
             raise UserError(f"{prompt.path}: is a text to complete and takes no input")
         for name in _HOW:
             if options[name] is not None:
-                raise UserError(f"--{name} means nothing with {prompt.path}, a text to complete")
+                raise UserError(f"--{name} cannot be used with {prompt.path}, a text to complete")
     elif text is None and inputs is None:
-        raise UserError("there is no input; give it with --input, or a file of them with --inputs")
+        raise UserError(
+            "there is no input; pass it with --input, or a file of inputs with --inputs"
+        )
     if text is not None and not text.strip():
         raise UserError("--input is empty")
     if inputs is None and options["output"] is not None:
-        raise UserError("--output is for the answers to --inputs")
+        raise UserError("--output needs --inputs")
     if inputs is not None and (options["show_prompt"] or options["as_json"]):
         option = "--show-prompt" if options["show_prompt"] else "--json"
         raise UserError(f"{option} is for one input; the answers to --inputs hold everything")
@@ -185,7 +189,7 @@ def _answerer(prompt: "PromptFile", options: dict[str, Any]) -> "tuple[Answering
         for name in _HOW:
             if options[name] is not None:
                 raise UserError(
-                    f"--{name} means nothing with {head.name}, whose head reads the input alone"
+                    f"--{name} cannot be used with {head.name}, whose head reads the input alone"
                 )
         return HeadAnswerer(head, prompt), identity
     # What a task leaves open is the program's; what a text leaves open is the user's.
@@ -294,7 +298,7 @@ def _many(prompt: "PromptFile", options: dict[str, Any], inputs: str, output: Pa
                 write("".join(json.dumps(row) + "\n" for row in rows), verbatim=True)
     if not answered and not bad:
         is_done = output is not None and output.stat().st_size > 0
-        complain(f"{output}: all answers are there already" if is_done else f"{inputs}: is empty")
+        complain(f"{output}: all inputs are already answered" if is_done else f"{inputs}: is empty")
     if bad:
         complain(f"{bad} of the inputs could not be answered")
         raise typer.Exit(1)

@@ -28,7 +28,7 @@ def tokens(
     from chatapp.models.loading import read_tokenizer
 
     if (text is None) == (file is None):
-        raise UserError("tokens takes a text, or a file with --file")
+        raise UserError("give either a text or --file")
     given = read_required(file) if file is not None else text or ""
     name = load_settings({"model": model}).model
     tokenizer = read_tokenizer(name)

@@ -120,7 +120,7 @@ class Sampling:
         0,
         low=0,
         off=0,
-        meaning="keep the k likeliest",
+        meaning="keep the k most probable tokens",
         request_fields=("top_k",),
         is_extension=True,
         config_field="top_k",
@@ -131,7 +131,7 @@ class Sampling:
         above_low=True,
         high=1,
         off=1,
-        meaning="keep this probability mass",
+        meaning="keep the most probable tokens up to this sum",
         request_fields=("top_p",),
         config_field="top_p",
     )
@@ -141,7 +141,7 @@ class Sampling:
         high=1,
         below_high=True,
         off=0,
-        meaning="least share of the likeliest",
+        meaning="drop tokens below this fraction of the top probability",
         request_fields=("min_p",),
         is_extension=True,
         config_field="min_p",
@@ -153,7 +153,7 @@ class Sampling:
         above_low=True,
         high=100,
         off=1,
-        meaning="above 1 repeats less",
+        meaning="above 1, tokens repeat less",
         request_fields=("repetition_penalty", "repeat_penalty"),
         is_extension=True,
         config_field="repetition_penalty",
@@ -162,7 +162,7 @@ class Sampling:
         0,
         low=0,
         off=0,
-        meaning="no n tokens a second time",
+        meaning="never repeat n tokens in a row",
         config_field="no_repeat_ngram_size",
     )
     seed: int | None = _described(
@@ -175,13 +175,13 @@ class Sampling:
     max_tokens: int = _described(
         256,
         low=1,
-        meaning="longest reply, in tokens",
+        meaning="maximum length of a reply, in tokens",
         request_fields=("max_tokens",),
         config_field="max_new_tokens",
     )
     # By the rule of chatapp.engine.stopping.
     max_repeats: int = _described(
-        4, low=0, off=0, meaning="ends what comes n times in a row", is_heeded_here=True
+        4, low=0, off=0, meaning="stop when a phrase repeats n times", is_heeded_here=True
     )
 
     def __post_init__(self) -> None:

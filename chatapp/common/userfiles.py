@@ -168,7 +168,7 @@ def read_text(path: Path, error: type[UserError] = UserError) -> str:
     except OSError as problem:
         raise error(f"{path}: cannot be read: {reason(problem)}") from None
     except ValueError:  # a NUL character, or one that the file system cannot write
-        raise error(f"{quoted(str(path))}: is no path") from None
+        raise error(f"{quoted(str(path))}: is not a valid path") from None
     try:
         return data.removeprefix(_BOM).decode()
     except UnicodeDecodeError as problem:

@@ -89,7 +89,7 @@ def _sentence(details: ErrorDetails, what: str, table: type[BaseModel]) -> str:
     """What stands after the key's name. table: where the key stands."""
     kind, context = details["type"], details.get("ctx", {})
     if _is_unknown(details):
-        return f"is no key of a {what}{suggestion(str(details['loc'][-1]), table.model_fields)}"
+        return f"is not a key of a {what}{suggestion(str(details['loc'][-1]), table.model_fields)}"
     if kind == "missing":
         return "is missing"
     if kind == "value_error":

@@ -65,7 +65,7 @@ def as_text(chat: StoredChat, messages: Sequence[StoredMessage], suffix: str) ->
     if suffix == ".json":
         return json.dumps(to_json(chat, messages), indent=2, ensure_ascii=False) + "\n"
     if suffix != ".jsonl":
-        raise ValueError("its name has to end in .md, .json or .jsonl")
+        raise ValueError("expected a file name that ends in .md, .json or .jsonl")
     rows = to_training_rows(chat, messages)
     if not rows:
         raise ValueError("there is no complete exchange to train on")

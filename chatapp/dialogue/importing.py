@@ -75,7 +75,7 @@ def read_chats(path: Path) -> ImportedFile:
         raise ImportingError(f"{path}: cannot be read: {reason(error)}") from None
     chats = [_chat(document, place) for place, document in _documents(text, str(path))]
     if not chats:
-        raise ImportingError(f"{path}: holds no chat")
+        raise ImportingError(f"{path}: contains no chat")
     filled = tuple(chat for chat in chats if chat.messages)
     if not filled:
         raise ImportingError(f"{path}: has no message")
@@ -214,7 +214,7 @@ def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tupl
     model, what = strict_model(kind), key.removesuffix("s")
     for number, table in enumerate(tables, 1):
         if depth(table) > 1 + DEEPEST:  # the table itself, and a call's arguments
-            problem = f"nests lists and objects more than {DEEPEST} deep"
+            problem = f"nests lists and objects deeper than {DEEPEST} deep"
             raise ImportingError(f"{where}, {what} {number}: {problem}")
     # An escape may stand for half a character, which no tokenizer takes.
     tables = json.loads(without_surrogates(json.dumps(tables, ensure_ascii=False)))
@@ -227,7 +227,7 @@ def _parts(row: dict[str, Any], key: str, kind: type[_Part], where: str) -> tupl
 
 def _check_calls(calls: Sequence[Call], role: str, content: str, where: str) -> None:
     if calls and role == "user":
-        raise ImportingError(f"{where}: is from 'user' and has calls, which only replies have")
+        raise ImportingError(f"{where}: is from 'user' and has calls, which only replies may have")
     end = 0
     for number, call in enumerate(calls, 1):
         if not (end <= call.at <= call.at + call.inside <= len(content)):
@@ -241,7 +241,7 @@ def _joined_parts(parts: list[Any], where: str) -> str:
     for part in parts:
         text = part.get("text") if isinstance(part, dict) else None
         if not isinstance(text, str):
-            raise ImportingError(f"{where}: {shown(part)} is no part with text")
+            raise ImportingError(f"{where}: {shown(part)} is not a text part")
         texts.append(text)
     return "".join(texts)
 
@@ -293,9 +293,7 @@ def _chatgpt_path(document: dict[str, Any], place: str) -> list[Any]:
         if not isinstance(entry, dict):
             raise ImportingError(f"{place}: 'mapping' has no node {quoted(str(node))}")
         if node in visited:
-            raise ImportingError(
-                f"{place}: 'mapping' leads in a circle at node {quoted(str(node))}"
-            )
+            raise ImportingError(f"{place}: 'mapping' has a cycle at node {quoted(str(node))}")
         visited.add(node)
         if entry.get("message") is not None:
             path.append(entry["message"])

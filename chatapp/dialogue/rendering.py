@@ -82,6 +82,6 @@ def until(cancel: threading.Event | None) -> Progress:
 
     def go_on(done: int, of: int) -> None:
         if cancel is not None and cancel.is_set():
-            raise DocumentsError("stopped while documents were read; that goes on next time")
+            raise DocumentsError("stopped while reading documents; the next message continues")
 
     return go_on

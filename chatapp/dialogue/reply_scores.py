@@ -35,7 +35,7 @@ class ReplyScorer:
     def __init__(self, model: RewardModel) -> None:
         template = own_template(model.files, model.tokenizer.special)
         if template is None:
-            raise ModelError(f"{model.name}: this reward model brings no dialogue template")
+            raise ModelError(f"{model.name}: this reward model has no dialogue template")
         self.model, self.template = model, template
         self.name = model.name
 

@@ -26,7 +26,7 @@ MOST_CALLS = 10
 # What a rounded number is exactly, behind it; in the text of a reply stands the number alone.
 _FRACTION = re.compile(r"(?<=…) \(-?\d+/\d+\)")
 
-_TOO_MANY = f"it asked for more than {MOST_CALLS} calls of tools in one reply"
+_TOO_MANY = f"it made more than {MOST_CALLS} tool calls in one reply"
 _REFUSED = Outcome("refused", "error: the user did not allow this call")
 
 Permit = Callable[[Tool, Arguments, threading.Event], bool]
@@ -55,7 +55,7 @@ def out_of_reach(pattern: CallPattern, names: Sequence[str]) -> str:
         return ""
     others = ", ".join(name for name in names if name != pattern.tool)
     return (
-        f"this model calls {pattern.tool} alone, as {pattern.begin}…{pattern.end}; "
+        f"this model can call only {pattern.tool}, as {pattern.begin}…{pattern.end}; "
         f"{others} would never be called"
     )
 

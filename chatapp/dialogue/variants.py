@@ -50,12 +50,12 @@ class Variant:
         try:
             parts = shlex.split(text)
         except ValueError:
-            raise ValueError("a quotation mark has no partner") from None
+            raise ValueError("a quotation mark is not closed") from None
         variant = self
         for part in parts:
             name, equals, value = part.partition("=")
             if not equals:
-                raise ValueError(f"{part!r} is no NAME=VALUE, such as temperature=0")
+                raise ValueError(f"{part!r} is not of the form NAME=VALUE, such as temperature=0")
             if name == "precision" and value not in PRECISIONS:
                 raise ValueError(f"precision is {value!r}; expected one of {', '.join(PRECISIONS)}")
             if name == "model" and not value:
@@ -124,7 +124,7 @@ class Pair:
         cancel: threading.Event,
         generate_by: Callable[[LanguageModel], Generate],
     ) -> Iterator[SessionEvent]:
-        stopped = ValueError("stopped before there was a reply")
+        stopped = ValueError("stopped before the reply began")
         if cancel.is_set():
             raise stopped
         model = self._load(variant.model, variant.precision)
@@ -216,6 +216,6 @@ def _about(prompt: PromptFile, *, goes_on: bool) -> str:
     if goes_on:
         return f"The chat follows {shown}."
     chosen = f" chosen for it: {prompt.select.method}" if count else ""
-    words = f"Each message is asked by itself, after {shown}{chosen}."
+    words = f"Each message is sent on its own, after {shown}{chosen}."
     words += " All of it is written as turns of a chat." if prompt.style == "turns" else ""
     return f"{words} The reply is one of {', '.join(prompt.labels)}." if prompt.labels else words

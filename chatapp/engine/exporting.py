@@ -193,7 +193,7 @@ def _check(path: Path, meant: Config, origin: str) -> None:
     for key, value in said.items():
         if key in meant and not _is_idle(key) and not _alike(value, meant[key]):
             raise ModelError(
-                f"{origin}: {key} is {meant[key]!r}; a GGUF file can say {value!r} alone"
+                f"{origin}: {key} is {meant[key]!r}; a GGUF file supports {value!r} alone"
             )
 
 

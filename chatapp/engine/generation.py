@@ -131,7 +131,7 @@ class Continuation:
         """
         normaliser = float(logits.logsumexp(0))
         if normaliser != normaliser:
-            raise RuntimeError("its weights give logits that are not numbers")
+            raise RuntimeError("its weights produce logits that are not finite")
         id = self._sampler.draw(logits, self.sequence)
         alternatives = []
         if self._top:

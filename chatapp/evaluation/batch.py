@@ -105,14 +105,14 @@ def unanswered(
             continue
         if row.get("run") != identity:
             raise PromptError(
-                f"{_place(journal)}: was written by another prompt, model or option; "
-                "name another file to keep it"
+                f"{_place(journal)}: was written with another prompt, model or option; "
+                "choose another file to keep it"
             )
         if any(row.get(key) != value for key, value in beginning.items()):
             place = next(iter(beginning))
             raise PromptError(
-                f"{_place(journal)}: its row for {place} {row.get(place)} is not of these inputs; "
-                "name another file to keep it"
+                f"{_place(journal)}: its row for {place} {row.get(place)} does not match "
+                "these inputs; choose another file to keep it"
             )
         if "error" in row:
             report(str(row["error"]))

@@ -93,13 +93,13 @@ def plan(task: Task, grid: Grid) -> list[Cell]:
     if prompt.text is not None:
         raise PromptError(f"{prompt.path}: is a text to complete and has no answers to measure")
     if prompt.documents is not None:
-        raise prompt.error("documents", "asks for passages, which an evaluation does not look up")
+        raise prompt.error("documents", "searches documents, which an evaluation does not do")
     own = prompt.select.method + (f":{prompt.select.encoder}" if prompt.select.encoder else "")
     cells: dict[Cell, None] = {}
     for shots in grid.shots or (min(prompt.select.k, len(prompt.pool)),):
         if shots > len(prompt.pool):
             raise PromptError(
-                f"{prompt.path}: {shots} shots are asked for; its pool holds {len(prompt.pool)}"
+                f"{prompt.path}: {shots} shots were requested; its pool has {len(prompt.pool)}"
             )
         for select, order in product(grid.select or (own,), grid.order or (None,)):
             settings = [(NONE, NONE)] if not shots else [(select, _order(prompt, select, order))]
@@ -324,7 +324,7 @@ def _earlier(journal: Journal, head: JournalRow) -> dict[Cell, dict[int, Journal
         if earlier[part] != head[part]:
             raise PromptError(
                 f"{journal.path}: holds the answers of an evaluation of {what}; "
-                "name another folder to keep it"
+                "choose another folder to keep it"
             )
     done: dict[Cell, dict[int, JournalRow]] = {}
     for row in rows:

@@ -107,10 +107,10 @@ def read_test(path: Path, labels: tuple[str, ...] = ()) -> list[Item]:
             raise row
         if labels and row.output not in labels:
             raise PromptError(
-                f"{path}, line {line}: {quoted(row.output)} is none of the labels"
+                f"{path}, line {line}: {quoted(row.output)} is not one of the labels"
                 f"{did_you_mean(row.output, labels) or '; there are ' + ', '.join(labels)}"
             )
         items.append(Item(row.input, row.output, line))
     if not items:
-        raise PromptError(f"{path}: holds no test items")
+        raise PromptError(f"{path}: contains no test items")
     return items

@@ -73,8 +73,8 @@ def read_rows(path: Path) -> Iterator[JournalRow]:
                     row = {} if is_half and line.startswith(b"{") else json.loads(line)
                 if not isinstance(row, dict):
                     raise PromptError(
-                        f"{path}, line {number}: is no row that can be continued; "
-                        "name another file, or delete this one"
+                        f"{path}, line {number}: is not a row that can be continued; choose "
+                        "another file or delete this one"
                     )
                 if not is_half:
                     yield row
@@ -92,7 +92,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         if path.exists() and not path.is_file():  # a device would be read without end
-            raise PromptError(f"{path}: cannot be written: is no regular file")
+            raise PromptError(f"{path}: cannot be written: is not a regular file")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")

@@ -210,19 +210,19 @@ the setting, the measure and the baselines stay."""
 
 
 _MEANINGS = {
-    "mean": "the measure, as the mean over seeds",
+    "mean": "mean of the metric over seeds",
     "spread": "standard deviation over seeds",
-    "95 %": "interval that holds the measure with a confidence of 95 %",
+    "95 %": "95 % confidence interval of the metric",
     "95 % by": "how the interval is computed",
     "n": "items",
-    "majority": "what always giving the commonest answer reaches",
-    "vote": "what a vote of the nearest examples reaches, without the model",
-    "head": "what the model's head reaches, without examples",
+    "majority": "what always giving the most common answer scores",
+    "vote": "what a vote of the nearest examples scores, without the model",
+    "head": "what the model's head scores, without examples",
     "gold share": "share of the examples shown that have the item's right answer",
     "gold shown": "share of the items of which an example shown has the right answer",
     "dropped": "examples of an item that did not fit the window",
     "tokens": "mean length of a prompt",
-    "s/item": "seconds an item",
+    "s/item": "seconds per item",
 }
 
 
@@ -281,7 +281,7 @@ def _table(results: Sequence[Result], leave_out: Sequence[str]) -> "Table":
     )
     left_out = [name for name in cells if name in leave_out and name not in common]
     if left_out:
-        shown.caption = Text(f"left out, as the terminal is narrow: {', '.join(left_out)}")
+        shown.caption = Text(f"left out because the terminal is narrow: {', '.join(left_out)}")
     names = [name for name in cells if name not in common and name not in leave_out]
     for name in names:
         is_text = name in _TEXTS

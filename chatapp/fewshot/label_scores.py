@@ -46,7 +46,7 @@ def probabilities(likelihoods: Likelihoods, scoring: Scoring) -> dict[str, float
         "channel": likelihoods.channel,
     }
     if not needed[scoring]:
-        raise ValueError(f"there are no likelihoods for {scoring} scoring")
+        raise ValueError(f"there are no log-probabilities for {scoring} scoring")
     if scoring == "channel":
         return softmax(likelihoods.channel)
     direct = softmax(likelihoods.direct)

@@ -57,7 +57,7 @@ class _InspectableGenerator:
                 return DecoderTrace(model.decoder, ids, model.piece, model.start)
         if isinstance(model, TransformersModel) and not model.is_permuted:
             return TransformersTrace(model, ids)
-        raise ModelError(f"{model.name}: this kind of model does not read from left to right")
+        raise ModelError(f"{model.name}: this model is not autoregressive and cannot be inspected")
 
     def stepper(self, ids: Sequence[int], sampling: Sampling) -> Stepper:
         """See `Inspectable.stepper`."""
@@ -71,6 +71,6 @@ def _check_is_one_stack(model: LocalGenerator) -> None:
     """Raises ModelError for a model of which no single stack reads prompt and reply."""
     if isinstance(model, EncoderDecoderModel):
         raise ModelError(
-            f"{model.name}: an encoder reads the prompt and a decoder writes the reply; only "
-            "models that read and write in one can be looked into"
+            f"{model.name}: this is an encoder-decoder model; only decoder-only models can "
+            "be inspected"
         )

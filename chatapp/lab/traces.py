@@ -200,7 +200,7 @@ class TransformersTrace(Trace):
             raise self._missing("attention weights")
         rows = torch.stack([w[0, :, -1] for w in weights])
         if rows.shape != (self.layers, self.heads, size):
-            raise self._missing("attention weights one position by another")
+            raise self._missing("attention weights as a matrix of positions")
         own: NDArray[np.float32] = rows[:, :, self._start :].float().cpu().numpy()
         return own
 
@@ -220,11 +220,11 @@ class TransformersTrace(Trace):
             return self._model.network(input_ids=tokens, **options)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ModelError(
-                f"{self._model.name}: this model cannot be looked into: {first_line(error)}"
+                f"{self._model.name}: this model cannot be inspected: {first_line(error)}"
             ) from None
 
     def _missing(self, what: str) -> ModelError:
-        return ModelError(f"{self._model.name}: this kind of model does not show its {what}")
+        return ModelError(f"{self._model.name}: this kind of model does not expose its {what}")
 
     def _head(self, states: Tensor) -> Tensor:
         """Logits of states that have been through the final norm."""

@@ -77,7 +77,7 @@ def unfinished() -> list[ListedModel]:
     except ModelError as error:
         return [ListedModel("models get", "", remark=str(error))]
     return [
-        ListedModel(model.name, "", remark=f"is not whole; `models get {model.name}` goes on")
+        ListedModel(model.name, "", remark=f"is incomplete; `models get {model.name}` continues")
         for model in models
         if not model.is_whole
     ]

@@ -63,7 +63,7 @@ def load_encoder(
     elif minilm:
         encoder = SentenceEncoder(ModelFiles.read(minilm), select.pooling)
     else:
-        raise ModelError("the encoder 'minilm' comes with the extra 'encoder', not installed here")
+        raise ModelError("the encoder 'minilm' needs the extra 'encoder', which is not installed")
     return CachedEncoder(encoder, cache_dir() / "embeddings", progress)
 
 
@@ -233,13 +233,15 @@ def _load(folder: Path) -> tuple[Any, Any]:
             )
     except Exception as error:  # transformers lets many kinds through
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{folder}: no sentence encoder that can be loaded: {reason}") from None
+        raise ModelError(f"{folder}: a sentence encoder cannot be loaded: {reason}") from None
     # The pooler's output is not used; encoders are often published without one.
     missing = {key for key in report["missing_keys"] if not key.startswith("pooler.")}
     if wrong := sorted(missing | {str(key) for key in report["mismatched_keys"]}):
         raise ModelError(f"{folder}: tensor {wrong[0]!r} is missing or has another shape")
     if tokenizer.pad_token_id is None or model.config.is_encoder_decoder:
-        raise ModelError(f"{folder}: is no sentence encoder; the language model itself is 'lm'")
+        raise ModelError(
+            f"{folder}: is not a sentence encoder; use 'lm' for the language model itself"
+        )
     return tokenizer, model.eval()
 
 

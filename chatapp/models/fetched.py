@@ -74,8 +74,7 @@ def fetched_models() -> list[Fetched]:
         return [_fetched(name, row) for name, row in table.items()]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ModelError(
-            f"{path}: is no record of models as `models get` writes it; move it away to go on "
-            "without it"
+            f"{path}: is not a record written by `models get`; move it away to continue without it"
         ) from None
 
 
@@ -109,7 +108,7 @@ def only_one() -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise ModelError(
-            "another `models get` or `models remove` is at work; wait for it"
+            "another `models get` or `models remove` is running; wait for it"
         ) from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be written: {reason(error)}") from None
@@ -141,7 +140,7 @@ def delete_files(model: Fetched) -> int:
     files = [model.folder / file for file in model.files if (model.folder / file).exists()]
     in_cache = model.source == HUB
     if model.folder.is_symlink():
-        raise ModelError(f"{model.folder}: is a link that `models get` has not made")
+        raise ModelError(f"{model.folder}: is a link that `models get` did not create")
     for file in files:
         if file.stat().st_size != model.files[file.relative_to(model.folder).as_posix()] or (
             file.is_symlink() and not in_cache

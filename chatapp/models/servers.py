@@ -52,8 +52,8 @@ def _server(table: object, origin: str) -> Server:
         raise ModelError(f"{origin}: {error}") from None
     if server.key and not _NAME.fullmatch(server.key):
         raise ModelError(
-            f"{origin}: 'key' is no name of an environment variable; the key itself belongs into "
-            "the variable"
+            f"{origin}: 'key' must name an environment variable; put the key itself into "
+            "that variable"
         )
     if server.context < 0 or server.context == 1:
         raise ModelError(f"{origin}: 'context' is {server.context}, expected 2 tokens or more")

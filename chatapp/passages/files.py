@@ -85,7 +85,7 @@ def _expanded(name: str) -> list[Path]:
     """The absolute paths, links resolved, that an argument names."""
     path = os.path.expanduser(name)
     if "\0" in path or not path:
-        raise DocumentsError(f"{quoted(name)}: is no path")
+        raise DocumentsError(f"{quoted(name)}: is not a valid path")
     if os.path.exists(path):
         return [Path(path).resolve()]
     if glob.has_magic(path):

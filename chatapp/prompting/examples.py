@@ -114,7 +114,7 @@ def collect(
             raise row
         if allowed and row.output not in allowed:
             raise PromptError(
-                f"{source}, {unit} {number}: {quoted(row.output)} is none of the labels"
+                f"{source}, {unit} {number}: {quoted(row.output)} is not one of the labels"
                 f"{did_you_mean(row.output, allowed)}"
             )
         inputs.append(row.input)
@@ -179,9 +179,9 @@ def read_rows(
     Raises PromptError when the file itself cannot be read.
     """
     if path.suffix.lower() not in POOL_SUFFIXES:
-        raise PromptError(f"{path}: expected a file of examples named .jsonl or .csv")
+        raise PromptError(f"{path}: expected a file of examples ending in .jsonl or .csv")
     if "\0" in str(path):
-        raise PromptError(f"{quoted(str(path))}: holds a NUL character and is no path")
+        raise PromptError(f"{quoted(str(path))}: holds a NUL character and is not a valid path")
     records = csv_records if path.suffix.lower() == ".csv" else jsonl_records
     try:
         with path.open("rb") as file:

@@ -50,7 +50,7 @@ def fault(schema: Any, place: Location = (), *, is_foreign: bool = False) -> tup
     where = (*place, *error.absolute_path)
     if error.validator_value is known:
         key = error.instance
-        return (*where, key), f"is no key of a schema{did_you_mean(key, known)}"
+        return (*where, key), f"is not a key of a schema{did_you_mean(key, known)}"
     return where, _in_words(error, errors)
 
 

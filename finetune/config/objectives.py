@@ -46,9 +46,7 @@ def _names_function(place: str) -> str:
 
 
 class _Check(Section):
-    weight: float = Field(
-        1.0, ge=-1000, le=1000, description="what the check gives counts so many times"
-    )
+    weight: float = Field(1.0, ge=-1000, le=1000, description="weight of the check's result")
 
     def relocated(self, there: Callable[[str], str]) -> Self:
         """The same with the paths that it names as `there` gives them."""
@@ -72,7 +70,7 @@ class Regex(_Check):
 
     kind: Literal["regex"]
     pattern: Annotated[str, AfterValidator(_compiles)] = Field(
-        min_length=1, description="what is looked for, in Python's syntax"
+        min_length=1, description="the pattern to search for, in Python's syntax"
     )
 
 
@@ -81,8 +79,8 @@ class Length(_Check):
     most."""
 
     kind: Literal["length"]
-    least: int = Field(0, ge=0, description="tokens")
-    most: int = Field(512, ge=1, description="tokens")
+    least: int = Field(0, ge=0, description="minimum length in tokens")
+    most: int = Field(512, ge=1, description="maximum length in tokens")
 
     @model_validator(mode="after")
     def _in_order(self) -> "Length":
@@ -118,7 +116,7 @@ class Function(_Check):
         description="as in rewards.py:score; called with prompt, reply and reference, three texts, "
         "it gives a number. It is code of your own, and runs"
     )
-    timeout: float = Field(10.0, gt=0, le=3600, description="seconds that a call may take")
+    timeout: float = Field(10.0, gt=0, le=3600, description="time limit of a call in seconds")
 
     def relocated(self, there: Callable[[str], str]) -> Self:
         file, colon, name = self.function.rpartition(":")
@@ -166,9 +164,12 @@ class L3Settings(ObjectiveSettings):
 
     kind: Literal["l3"] = "l3"
     aux_weight: float = Field(
-        0.0, ge=0, le=100, description="λ; 0, which measured as well, learns the responses alone"
+        0.0,
+        ge=0,
+        le=100,
+        description="λ, the weight of L1; 0 trains on the responses only, which measured as well",
     )
-    aux_span: AuxSpan = Field("prompt", description="the tokens of L1")
+    aux_span: AuxSpan = Field("prompt", description="which tokens count for L1")
     aux_norm: Literal["token", "sequence"] = Field(
         "token", description="L1 is a mean over tokens, or over the means of the examples"
     )
@@ -182,20 +183,22 @@ class DpoSettings(ObjectiveSettings):
 
     kind: Literal["dpo"]
     loss: Literal["sigmoid", "ipo", "hinge"] = Field(
-        "sigmoid", description="what is made of the difference between chosen and rejected"
+        "sigmoid", description="loss function of the difference between chosen and rejected"
     )
-    beta: float = Field(0.1, gt=0, le=100, description="β; of ipo τ: how close to the reference")
+    beta: float = Field(
+        0.1, gt=0, le=100, description="β (τ for ipo): higher stays closer to the reference"
+    )
     label_smoothing: float = Field(
         0.0,
         ge=0,
         lt=0.5,
-        description="of sigmoid: share of preferences taken to be wrong",
+        description="for sigmoid: assumed fraction of wrong preferences",
     )
     aux_weight: float = Field(
         0.0, ge=0, le=100, description="λ of the supervised term, which keeps chosen replies likely"
     )
     aux_span: SupervisedSpan = Field(
-        "response", description="the tokens of the chosen sequence that L1 is over"
+        "response", description="which tokens of the chosen sequence count for L1"
     )
 
 
@@ -203,16 +206,16 @@ class KtoSettings(ObjectiveSettings):
     """Kahneman-Tversky optimization, of replies that are good or bad each for itself."""
 
     kind: Literal["kto"]
-    beta: float = Field(0.1, gt=0, le=100, description="β: how close to the reference")
+    beta: float = Field(0.1, gt=0, le=100, description="β: higher stays closer to the reference")
     desirable_weight: float | None = Field(
         None,
         gt=0,
         le=1000,
-        description="of good replies; by the counts when absent: the rarer kind weighs as much "
-        "altogether as the other, whose weight is 1",
+        description="weight of good replies; default: the rarer kind weighs as much in "
+        "total as the other, whose weight is 1",
     )
     undesirable_weight: float | None = Field(
-        None, gt=0, le=1000, description="of bad replies; by the counts when absent"
+        None, gt=0, le=1000, description="weight of bad replies; default: as for good ones"
     )
 
 
@@ -222,7 +225,7 @@ class OrpoSettings(ObjectiveSettings):
     kind: Literal["orpo"]
     beta: float = Field(0.1, gt=0, le=100, description="weight of the odds ratio, the paper's λ")
     span: SupervisedSpan = Field(
-        "full", description="the tokens of the chosen sequence that the supervised loss is over"
+        "full", description="which tokens of the chosen sequence count for the supervised loss"
     )
 
 
@@ -231,7 +234,10 @@ class RewardSettings(ObjectiveSettings):
 
     kind: Literal["reward"]
     centring: float = Field(
-        0.0, ge=0, le=100, description="weight of what holds the mean of two rewards at 0; try 0.01"
+        0.0,
+        ge=0,
+        le=100,
+        description="weight of the term that keeps the mean of two rewards at 0; try 0.01",
     )
 
 
@@ -240,30 +246,37 @@ class GrpoSettings(ObjectiveSettings):
 
     kind: Literal["grpo"]
     rewards: list[Check] = Field(
-        min_length=1, description="the checks; a reply's reward is what they give, added up"
+        min_length=1,
+        description="the checks; a reply's reward is the weighted sum of their results",
     )
-    replies: int = Field(8, ge=2, le=1024, description="drawn to each prompt: its group")
-    max_tokens: int = Field(512, ge=1, description="of a reply")
-    stop: list[str] = Field([], description="texts that end a reply, beside the template's")
-    temperature: float = Field(1.0, gt=0, le=100, description="replies are drawn with")
-    top_p: float = Field(1.0, gt=0, le=1, description="replies are drawn with; 1 is off")
-    top_k: int = Field(0, ge=0, description="replies are drawn with; 0 is off")
+    replies: int = Field(
+        8, ge=2, le=1024, description="number of replies sampled per prompt (the group)"
+    )
+    max_tokens: int = Field(512, ge=1, description="maximum tokens of a reply")
+    stop: list[str] = Field(
+        [], description="strings that end a reply, in addition to the template's"
+    )
+    temperature: float = Field(1.0, gt=0, le=100, description="sampling temperature of the replies")
+    top_p: float = Field(1.0, gt=0, le=1, description="top-p of the replies; 1 is off")
+    top_k: int = Field(0, ge=0, description="top-k of the replies; 0 is off")
     beta: float = Field(
-        0.0, ge=0, le=100, description="β, weight of the KL to the reference; 0 needs none"
+        0.0,
+        ge=0,
+        le=100,
+        description="β, weight of the KL divergence from the reference; 0 needs no reference",
     )
-    epsilon: float = Field(0.2, gt=0, lt=1, description="ε: how far below 1 a ratio counts")
+    epsilon: float = Field(0.2, gt=0, lt=1, description="ε: ratios are clipped at 1 - ε")
     epsilon_high: float | None = Field(
-        None, gt=0, le=100, description="how far above 1 a ratio counts; as epsilon when absent"
+        None, gt=0, le=100, description="ratios are clipped at 1 + this; default: epsilon"
     )
     iterations: int = Field(
         1,
         ge=1,
         le=100,
-        description="steps that learn from the same replies; an epoch then asks so many times "
-        "fewer of its prompts",
+        description="steps per set of sampled replies; an epoch uses that many times fewer prompts",
     )
     scale_rewards: bool = Field(
-        True, description="divide a group's advantages by the deviation of its rewards"
+        True, description="divide a group's advantages by the standard deviation of its rewards"
     )
 
     @property
@@ -282,9 +295,9 @@ class Head(Section):
     )
     problem_type: Literal["single_label_classification", "regression"] = Field(
         "single_label_classification",
-        description="regression: labels are numbers, learnt by the mean squared error",
+        description="regression: numeric labels, trained with the mean squared error",
     )
-    labels: list[str] = Field([], description="the classes in order; those of the rows when empty")
+    labels: list[str] = Field([], description="the classes in order; default: those of the rows")
     delimiter: str = Field("\n", min_length=1, description="text between the two sentences")
 
 

@@ -34,7 +34,7 @@ class Interrupted(Exception):
 class Source(Section):
     """A file of training documents."""
 
-    path: str = Field(description="text file, or JSONL with `text` or `messages` a line")
+    path: str = Field(description="text file, or JSONL with `text` or `messages` per line")
     weight: float = Field(1.0, gt=0, description="passes over this file in one epoch")
 
 
@@ -43,7 +43,10 @@ class PretrainData(Section):
 
     train: list[Source] = Field(min_length=1, description="files of documents")
     held_out: float = Field(
-        0.01, ge=0, lt=0.5, description="share of the documents kept for measuring, by hash"
+        0.01,
+        ge=0,
+        lt=0.5,
+        description="fraction of the documents held out for measuring, chosen by hash",
     )
     template: str = Field("chat", description="the dialogue template of `messages` documents")
 
@@ -66,17 +69,23 @@ class PretrainTrain(Section):
 
     epochs: float = Field(1.0, gt=0)
     window: int = Field(
-        0, ge=0, description="tokens of a training window, at most the positions; 0: as many"
+        0,
+        ge=0,
+        description="tokens per training window, at most shape.positions; 0: as many as positions",
     )
-    batch_size: int = Field(4, ge=1, description="windows a step")
-    accumulate: int = Field(1, ge=1, description="micro-batches a step")
+    batch_size: int = Field(4, ge=1, description="windows per micro-batch")
+    accumulate: int = Field(1, ge=1, description="micro-batches per step")
     optimizer: OptimizerName = Field(
-        "adamw", description="muon: for the matrices inside the blocks, adamw for the rest"
+        "adamw", description="muon updates the matrices inside the blocks, and adamw the rest"
     )
     learning_rate: float = Field(1e-3, gt=0)
-    warmup: float = Field(0.02, ge=0, lt=1, description="share of the steps")
+    warmup: float = Field(
+        0.02, ge=0, lt=1, description="fraction of the steps in which the learning rate rises"
+    )
     weight_decay: float = Field(0.1, ge=0)
-    precision: Literal["float32", "bfloat16"] = Field("bfloat16", description="of the products")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="number format of matrix products"
+    )
     save_every: int = Field(100, ge=1, description="steps between checkpoints")
     log_every: int = Field(10, ge=1, description="steps between lines of the loss log")
 
@@ -101,14 +110,14 @@ class TrainSource(Section):
     path: str = Field(min_length=1, description="a file, a folder of files, or a hub id")
     weight: float = Field(1.0, gt=0, le=1000, description="passes over these rows in one epoch")
     columns: dict[str, str] = Field(
-        {}, description="the column that holds each field, as in {prompt = 'Question'}"
+        {}, description="the column of each field, such as {prompt = 'Question'}"
     )
     template: str = Field("", description="a TOML file of instruction templates for these rows")
     cluster: str = Field(
-        "", description="the cluster of tasks these rows belong to; the templates' own when empty"
+        "", description="the task cluster of these rows; default: the templates' own"
     )
-    subset: str = Field("", description="of a hub id: the configuration's name")
-    split: str = Field("train", min_length=1, description="of a hub id: which split")
+    subset: str = Field("", description="configuration name of a hub data set")
+    split: str = Field("train", min_length=1, description="split of a hub data set")
 
 
 def _as_sources(value: object) -> object:
@@ -134,25 +143,29 @@ class Data(Section):
     held_out: Annotated[
         Annotated[Share, Tag("share")] | Annotated[Sources, Tag("files")],
         Discriminator(_share_or_files),
-    ] = Field(0.05, description="share of the rows kept for measuring, by hash; or files of them")
+    ] = Field(
+        0.05,
+        description="fraction of the rows held out for measuring, chosen by "
+        "hash; or files of held-out rows",
+    )
     held_out_clusters: list[str] = Field(
-        [], description="clusters of tasks left out of training, each measured on its own"
+        [], description="task clusters excluded from training and measured separately"
     )
     template: str = Field(
         "",
-        description="the dialogue template; when empty the one the model was trained in, else "
-        "its tokenizer's chat template",
+        description="the dialogue template; default: the one the model was trained with, "
+        "else its tokenizer's chat template",
     )
-    too_long: TooLong = Field("raise", description="what becomes of a row that does not fit")
+    too_long: TooLong = Field("raise", description="what to do with a row that does not fit")
     max_length: int | None = Field(
-        None, ge=8, description="tokens of a row; the model's window, at most 1,024, when absent"
+        None, ge=8, description="maximum tokens per row; default: the model's window, at most 1,024"
     )
     packing: bool = Field(
         False,
-        description="several short examples in one row of some 512 tokens, kept apart by "
-        "attention: faster, in fewer and larger steps",
+        description="pack short examples into rows of about 512 tokens, with attention kept "
+        "within each example: faster, with fewer and larger steps",
     )
-    bad_rows: BadRows = Field("raise", description="what becomes of a row that cannot be used")
+    bad_rows: BadRows = Field("raise", description="what to do with a row that cannot be used")
 
 
 Metric = Literal["loss", "accuracy", "macro_f1", "exact_match", "pearson", "spearman"]
@@ -164,96 +177,103 @@ class Train(Section):
     """What is trained, by which steps, and how often it is measured and saved."""
 
     method: Method = Field("full", description="which parameters are trained")
-    last_blocks: int = Field(2, ge=1, description="of method last-blocks: how many")
-    epochs: float = Field(2.0, gt=0, description="passes over the rows, as data.train weighs them")
-    max_steps: int = Field(
-        -1, ge=-1, description="steps of the whole run, in place of epochs where it is positive"
-    )
+    last_blocks: int = Field(2, ge=1, description="number of blocks trained by method last-blocks")
+    epochs: float = Field(2.0, gt=0, description="passes over the rows, as weighted in data.train")
+    max_steps: int = Field(-1, ge=-1, description="total steps; replaces epochs if positive")
     batch_size: int = Field(
         8,
         ge=1,
-        description="examples a micro-batch and process; with data.packing rows, of several each",
+        description="examples per micro-batch and process; with data.packing, rows of "
+        "several examples",
     )
-    accumulate: int = Field(1, ge=1, description="micro-batches a step")
+    accumulate: int = Field(1, ge=1, description="micro-batches per step")
     optimizer: OptimizerName = Field(
-        "adamw", description="muon: for the matrices inside the blocks, adamw for the rest"
+        "adamw", description="muon updates the matrices inside the blocks, and adamw the rest"
     )
     learning_rate: float = Field(
-        5e-5, gt=0, description="at its highest; adapters take some five times as much"
+        5e-5, gt=0, description="peak learning rate; adapters need about five times as much"
     )
     schedule: Literal["cosine", "linear", "constant"] = Field(
-        "cosine", description="how the learning rate falls to 0 after the warmup, if it does"
+        "cosine",
+        description="how the learning rate changes after the warmup: it falls to "
+        "0, or stays constant",
     )
     warmup: float = Field(
-        0.03, ge=0, lt=1, description="share of the steps in which the learning rate rises"
+        0.03, ge=0, lt=1, description="fraction of the steps in which the learning rate rises"
     )
-    warmup_steps: int = Field(
-        0, ge=0, description="so many steps, in place of warmup where it is positive"
-    )
+    warmup_steps: int = Field(0, ge=0, description="warmup steps; replaces warmup if positive")
     weight_decay: float = Field(
-        0.0, ge=0, description="how fast weights shrink: by this share times the learning rate"
+        0.0, ge=0, description="weights shrink by this factor times the learning rate in each step"
     )
-    max_grad_norm: float = Field(1.0, gt=0, description="longer gradients are shortened to it")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of the products; auto: bfloat16 where it is faster, on GPUs and AMX"
+        "auto",
+        description="number format of matrix products; auto: bfloat16 where it is "
+        "faster (GPUs, AMX)",
     )
     gradient_checkpointing: bool = Field(
-        False, description="computes activations twice to keep fewer: less memory, more time"
+        False, description="recompute activations in the backward pass: less memory, more time"
     )
     eval_every: int = Field(
-        0, ge=0, description="steps between measurements; 0: as save_every, else twice an epoch"
+        0, ge=0, description="steps between measurements; 0: same as save_every, or twice an epoch"
     )
     save_every: int = Field(
         0,
         ge=0,
-        description="steps between checkpoints; 0: as eval_every; the best one is always saved",
+        description="steps between checkpoints; 0: same as eval_every; the best one is "
+        "always saved",
     )
     metric_for_best_model: Metric = Field(
         "loss",
-        description="held-out figure by which the weights to keep are chosen: macro_f1 of classes, "
-        "pearson and spearman of regression, exact_match of greedy replies as long as "
-        "samples.max_tokens",
+        description="held-out metric that selects the weights to keep: macro_f1 for "
+        "classes, pearson and spearman for regression, exact_match for greedy replies of up to "
+        "samples.max_tokens tokens",
     )
     report_to: list[Tracker] = Field(
-        [], description="where the log goes besides log.jsonl; each has to be installed"
+        [], description="trackers that receive the log as well as log.jsonl; each must be installed"
     )
     early_stop: int = Field(
-        0, ge=0, description="measurements without a better one after which to stop; 0: never"
+        0, ge=0, description="stop after this many measurements without improvement; 0: never"
     )
 
 
 class Adapter(Section):
     """Low-rank adapters of methods lora, dora and rslora."""
 
-    rank: int = Field(8, ge=1, description="columns of the two factors of an update")
+    rank: int = Field(8, ge=1, description="rank of the update")
     alpha: float = Field(16.0, gt=0, description="the update is scaled by alpha / rank")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of an adapter's inputs left out")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the adapter's inputs")
     targets: list[str] = Field(
         [],
-        description="names of the linear layers that get one, as in ['q_proj', 'v_proj']; all "
-        "inside the blocks when empty",
+        description="names of the linear layers that get an adapter, such as ['q_proj', "
+        "'v_proj']; default: all inside the blocks",
     )
     modules_to_save: list[str] = Field(
-        [], description="names of modules learnt whole beside it, as in ['lm_head']"
+        [], description="names of modules trained in full as well, such as ['lm_head']"
     )
     load_in_4bit: bool = Field(
         False,
-        description="the base's weights in four bits (QLoRA); needs a GPU and bitsandbytes",
+        description="load the base model's weights in four bits (QLoRA); needs a GPU and "
+        "bitsandbytes",
     )
 
 
 class Samples(Section):
     """Greedy replies to fixed prompts, shown while the model learns."""
 
-    prompts: list[str] = Field([], description="those of held-out rows when empty")
-    held_out: int = Field(2, ge=0, description="of how many held-out rows; 0 with no prompts: none")
-    every: int = Field(0, ge=0, description="steps; 0: with each measurement")
-    max_tokens: int = Field(48, ge=1, description="of a reply")
+    prompts: list[str] = Field(
+        [], description="prompts to reply to; default: those of held-out rows"
+    )
+    held_out: int = Field(
+        2, ge=0, description="number of held-out rows to reply to if prompts is empty"
+    )
+    every: int = Field(0, ge=0, description="steps between samples; 0: with each measurement")
+    max_tokens: int = Field(48, ge=1, description="maximum tokens of a reply")
 
 
 def _without_nul(path: str) -> str:
     if "\0" in path:
-        raise ValueError("holds a NUL character, which no path does")
+        raise ValueError("holds a NUL character, which no path may contain")
     return path
 
 
@@ -261,12 +281,12 @@ class FinetuneConfig(Section):
     """`finetune check`, `train` and `resume`."""
 
     model: str = Field(
-        "bundled", min_length=1, description="bundled, a folder, an adapter, a hub id"
+        "bundled", min_length=1, description="bundled, a folder, an adapter or a hub id"
     )
     output: Annotated[str, AfterValidator(_without_nul)] = Field(
         min_length=1, description="the run folder"
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="of the rows' order and of new weights")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the rows' order and of new weights")
     data: Data
     objective: Objectives = L3Settings.model_validate({})
     train: Train = Train.model_validate({})

@@ -61,7 +61,7 @@ def tables(source: TrainSource) -> list[Table]:
     Raises ConfigError when there is no such thing, or nothing in it that could be read.
     """
     if "\0" in source.path:
-        raise ConfigError(f"{quoted(source.path)}: holds a NUL character and is no path")
+        raise ConfigError(f"{quoted(source.path)}: holds a NUL character and is not a valid path")
     path = Path(source.path).expanduser()
     if path.is_dir():
         files = sorted(
@@ -236,7 +236,7 @@ def _hub_table(source: TrainSource) -> Table:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"{source.path}: there is no such file or folder, and as a data set of the hub it "
-            f"cannot be had: {reason}"
+            f"cannot be loaded: {reason}"
         ) from None
     name = f"{source.path} ({source.split})"
 

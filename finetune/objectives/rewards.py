@@ -50,7 +50,7 @@ class RewardError(UserError):
 
 
 class RewardFunction:
-    """The function `place`, file.py:function. timeout: seconds that a call may take.
+    """The function `place`, file.py:function. timeout: time limit of a call in seconds.
 
     Raises ConfigError when there is no such function.
     """

@@ -63,7 +63,7 @@ def test_a_terminal_is_not_read_from(run, use_model: UseModel) -> None:
     status, _, err = run("ask", terminal=True)
     assert (status, err) == (
         2,
-        "chatapp: there is no question; give it in quotes or on standard input\n",
+        "chatapp: there is no question; pass it in quotes or on standard input\n",
     )
 
 
@@ -110,7 +110,7 @@ def test_the_makers_values_are_the_defaults_and_everyone_is_named(
     assert drawn["repetition_penalty"] == {"value": 1.1, "from": "environment"}
     assert drawn["min_p"] == {"value": 0.0, "from": "default"}
     assert (model.samplings[0].top_k, model.samplings[0].top_p) == (20, 0.5)
-    expected = "generation_config.json: min_p is 'much'; expected a number; the value is left out"
+    expected = "generation_config.json: min_p is 'much'; expected a number; the value is ignored"
     assert status == 0
     assert err.endswith(f"chatapp: {folder}/{expected}\n")
 
@@ -185,7 +185,7 @@ def test_an_argument_that_is_no_utf8_is_no_trouble(run, use_model: UseModel, com
     [
         (b"caf\xe9\n", "line 1: is not valid UTF-8 (perhaps Latin-1"),
         (b"one\ntwo \xff", "line 2: is not valid UTF-8"),
-        (b"\x7fELF\x00\x01", "is no text: it holds NUL bytes"),
+        (b"\x7fELF\x00\x01", "is not text: it contains NUL bytes"),
     ],
 )
 @pytest.mark.parametrize("command", ["ask", "complete"])
@@ -406,7 +406,7 @@ def test_the_switch_for_thinking(run, use_model: UseModel, tmp_path: Path) -> No
         ),
         ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__'"),
         ("x" * 10_000_000, "has 10,000,000 characters; expected at most 500,000"),
-        ("{{ nothing }}", "writes nothing of this chat"),
+        ("{{ nothing }}", "renders this chat as an empty text"),
         ("{{ 'a'.ljust(10 ** 11) }}", "it fills a text up to more than a million characters"),
     ],
 )

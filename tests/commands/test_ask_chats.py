@@ -124,9 +124,9 @@ def test_the_chats_own_model_and_sampling_are_used(
     [
         (["-c"], "there is no chat to continue yet"),
         (["--chat", "7"], "there is no chat 7"),
-        (["-c", "--chat", "7"], "give one of them"),
+        (["-c", "--chat", "7"], "not both"),
         (["--persona", "pirat"], "there is no persona 'pirat'"),
-        (["--persona", "a", "--system", "b"], "give one of them"),
+        (["--persona", "a", "--system", "b"], "not both"),
         (["--system", "./none.txt"], "there is no such file"),
         (["-f", "none.txt"], "none.txt: cannot be read"),
         (["-f", "."], "cannot be read"),
@@ -158,7 +158,7 @@ def test_a_chat_keeps_its_instructions_and_is_not_deleted(
 ) -> None:
     chat_id = held_chat(store, "Hi", "Hello.")
     use_model(ScriptedModel([" Ok."]))
-    assert "has its instructions" in run("ask", "-c", "Hi", "--system", "Be rude.").err
+    assert "already has instructions" in run("ask", "-c", "Hi", "--system", "Be rude.").err
     store.bin_chat(chat_id)
     assert f"chat {chat_id} is deleted" in run("ask", "--chat", str(chat_id), "Hi").err
 

@@ -96,7 +96,7 @@ def test_a_server_of_tools(run, use_model: UseModel, tmp_path: Path, yes: str) -
             ["--tools", "clock", "--yes-tools", "touch"],
             "--yes-tools names 'touch', which is not among --tools",
         ),
-        (["--tools", "clock", "--reward", "x"], "--reward scores many answers; --tools is for one"),
+        (["--tools", "clock", "--reward", "x"], "--reward and --tools cannot be used together"),
         (["--tools", "bad"], "bad.toml: 'description' is missing"),
     ],
 )

@@ -88,7 +88,7 @@ def test_an_unsaved_chat_makes_no_file(run, started: list, kept: list, home: Pat
     assert run("--unsaved", terminal=True) == (0, "", "")
     assert kept == [False]
     assert not home.exists()
-    assert "--unsaved exclude each other" in run("--unsaved", "-c", terminal=True).err
+    assert "--unsaved cannot be used together" in run("--unsaved", "-c", terminal=True).err
 
 
 @pytest.mark.parametrize(("answer", "status", "kept_then"), [(b"\n", 0, [False]), (b"n\n", 2, [])])
@@ -111,7 +111,7 @@ def test_the_chat_needs_a_terminal(run, started: list) -> None:
 
 def test_options_of_the_chat_are_not_lost_before_a_command(run) -> None:
     status, _, err = run("--model", "x", "history", "list")
-    assert (status, err) == (2, "chatapp: options for a command stand after it\n")
+    assert (status, err) == (2, "chatapp: put options after the command: chatapp ask --model …\n")
 
 
 def test_wrong_settings_are_one_sentence(run, started: list) -> None:

@@ -133,4 +133,4 @@ def test_an_evaluation_refuses_documents(
     files = (str(tmp_path / "task.toml"), "--test", str(tmp_path / "test.jsonl"))
     result = run("eval", *files, "--report", str(tmp_path / "report"))
     assert result.status == 2
-    assert "'documents' asks for passages" in result.err
+    assert "'documents' searches documents" in result.err

@@ -56,7 +56,7 @@ def test_a_table_on_standard_output(
     assert head.startswith("task living, scoring direct, ")
     assert lines[0].split()[:4] == ["measure", "shots", "selection", "order"]
     assert len([line for line in lines if "accuracy" in line]) == 2
-    assert result.out.count("the measure, as the mean over seeds\n") == 1
+    assert result.out.count("mean of the metric over seeds\n") == 1
     assert any("knn:tfidf nearest-last" in " ".join(line.split()) for line in lines)
 
 
@@ -183,7 +183,7 @@ def test_lambada_says_which_passage_failed(run: Run, use_model: UseModel, tmp_pa
     made = json.loads(result.out)
     assert (made["n"], made["failed"], made["last_word"]["accuracy"]) == (1, 1, 1.0)
     assert f"{file}, line 3: out of memory" in result.err
-    assert "1 of 2 passages failed and are in no figure" in result.err
+    assert "1 of 2 passages failed and are not counted" in result.err
 
 
 def test_a_pool_of_real_data(
@@ -199,8 +199,8 @@ def test_a_pool_of_real_data(
     for command in (["eval", str(task), "--test", test_file], ["run", str(task), "--input", "x"]):
         result = run(*command)
         assert result.status == 0
-        assert f"{pool}: 1 row repeats another one; each is used once" in result.err
-        assert f"{conflict}; these rows are used as they stand" in result.err
+        assert f"{pool}: 1 row repeats another one; duplicates are ignored" in result.err
+        assert f"{conflict}; these rows are used unchanged" in result.err
         strict = run(*command, "--strict")
         assert strict.status == 2
         assert conflict in strict.err
@@ -211,26 +211,26 @@ def test_a_pool_of_real_data(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ([], "name prompt files with --test, or --task, or --lambada"),
+        ([], "expected prompt files with --test, or --task, or --lambada"),
         (["TASK"], "name a file of them with --test"),
-        (["TASK", "--task", "2D+", "--test", "TEST"], "name prompt files with --test, or"),
+        (["TASK", "--task", "2D+", "--test", "TEST"], "expected prompt files with --test, or"),
         (["TASK", "TASK", "--test", "TEST"], "another prompt file is named 'living'"),
         (["TASK", "--test", "TEST", "--shots", "one"], "--shots holds 'one'"),
         (["TASK", "--test", "TEST", "--shots", "0,"], "--shots holds ''"),
-        (["TASK", "--test", "TEST", "--shots", "9"], "9 shots are asked for; its pool holds 3"),
+        (["TASK", "--test", "TEST", "--shots", "9"], "9 shots were requested; its pool has 3"),
         (["TASK", "--test", "TEST", "--select", "kn"], "did you mean 'knn'?"),
         (["TASK", "--test", "TEST", "--order", "up"], "--order is 'up'"),
         (["TASK", "--test", "TEST", "--score", "x"], "--score is 'x'"),
         (["TASK", "--test", "none.jsonl"], "none.jsonl: cannot be read"),
-        (["--task", "2D+", "--score", "channel"], "none of these tasks has labels"),
+        (["--task", "2D+", "--score", "channel"], "none of these tasks has any"),
         (["--task", "9D"], "there is no task '9D'"),
         (["--task", "RW", "--limit", "9000"], "name a file of more words"),
         (["--lambada", "none.txt"], "none.txt: cannot be read"),
         (["--lambada", "ONE"], "line 1: expected a passage of two words or more"),
-        (["--lambada", "ONE", "--report", "x"], "--report means nothing with --lambada"),
-        (["--lambada", "ONE", "--shots", "1"], "--shots means nothing with --lambada"),
-        (["--task", "2D+", "--test", "TEST"], "--test means nothing with --task"),
-        (["TASK", "--test", "TEST", "--words", "ONE"], "--words means nothing with prompt files"),
+        (["--lambada", "ONE", "--report", "x"], "--report cannot be used with --lambada"),
+        (["--lambada", "ONE", "--shots", "1"], "--shots cannot be used with --lambada"),
+        (["--task", "2D+", "--test", "TEST"], "--test cannot be used with --task"),
+        (["TASK", "--test", "TEST", "--words", "ONE"], "--words cannot be used with prompt files"),
     ],
 )
 def test_what_the_user_can_put_right(
@@ -306,4 +306,4 @@ def test_both_styles_stand_in_the_report(
     assert shown == ["text", "turns", "none"]
     refused = run(*arguments, "--style", "turns", "--score", "channel")
     assert (refused.status, refused.err.count("\n")) == (2, 1)
-    assert "turns of a chat cannot be turned round" in refused.err
+    assert "the order of chat turns cannot be reversed" in refused.err

@@ -96,7 +96,7 @@ def test_what_a_head_cannot_answer_is_refused(
     assert f"'labels' are not those of the head of {head}: ham, spam" in result.err
     Path(spam).write_text(TASK)
     result = run("run", spam, "--input", "x", "--model", head, "--shots", "1")
-    assert (result.status, "--shots means nothing with" in result.err) == (2, True)
+    assert (result.status, "--shots cannot be used with" in result.err) == (2, True)
     (Path(head) / HEAD_WEIGHTS).write_bytes(b"no weights")
     result = run("run", spam, "--input", "x", "--model", head)
     assert (result.status, "not the weights of this head" in result.err) == (2, True)

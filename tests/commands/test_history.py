@@ -36,7 +36,7 @@ def chats_left() -> list[int]:
 def test_an_empty_history_is_no_error(run) -> None:
     assert run("history", "list") == (0, "", "chatapp: there are no chats yet\n")
     assert run("history", "list", "--json") == (0, "[]\n", "")
-    assert run("history", "search", "x") == (0, "", "chatapp: no message holds 'x'\n")
+    assert run("history", "search", "x") == (0, "", "chatapp: no message contains 'x'\n")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -186,7 +186,7 @@ def test_export_replaces_no_file_unasked(run, ids: list[int], tmp_path: Path) ->
     file.write_text("precious")
     arguments = ("history", "export", str(ids[0]), "-o", str(file))
     assert run(*arguments) == (
-        *(2, "", f"chatapp: {file}: this file exists; --force replaces it\n"),
+        *(2, "", f"chatapp: {file}: this file already exists; --force replaces it\n"),
     )
     assert file.read_text() == "precious"
     assert run(*arguments, "--force").status == 0
@@ -232,7 +232,7 @@ def test_export_wants_one_chat_or_all(run, arguments: list[str]) -> None:
 
 def test_deleting_has_to_be_confirmed(run, ids: list[int]) -> None:
     assert run("history", "delete", str(ids[0])) == (
-        *(2, "", "chatapp: deleting a chat has to be confirmed with --yes\n"),
+        *(2, "", "chatapp: to delete a chat, confirm with --yes\n"),
     )
     assert chats_left() == ids[::-1]
     assert run("history", "delete", str(ids[0]), "--yes") == (0, "", "")

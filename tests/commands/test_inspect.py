@@ -188,7 +188,7 @@ def test_an_existing_file_is_replaced_only_when_asked(
     command = ("inspect", "x", "--model", folder, "--output", str(target))
     result = run(*command)
     assert (result.status, result.out) == (2, "")
-    assert "this file exists; --force replaces it" in result.err
+    assert "this file already exists; --force replaces it" in result.err
     assert target.read_text() == "mine"
     assert run(*command, "--force").status == 0
     assert "<html" in target.read_text(encoding="utf-8")
@@ -209,9 +209,9 @@ def test_a_picture_of_its_own(run: Run, folder: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["x", "--output", "page.pdf"], "page.pdf: is no kind of file"),
+        (["x", "--output", "page.pdf"], "page.pdf: unsupported file type"),
         (["x", "--output", "nowhere/page.html"], "cannot be written"),
-        (["x", "--output", "a.svg", "--json"], "exclude each other"),
+        (["x", "--output", "a.svg", "--json"], "not both"),
         (["x", "--token", "1"], "--token is 1; the text has 1 tokens"),
         (["x", "--token", "-2"], "--token is -2"),
         (["x", "--layer", "3"], "--layer is 3; the model has 2"),
@@ -240,4 +240,4 @@ def test_standard_input_and_models_that_do_not_show_their_inside(
     use_model(ScriptedModel(["x"]))  # type: ignore[operator]
     result = run("inspect", "x")
     assert result.status == 2
-    assert "scripted: this kind of model does not show its inside" in result.err
+    assert "scripted: this kind of model cannot be inspected" in result.err

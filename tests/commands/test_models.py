@@ -52,8 +52,8 @@ def test_info_says_what_is_not_known(run, tmp_path: Path) -> None:
     status, out, err = run("models", "info", str(tmp_path))
     assert (status, err) == (0, "")
     assert (
-        "not known       layers (L), heads, hidden size (H): the configuration has no one figure "
-        "for the whole model\n"
+        "not known       layers (L), heads, hidden size (H): the configuration has no "
+        "single value for the whole model\n"
     ) in out
     assert "vocabulary (V)  260 tokens\n" in out
     assert not re.search(r"\b0\n", out)
@@ -77,7 +77,7 @@ def test_info_tells_what_replies_are_drawn_with(run, tmp_path: Path) -> None:
     assert "sampling         temperature 0.0 (model)\n" in out
     assert err.endswith(
         f"chatapp: {folder}/generation_config.json: top_k is -3; expected 0 (off) or more; "
-        "the value is left out\n"
+        "the value is ignored\n"
     )
     document = json.loads(run("models", "info", str(folder), "--json").out)
     assert document["sampling"]["temperature"] == {"value": 0.0, "from": "model"}
@@ -115,7 +115,10 @@ def test_too_little_memory_is_told_before_a_model_is_loaded(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     takes = f"chatapp: {model} takes about 250.1 MB of memory, and "
     status, _, err = run("complete", "Hi", "--model", str(model), "--max-tokens", "2")
-    assert (status, err) == (0, f"{takes}100.0 MB are free; it may be slow, or end\n")
+    assert (status, err) == (
+        0,
+        f"{takes}100.0 MB are free. It may be slow, or be killed for lack of memory.\n",
+    )
     memory.total = 200_000_000
     status, out, err = run("complete", "Hi", "--model", str(model))
     assert (status, out, err) == (2, "", f"{takes}this machine has 200.0 MB\n")

@@ -40,7 +40,7 @@ def test_a_file_is_replaced_only_when_asked_for(run, model: Path, tmp_path: Path
     out = tmp_path / "tiny.gguf"
     out.write_text("mine")
     status, _, err = run("models", "export", str(model), str(out))
-    assert (status, err) == (2, f"chatapp: {out}: this file exists; --force replaces it\n")
+    assert (status, err) == (2, f"chatapp: {out}: this file already exists; --force replaces it\n")
     assert out.read_text() == "mine"
     assert run("models", "export", str(model), str(out), "--force").status == 0
     assert out.read_bytes().startswith(b"GGUF")

@@ -65,7 +65,11 @@ def test_an_interrupt(run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fetching, "fetch", fetch)
     status, out, err = run("models", "get", "smollm2")
-    assert (status, out, err) == (130, "", "chatapp: interrupted; the same command continues\n")
+    assert (status, out, err) == (
+        130,
+        "",
+        "chatapp: interrupted; run the same command again to continue\n",
+    )
 
 
 def test_the_list_shows_what_was_brought(run, tiny: Fetched) -> None:
@@ -74,7 +78,7 @@ def test_the_list_shows_what_was_brought(run, tiny: Fetched) -> None:
     assert "folder · 1.5 MB" in line
     (tiny.folder / "model.gguf").unlink()
     (line,) = [line for line in run("models", "list").out.splitlines() if "smollm2" in line]
-    assert "is not whole; `models get smollm2` goes on" in line
+    assert "is incomplete; `models get smollm2` continues" in line
     fetched_path().write_text("oops")
     status, out, _ = run("models", "list")
     assert status == 0
@@ -84,7 +88,7 @@ def test_the_list_shows_what_was_brought(run, tiny: Fetched) -> None:
 def test_removing_is_confirmed(run, tiny: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, err = run("models", "remove", "smollm2")
     assert (status, out) == (2, "")
-    assert err == "chatapp: removing a model has to be confirmed with --yes\n"
+    assert err == "chatapp: to remove a model, confirm with --yes\n"
     monkeypatch.setattr("typer.confirm", lambda question, err: False)
     assert run("models", "remove", "smollm2", terminal=True).status == 1
     assert tiny.is_whole

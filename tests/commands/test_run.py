@@ -241,7 +241,7 @@ def test_an_option_for_examples_is_refused_with_a_text(run: Run, tmp_path: Path)
     for option, value in (("--shots", "2"), ("--select", "knn"), ("--order", "shuffled")):
         result = run("run", str(path), option, value)
         assert result.status == 2
-        assert f"{option} means nothing with {path}, a text to complete" in result.err
+        assert f"{option} cannot be used with {path}, a text to complete" in result.err
 
 
 def test_it_is_said_how_many_examples_did_not_fit(
@@ -264,9 +264,7 @@ def test_it_is_said_how_many_examples_did_not_fit(
 def test_a_name_that_is_in_no_library(run: Run, name: str, hint: str) -> None:
     result = run("run", name, "--input", "x")
     assert result.status == 2
-    assert (
-        f"{name}: there is no such file, and none in the library of prompts; {hint}" in result.err
-    )
+    assert f"{name}: there is no such file, and no such prompt in the library; {hint}" in result.err
 
 
 def test_inputs_from_a_pipe(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) -> None:
@@ -299,8 +297,8 @@ def test_a_full_disk(run: Run, spam: str, model: ScriptedModel, tmp_path: Path) 
     [
         ([], "there is no input"),
         (["--input", " "], "--input is empty"),
-        (["--input", "x", "--inputs", "y"], "exclude each other"),
-        (["--input", "x", "--output", "y"], "--output is for"),
+        (["--input", "x", "--inputs", "y"], "not both"),
+        (["--input", "x", "--output", "y"], "--output needs"),
         (["--inputs", "y", "--json"], "--json is for one input"),
         (["--inputs", "y", "--show-prompt"], "--show-prompt is for one input"),
         (["--inputs", "none.txt"], "none.txt: cannot be read"),
@@ -349,7 +347,7 @@ def test_nothing_to_do_is_said(run: Run, spam: str, model: ScriptedModel, tmp_pa
     assert run(*command) == (0, "", f"chatapp: {inputs}: is empty\n")
     inputs.write_text("one\n")
     assert run(*command) == (0, "", "")
-    assert run(*command) == (0, "", f"chatapp: {output}: all answers are there already\n")
+    assert run(*command) == (0, "", f"chatapp: {output}: all inputs are already answered\n")
 
 
 def test_inputs_from_standard_input_and_answers_on_standard_output(
@@ -437,7 +435,7 @@ def test_an_output_of_another_run_is_refused(
     assert "another prompt, model or option" in refused()
     model.name = "scripted"
     inputs.write_text("one\n2\nthree\n")
-    assert "its row for line 2 is not of these inputs" in refused()
+    assert "its row for line 2 does not match these inputs" in refused()
     inputs.write_text("one\n")
     assert "more rows than there are inputs" in refused()
     inputs.write_text("one\ntwo\nthree\nfour\n")
@@ -499,7 +497,9 @@ def test_interrupted_it_says_how_to_go_on(spam: str, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
     assert process.returncode == 130
-    assert error.decode() == (f"chatapp: interrupted; the same command continues {output}\n")
+    assert error.decode() == (
+        f"chatapp: interrupted; run the same command again to continue {output}\n"
+    )
 
 
 # In turns of a chat
@@ -538,7 +538,7 @@ def test_turns_of_a_model_without_a_template_are_ours(
     ("options", "sentence"),
     [
         (("--style", "turn"), "--style is 'turn', which is not known; did you mean 'turns'?"),
-        (("--style", "turns", "--score", "channel"), "'score.method' is 'channel', which asks"),
+        (("--style", "turns", "--score", "channel"), "'score.method' is 'channel', which puts"),
     ],
 )
 def test_styles_that_cannot_be(
@@ -559,4 +559,4 @@ def test_answers_in_another_style_are_not_continued(
     assert run(*arguments).status == 0
     refused = run(*arguments, "--style", "turns")
     assert refused.status == 2
-    assert "was written by another prompt, model or option" in refused.err
+    assert "was written with another prompt, model or option" in refused.err

@@ -106,7 +106,7 @@ def test_what_it_cannot_do_is_said(run, model: str) -> None:
     assert "an encoder reads the prompt and a decoder writes the reply" in shown.err
     measured = run("bench", "--model", model)
     assert measured.status == 2
-    assert "has an encoder and a decoder" in measured.err
+    assert "is an encoder-decoder model" in measured.err
 
 
 def test_what_is_too_long_is_said(run, model: str) -> None:

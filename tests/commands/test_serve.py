@@ -73,7 +73,7 @@ def test_it_does_not_listen_beyond_this_machine(run, host: str) -> None:
     status, out, err = run("serve", "--host", host)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "can be reached from other machines" in err
-    assert "--expose allows that" in err
+    assert "--expose allows this" in err
 
 
 def test_wrong_options_are_refused_before_anybody_comes(run) -> None:

@@ -46,8 +46,8 @@ def test_what_there_is_to_know_goes_to_standard_error(run, server: CompletionsSe
     server.models = [{"id": "tiny"}]
     status, out, err = run("complete", "Once", "--model", "mine", "--top-k", "5")
     assert (status, out) == (0, " Hello.\n")
-    assert "chatapp: The server does not tell how long its context is" in err
-    assert "chatapp: The server was asked for top_k" in err
+    assert "chatapp: The server does not report its context window" in err
+    assert "chatapp: Not every server follows top_k" in err
 
 
 def test_a_server_that_breaks_off(run, server: CompletionsServer) -> None:

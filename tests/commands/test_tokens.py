@@ -46,5 +46,5 @@ def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
 
 def test_a_text_or_a_file(tmp_path: Path) -> None:
     for arguments in (["tokens"], ["tokens", "a", "--file", "b"]):
-        with pytest.raises(UserError, match="takes a text, or a file with --file"):
+        with pytest.raises(UserError, match="give either a text or --file"):
             CliRunner().invoke(app, arguments, catch_exceptions=False)

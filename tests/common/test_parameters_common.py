@@ -84,9 +84,9 @@ def test_a_server_is_asked_for_it_or_the_user_is_told(name: str) -> None:
     if of.is_heeded_here or not (of.is_extension or not of.request_fields):
         assert told == ""
     elif of.request_fields:
-        assert f"asked for {name}, but not every server" in told
+        assert f"Not every server follows {name}" in told
     else:
-        assert told == f"The server cannot be asked for {name}."
+        assert told == f"The server does not support {name}."
 
 
 @pytest.mark.parametrize(

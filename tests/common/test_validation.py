@@ -50,13 +50,13 @@ def refusal(source: str) -> str:
 
 
 REFUSALS = {
-    "size = 1\nsise = 2": "x.toml, line 2: 'sise' is no key of a document; did you mean 'size'?",
-    "zzz = 2": "x.toml, line 1: 'zzz' is no key of a document; there are table, size",
+    "size = 1\nsise = 2": "x.toml, line 2: 'sise' is not a key of a document; did you mean 'size'?",
+    "zzz = 2": "x.toml, line 1: 'zzz' is not a key of a document; there are table, size",
     "table = 3": "x.toml, line 1: 'table' is the number 3, expected a table",
     "[table]\nmode = 'slow'": "x.toml, line 2: 'table.mode' is the string 'slow', expected 'fast' "
     "or 'exact'",
     "[table]\nrows = []": "x.toml, line 2: 'table.rows' holds 0, expected 1 or more",
-    "[[table.rows]]\npaht = ''": "x.toml, line 2: 'table.rows[1].paht' is no key of a document; "
+    "[[table.rows]]\npaht = ''": "x.toml, line 2: 'table.rows[1].paht' is not a key of a document; "
     "did you mean 'path'?",
     "[[table.rows]]\ncolumns = {}": "x.toml: 'table.rows[1].path' is missing",
     "[[table.rows]]\npath = ''": "x.toml, line 2: 'table.rows[1].path' is the string '', expected "
@@ -99,7 +99,7 @@ def test_a_dataclass_is_as_strict() -> None:
     for data, sentence in (
         ({"port": 1}, "x: 'url' is missing"),
         ({"url": "a", "port": "1"}, "x: 'port' is the string '1', expected a whole number"),
-        ({"url": "a", "prot": 1}, "x: 'prot' is no key of a place; did you mean 'port'?"),
+        ({"url": "a", "prot": 1}, "x: 'prot' is not a key of a place; did you mean 'port'?"),
         (3, "x: is the number 3, expected a table"),
     ):
         with pytest.raises(UserError, match=f"^{sentence.replace('?', '[?]')}$"):

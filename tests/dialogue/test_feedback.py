@@ -79,7 +79,7 @@ def test_it_goes_with_its_chat(store: Store, replies: list[int]) -> None:
 
 
 def test_what_cannot_be_judged_is_refused_in_words(store: Store, replies: list[int]) -> None:
-    with pytest.raises(StoreError, match="message 1 is no reply"):
+    with pytest.raises(StoreError, match="message 1 is not a reply"):
         store.set_thumb(1, 1)
     with pytest.raises(StoreError, match="there is no message 99"):
         store.set_correction(99, "x")
@@ -186,7 +186,7 @@ def test_only_two_replies_to_one_message_are_compared(store: Store, replies: lis
     for left, right in ((replies[0], 2), (replies[0], replies[0]), (replies[0], 1)):
         with pytest.raises(StoreError, match="only two replies to the same message"):
             store.add_comparison(left, right, "left")
-    with pytest.raises(StoreError, match="is no reply"):
+    with pytest.raises(StoreError, match="is not a reply"):
         store.add_comparison(1, store.add_message(1, None, "user", "x").id, "left")
     assert store.comparisons(1) == []
     assert store.feedback(1) == {}

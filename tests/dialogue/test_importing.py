@@ -73,7 +73,7 @@ def test_sources_and_calls_come_back(store: Store, tmp_path: Path) -> None:
     assert (again.sources, again.calls) == (sources, calls)
 
 
-TOO_DEEP = f"message 2, call 2: nests lists and objects more than {DEEPEST} deep"
+TOO_DEEP = f"message 2, call 2: nests lists and objects deeper than {DEEPEST} deep"
 GOOD = {"name": "x", "arguments": {}, "result": "", "status": "done", "at": 0, "inside": 0}
 
 
@@ -107,7 +107,7 @@ def test_calls_of_the_user_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ImportingError) as error:
         read_chats(path)
     assert str(error.value) == (
-        f"{path}, message 1: is from 'user' and has calls, which only replies have"
+        f"{path}, message 1: is from 'user' and has calls, which only replies may have"
     )
 
 
@@ -221,7 +221,7 @@ def test_odd_values_in_a_chat_are_understood_or_told_in_words(
     [
         ("", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
-        ("[]", "holds no chat"),
+        ("[]", "contains no chat"),
         ("3", "is the number 3, expected an object"),
         (
             '{"messages": [{"role": "user", "content": "x"}]}\n{"messages": [',
@@ -235,7 +235,7 @@ def test_odd_values_in_a_chat_are_understood_or_told_in_words(
             "message 1: 'role' is the string 'tool', expected",
         ),
         ({"messages": [{"role": "user"}]}, "message 1: 'content' is missing, expected text"),
-        ({"messages": [{"role": "user", "content": [{"image": 1}]}]}, "is no part with text"),
+        ({"messages": [{"role": "user", "content": [{"image": 1}]}]}, "is not a text part"),
         ({"messages": TURNS[1:]}, "message 1: is from 'assistant', expected 'user'"),
         ({"messages": [*TURNS, TURNS[1]]}, "message 3: is from 'assistant', expected 'user'"),
         ({"messages": [*TURNS, {"role": "system", "content": "x"}]}, "only the first message"),
@@ -245,13 +245,13 @@ def test_odd_values_in_a_chat_are_understood_or_told_in_words(
         ),
         ({"messages": TURNS, "title": 7}, "'title' is the number 7, expected text"),
         ({"mapping": {}, "current_node": "a"}, "'mapping' has no node 'a'"),
-        ({"mapping": {"a": {"parent": "a"}}, "current_node": "a"}, "in a circle at node 'a'"),
+        ({"mapping": {"a": {"parent": "a"}}, "current_node": "a"}, "a cycle at node 'a'"),
         (
             {
                 "mapping": {"a": node("b", "user", "Hi"), "b": node("a", "assistant", "Hello.")},
                 "current_node": "b",
             },
-            "in a circle at node 'b'",
+            "a cycle at node 'b'",
         ),
         ({"mapping": {"a": node("gone", "user", "Hi")}, "current_node": "a"}, "no node 'gone'"),
         ({"mapping": {"a": node(None, "user", "Hi")}}, "'current_node' is missing, expected a"),

@@ -194,7 +194,7 @@ def test_a_reply_that_cannot_go_on_is_kept(server: CompletionsServer, session: S
     list(session.say("So?"))
     *_, finished = session.continue_reply(session.chat.messages[-1].id)
     assert isinstance(finished, Finished)
-    assert "used for chats alone" in finished.message
+    assert "offers chats only" in finished.message
     assert session.chat.messages[-1].text == "Yes."
 
 

@@ -632,7 +632,7 @@ def test_another_template_than_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trained in the template 'chat'.*'alpaca'") as error:
         choose_template(model, "alpaca")
     assert CHAT.fingerprint not in str(error.value)
-    assert "alpaca! uses it on purpose" in str(error.value)
+    assert "alpaca! forces it" in str(error.value)
     assert mismatch(model, CHAT) == ""
     with pytest.raises(ValueError, match="there is no template 'chta'"):
         choose_template(model, "chta")

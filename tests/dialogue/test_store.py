@@ -378,7 +378,7 @@ def test_files_are_readable_by_their_owner_alone(path: Path) -> None:
 def test_a_damaged_file_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
-    with pytest.raises(StoreError, match="damaged or is no chat database") as error:
+    with pytest.raises(StoreError, match="damaged or not a chat database") as error:
         Store(path)
     assert str(path) in str(error.value)
     assert path.read_bytes() == content
@@ -508,7 +508,7 @@ def test_a_database_of_another_program_is_refused(path: Path) -> None:
     connection.execute("CREATE TABLE bookmarks (url TEXT)")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="database of another program"):
+    with pytest.raises(StoreError, match="belongs to another program"):
         Store(path)
     assert path.read_bytes() == before
 

@@ -183,7 +183,7 @@ def test_cancelled_while_the_first_is_loaded_nothing_more_is(store: Store) -> No
 
     pair = pair_of(store, ScriptedModel([""]), load=load)
     events = drawn(pair, [SHORT, SHORT.changed("model=other")], cancel)
-    assert [str(event) for _, event in events] == ["stopped before there was a reply"] * 2
+    assert [str(event) for _, event in events] == ["stopped before the reply began"] * 2
     assert loaded == ["own"]
     assert store.chats() == []
 

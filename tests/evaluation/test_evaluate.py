@@ -131,7 +131,7 @@ def test_texts_are_drawn_when_the_temperature_says_so() -> None:
 
 
 def test_settings_that_a_task_cannot_have() -> None:
-    with pytest.raises(PromptError, match="7 shots are asked for; its pool holds 6"):
+    with pytest.raises(PromptError, match="7 shots were requested; its pool has 6"):
         plan(make(), Grid((7,)))
     with pytest.raises(PromptError, match="'balanced', which needs labels"):
         plan(make(labels=(), metrics=("bleu",)), Grid((2,), ("balanced",)))
@@ -246,7 +246,7 @@ def test_styles_are_settings_and_older_answers_go_on(tmp_path: Path) -> None:
     assert len(both) == 3 * len(ITEMS)
     tokens = [row.get("label_tokens") for row in both]
     assert tokens.count({"animal": 1, "plant": 1}) == len(ITEMS)
-    with pytest.raises(PromptError, match="turns of a chat cannot be turned round"):
+    with pytest.raises(PromptError, match="the order of chat turns cannot be reversed"):
         plan(make(), Grid(style=("turns",), scoring=("channel",)))
 
 
@@ -335,7 +335,7 @@ def test_a_narrow_table_leaves_out_what_matters_least_and_says_so() -> None:
     assert "as the terminal is narrow" not in shown(None)
     narrow = shown(80)
     assert max(map(len, map(str.rstrip, narrow.splitlines()))) <= 80
-    assert "left out, as the terminal is narrow: " in narrow
+    assert "left out because the terminal is narrow: " in narrow
     assert "s/item" in narrow.partition("as the terminal is narrow")[2]
     for name in ("mean", "95 %", "majority", "vote"):
         assert name in narrow.partition("as the terminal is narrow")[0]

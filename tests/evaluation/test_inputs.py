@@ -79,14 +79,16 @@ def test_test_items(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
     path.write_text('{"text": "one", "label": "a"}\n\n{"text": "one", "label": "a"}\n')
     assert read_test(path, ("a", "b")) == [Item("one", "a", 1), Item("one", "a", 3)]
-    with pytest.raises(PromptError, match=r"line 1: 'a' is none of the labels; there are x, yes"):
+    with pytest.raises(
+        PromptError, match=r"line 1: 'a' is not one of the labels; there are " "x, yes"
+    ):
         read_test(path, ("x", "yes"))
 
 
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        ("", "holds no test items"),
+        ("", "contains no test items"),
         ('{"text": "one"}\n', "line 1: no output"),
         ('{"text": "one", "label": "a"}\n{"text": "two", "label": 1}\n', "line 2: 'label' is"),
     ],

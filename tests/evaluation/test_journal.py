@@ -104,7 +104,7 @@ def test_the_lock_of_a_killed_process_is_no_lock(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="cannot be written: is no regular file"):
+    with pytest.raises(PromptError, match="cannot be written: is not a regular file"):
         Journal(tmp_path)
     with pytest.raises(PromptError, match="cannot be read"):
         list(read_rows(tmp_path / "none"))
@@ -139,5 +139,5 @@ def test_a_full_disk_keeps_the_rows_before(tmp_path: Path) -> None:
 
 def test_a_pipe_is_no_file_to_continue(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PromptError, match="pipe: cannot be written: is no regular file"):
+    with pytest.raises(PromptError, match="pipe: cannot be written: is not a regular file"):
         Journal(tmp_path / "pipe")

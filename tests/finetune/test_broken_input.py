@@ -110,8 +110,8 @@ def test_a_hub_that_is_out_of_reach(
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     sentence = refused(["check", config(tmp_path, model, 'train = "nobody/nothing"')])
     assert sentence == (
-        "nobody/nothing: there is no such file or folder, and as a data set of the hub it cannot "
-        "be had: the hub is out of reach"
+        "nobody/nothing: there is no such file or folder, and as a data set of the hub it "
+        "cannot be loaded: the hub is out of reach"
     )
 
 
@@ -149,7 +149,7 @@ DATA: list[tuple[str, str]] = [
     ("train = 3", "'data.train' is the number 3, expected a list"),
     (
         'train = {pth = "a"}',
-        "'data.train[1].pth' is no key of a configuration; did you mean 'path'?",
+        "'data.train[1].pth' is not a key of a configuration; did you mean 'path'?",
     ),
     (
         'train = {path = "a", weight = 0}',
@@ -171,15 +171,15 @@ DATA: list[tuple[str, str]] = [
     ),
     (
         'train = "ROWS"\nto_long = "drop"',
-        "'data.to_long' is no key of a configuration; did you mean 'too_long'?",
+        "'data.to_long' is not a key of a configuration; did you mean 'too_long'?",
     ),
     ('train = "ROWS"\ntrain = "ROWS"', "not valid TOML"),
-    ('train = "ROWS"\n[dta]', "'dta' is no key of a configuration; did you mean 'data'?"),
+    ('train = "ROWS"\n[dta]', "'dta' is not a key of a configuration; did you mean 'data'?"),
     (
         'train = "ROWS"\n[train]\nepochs = -1',
         "'train.epochs' is the number -1, expected a number greater than 0",
     ),
-    ('train = [{path = "ROWS", template = "a\\u0000"}]', "'a\\x00': is no path"),
+    ('train = [{path = "ROWS", template = "a\\u0000"}]', "'a\\x00': is not a valid path"),
     (
         'train = "ROWS"\n[train]\nepochs = inf',
         "'train.epochs' is the number inf, expected a finite number",
@@ -194,11 +194,11 @@ DATA: list[tuple[str, str]] = [
     ),
     (
         'train = "ROWS"\n[objective]\nkind = "dpo"\nbta = 0.2',
-        "'objective.bta' is no key of a configuration; did you mean 'beta'?",
+        "'objective.bta' is not a key of a configuration; did you mean 'beta'?",
     ),
     (
         'train = "ROWS"\n[objective]\nbeta = 0.2',
-        "'objective.beta' is no key of a configuration",
+        "'objective.beta' is not a key of a configuration",
     ),
 ]
 
@@ -222,7 +222,7 @@ def test_a_broken_configuration(model: Path, tmp_path: Path) -> None:
     assert "none.toml: cannot be read" in refused(["check", str(tmp_path / "none.toml")])
     assert "expected key=value" in refused(["check", good, "epochs"])
     assert "there are plain, alpaca, chat" in refused(["check", good, "data.template=alpacca"])
-    assert "brings no dialogue template" in refused(["check", good, "data.template="])
+    assert "has no dialogue template" in refused(["check", good, "data.template="])
     assert "model" in refused(["check", good, f"model={tmp_path / 'no model'}"])
     # The same files are refused by training, which then leaves no folder behind.
     assert "'data.to_long' is no key" in refused(["train", good, "data.to_long=drop"])

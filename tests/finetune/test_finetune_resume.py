@@ -94,7 +94,9 @@ def test_a_run_that_is_not_finished_is_called_so(
         lambda: compare([run], "", 0, 8, lambda *_: None),
         lambda: merge(run, tmp_path / "merged"),
     ):
-        with pytest.raises(ModelError, match=rf"not finished; `finetune resume {run}`"):
+        with pytest.raises(
+            ModelError, match=rf"not finished; continue it with `finetune resume {run}`"
+        ):
             use()
 
 
@@ -178,7 +180,7 @@ def test_another_run_is_refused_and_what_differs_is_named(
         ("objective.aux_weight=0.5", r"objective\.aux_weight = 0\.25, not 0\.5"),
         ("train.learning_rate=0.1", r"train\.learning_rate = 0\.01, not 0\.1"),
         ("data.template=alpaca", r"data\.template = '', not 'alpaca'"),
-        ("nonsense=1", "'nonsense' is no key of a configuration"),
+        ("nonsense=1", "'nonsense' is not a key of a configuration"),
     ):
         with pytest.raises(ConfigError, match=words):
             resume(run, [override], QUIET)

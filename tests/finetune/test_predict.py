@@ -113,10 +113,10 @@ def test_bad_rows_and_other_inputs_are_named(run: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     inputs.write_text('{"text": "after 9"}\n')
     done = predict(run, "--inputs", str(inputs), "--output", str(out))
-    assert (done.exit_code, "is not of these inputs" in done.stderr) == (2, True)
+    assert (done.exit_code, "does not match these inputs" in done.stderr) == (2, True)
     for wrong, words in (
         ([], "expected --input with a text, or --inputs"),
-        (["--input", "a", "--output", str(out)], "--output is for the answers to --inputs"),
+        (["--input", "a", "--output", str(out)], "--output needs --inputs"),
     ):
         done = predict(run, *wrong)
         assert (done.exit_code, words in done.stderr) == (2, True)

@@ -275,7 +275,7 @@ def test_encoders_by_name(
     monkeypatch.setattr(encoders, "_MINILM", "no_such_module")
     assert load_encoder(Select()) is None
     assert load_encoder(Select(encoder="tfidf")) is None
-    with pytest.raises(ModelError, match="'minilm' comes with the extra 'encoder'"):
+    with pytest.raises(ModelError, match="'minilm' needs the extra 'encoder'"):
         load_encoder(Select(encoder="minilm"))
     with pytest.raises(ModelError, match="'lm' needs a language model"):
         load_encoder(Select(encoder="lm"))

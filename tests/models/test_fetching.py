@@ -154,7 +154,7 @@ def test_a_model_of_the_hub(hub: Hub) -> None:
     }
     assert (hub.snapshot / "LICENSE").is_file()
     assert fetched_models() == [model]
-    assert get() == (model, ["org/tiny is here already"])
+    assert get() == (model, ["org/tiny is already on this machine"])
 
 
 def test_removing_it_leaves_nothing(hub: Hub) -> None:
@@ -182,7 +182,7 @@ def test_a_model_that_was_here_is_not_on_record(hub: Hub) -> None:
     for file in hub.files:
         hub.put(file)
     _, said = get()
-    assert said == ["org/tiny is here already"]
+    assert said == ["org/tiny is already on this machine"]
     with pytest.raises(ModelError, match="has not downloaded it"):
         remove("org/tiny")
     assert (hub.snapshot / "model.safetensors").is_file()
@@ -283,10 +283,10 @@ def answer(status: int, kind: Callable[..., BaseException]) -> BaseException:
         (answer(401, errors.GatedRepoError), f"accepted first, at {constants.ENDPOINT}/org/tiny"),
         (answer(404, errors.RepositoryNotFoundError), "there is no such model on the hub"),
         (answer(403, errors.HfHubHTTPError), "cannot be fetched: refused"),
-        (answer(503, errors.HfHubHTTPError), "the hub is out of order (status 503)"),
-        (ConnectError("no route\nto host"), "is there a network? (no route)"),
+        (answer(503, errors.HfHubHTTPError), "the hub has a fault (status 503)"),
+        (ConnectError("no route\nto host"), "check the network (no route)"),
         (errors.OfflineModeIsEnabled("offline"), "HF_HUB_OFFLINE is set"),
-        (errors.HFValidationError("bad"), "'org/tiny' is no id of a model"),
+        (errors.HFValidationError("bad"), "'org/tiny' is not a model id"),
         (ValueError("\x1b[31modd"), "cannot be fetched: ␛[31modd"),
     ],
 )
@@ -302,7 +302,7 @@ def test_what_the_hub_refuses(hub: Hub, error: BaseException, words: str) -> Non
 
 def test_pickled_weights_alone_are_no_model(hub: Hub) -> None:
     hub.files["pytorch_model.bin"] = hub.files.pop("model.safetensors")
-    assert "no weights in safetensors files" in refusal()
+    assert "no safetensors weights" in refusal()
     assert not hub.repository.exists()
 
 
@@ -311,7 +311,7 @@ def test_a_disk_without_room(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(
         fetching.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1_900_000)
     )
-    assert refusal() == f"{tmp_path}: 2.0 MB are needed on this disk, and 1.9 MB are free"
+    assert refusal() == f"{tmp_path}: 2.0 MB are needed on this disk, but only 1.9 MB are free"
     assert not hub.repository.exists()
 
 
@@ -415,7 +415,7 @@ def test_a_model_that_is_here_needs_no_network(hub: Hub) -> None:
         hub.put(file)
     hub.refusal = ConnectError("no network")
     model, said = get()
-    assert said == ["org/tiny is here already"]
+    assert said == ["org/tiny is already on this machine"]
     assert (model.folder, model.is_whole) == (hub.snapshot, True)
     assert fetched_models() == []
 

@@ -84,7 +84,8 @@ def test_a_model_larger_than_what_is_free_is_told_of_and_loaded(
     said: list[str] = []
     model = load_model(str(folder), say=said.append)
     assert said == [
-        f"{folder} takes about 250.2 MB of memory, and 100.0 MB are free; it may be slow, or end"
+        f"{folder} takes about 250.2 MB of memory, and 100.0 MB are free. It may be slow, "
+        "or be killed for lack of memory."
     ]
     assert model.name == str(folder)
     machine(monkeypatch, 8_000_000_000, 7_000_000_000)

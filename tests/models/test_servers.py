@@ -39,12 +39,12 @@ def test_addresses_have_one_spelling(address: str, url: str) -> None:
     ("address", "words"),
     [
         ("http://", "expected one like"),
-        ("http://[::1", "no address"),
-        ("http://host:port/v1", "no address"),
-        ("http://host:99999/v1", "no address"),
+        ("http://[::1", "not a server address"),
+        ("http://host:port/v1", "not a server address"),
+        ("http://host:99999/v1", "not a server address"),
         ("ftp://host/v1", "expected one like"),
         ("http://a b/v1", "expected one like"),
-        ("http://a\x1b]31m/v1", "no address"),
+        ("http://a\x1b]31m/v1", "not a server address"),
         ("http://a\x1b/v1", "expected one like"),
         ("http://host/v1?key=x", "expected one like"),
         ("http://\ud800/v1", "expected one like"),
@@ -104,20 +104,20 @@ def test_names_and_addresses(names: Path) -> None:
         ("\udcff", "not valid UTF-8"),
         ("a = 1", "'a': is the number 1, expected a table"),
         ("[a]", "'a': 'url' is missing"),
-        ('[a]\nurll = "http://x"', "'urll' is no key of a server; did you mean 'url'?"),
+        ('[a]\nurll = "http://x"', "'urll' is not a key of a server; did you mean 'url'?"),
         (
             '[a]\nurl = "http://x"\nzzz = 1',
-            "'zzz' is no key of a server; there are url, model, key, context",
+            "'zzz' is not a key of a server; there are url, model, key, context",
         ),
         ("[a]\nurl = 1", "'url' is the number 1, expected a string"),
-        ('[a]\nurl = "x"', "'x': this is no address"),
+        ('[a]\nurl = "x"', "'x': this is not a server address"),
         (
             '[a]\nurl = "http://x"\ncontext = "1"',
             "'context' is the string '1', expected a whole number",
         ),
         ('[a]\nurl = "http://x"\ncontext = true', "'context' is true, expected a whole number"),
         ('[a]\nurl = "http://x"\ncontext = -1', "'context' is -1, expected 2 tokens or more"),
-        ('[a]\nurl = "http://x"\nkey = "sk-123"', "no name of an environment variable"),
+        ('[a]\nurl = "http://x"\nkey = "sk-123"', "must name an environment variable"),
     ],
 )
 def test_a_file_of_names_that_cannot_be_used(names: Path, text: str, words: str) -> None:
@@ -141,7 +141,7 @@ def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.secret() == "sesame"
     for bad in ("two\nlines", "schlüssel"):
         monkeypatch.setenv("CLUSTER_KEY", bad)
-        with pytest.raises(ModelError, match="cannot be a key") as error:
+        with pytest.raises(ModelError, match="is not a valid key") as error:
             server.secret()
         assert bad not in str(error.value)
 

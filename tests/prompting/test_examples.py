@@ -152,7 +152,7 @@ def test_bytes_that_are_no_utf8_are_refused_with_their_line(tmp_path: Path) -> N
 def test_an_output_outside_the_labels_is_refused(tmp_path: Path) -> None:
     body = '{"text": "a", "label": "spam"}\n{"text": "b", "label": "Ham"}'
     message = refusal(write(tmp_path, body), ("spam", "ham"))
-    assert message == "pool.jsonl, line 2: 'Ham' is none of the labels; did you mean 'ham'?"
+    assert message == "pool.jsonl, line 2: 'Ham' is not one of the labels; did you mean 'ham'?"
 
 
 def test_a_row_that_stands_twice_is_used_once(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "absent.jsonl: cannot be read: No such file" in refusal(tmp_path / "absent.jsonl")
     assert "folder.jsonl: cannot be read: Is a directory" in refusal(tmp_path / "folder.jsonl")
     assert "pool.xlsx: expected a file of examples" in refusal(tmp_path / "pool.xlsx")
-    assert "is no path" in refusal(tmp_path / "po\0ol.jsonl")
+    assert "is not a valid path" in refusal(tmp_path / "po\0ol.jsonl")
 
 
 def test_a_message_about_a_hostile_name_stays_on_one_line(tmp_path: Path) -> None:

@@ -66,9 +66,12 @@ def test_a_persona_says_who_the_model_is(tmp_path: Path) -> None:
     [
         ('system = ""', "line 1: 'system' is the string '', expected a text that is not empty"),
         ("system = 3", "line 1: 'system' is the number 3, expected a string"),
-        ('system = "a"\ntemplat = "b"', "line 2: 'templat' is no key of a persona; did you mean"),
+        (
+            'system = "a"\ntemplat = "b"',
+            "line 2: 'templat' is not a key of a persona; did you mean",
+        ),
         ('\nsystem = "a"\ntemplate = "b"', "line 3: 'template' is 'b'; there are plain, alpaca"),
-        ('instruktion = "a"', "line 1: 'instruktion' is no key of a prompt file"),
+        ('instruktion = "a"', "line 1: 'instruktion' is not a key of a prompt file"),
         ("system = [", "is not valid TOML"),
         ("examples_file = 'no.jsonl'", "there is no file"),
     ],
@@ -98,7 +101,7 @@ def test_a_text_to_complete_takes_no_message(tmp_path: Path) -> None:
 
 def test_a_name_that_no_file_can_have() -> None:
     for name in ("a\ud800.toml", "a\0.toml"):
-        with pytest.raises(PromptError, match="is no path"):
+        with pytest.raises(PromptError, match="is not a valid path"):
             load_for_chat(library.find(name))
 
 

@@ -207,7 +207,7 @@ def test_a_template_is_saved_with_a_model(tmp_path: Path) -> None:
         ({"stop": ["x", 3]}, r"'stop\[2\]' is the number 3, expected a string"),
         ({"stop": [""]}, "'stop' holds an empty text"),
         ({"end_of_reply": "yes"}, "'end_of_reply' is the string 'yes', expected true or false"),
-        ({"colour": "red"}, "'colour' is no key of a template; there are name, instruction"),
+        ({"colour": "red"}, "'colour' is not a key of a template; there are name, instruction"),
         ({"user_marker": "User: "}, "a marker must hold text and not end in a space"),
         ({"lead": ""}, "fields of template 'plain' were changed after it was saved"),
     ],

@@ -61,7 +61,10 @@ def test_it_runs_in_the_folder_of_its_file_or_in_its_own(folder: Path, tmp_path:
     [
         ("name = ", "line 1: is not valid TOML"),
         ('name = "echo"', "'description' is missing"),
-        (GOOD + 'comand = ["x"]', "line 4: 'comand' is no key of a tool; did you mean 'command'?"),
+        (
+            GOOD + 'comand = ["x"]',
+            "line 4: 'comand' is not a key of a tool; did you mean 'command'?",
+        ),
         (
             GOOD.replace('["cat"]', '"cat"'),
             "line 3: 'command' is the string 'cat'",
@@ -78,7 +81,7 @@ def test_it_runs_in_the_folder_of_its_file_or_in_its_own(folder: Path, tmp_path:
         ),
         (
             GOOD + '[parameters.properties.x]\ntyp = "string"',
-            "'parameters.properties.x.typ' is no key of a schema; did you mean 'type'?",
+            "'parameters.properties.x.typ' is not a key of a schema; did you mean 'type'?",
         ),
         (
             GOOD + '[parameters.properties.x]\ntype = ["string", "nul"]',

@@ -248,7 +248,7 @@ SCREEN_SCENES = {
         shows_inside(" It feels nice."),
         (
             "feel How things feel",
-            "Each message is asked by itself, after 2 of 4 examples chosen for it: knn.",
+            "Each message is sent on its own, after 2 of 4 examples chosen for it: knn.",
             "24 tokens for the message: red ice",
             "0.56 white ice → icy",
         ),

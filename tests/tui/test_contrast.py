@@ -81,7 +81,7 @@ def key(name: str, *more: str) -> Callable[[Driver], Awaitable[None]]:
 
 async def compared(driver: Driver) -> None:
     await driver.press(*"Tea?", "f4")
-    await driver.until(lambda: "Enter asks both" in driver.screen_text)
+    await driver.until(lambda: "Enter sends it to both" in driver.screen_text)
     await driver.press("enter")
     await driver.until(lambda: "Both bad" in driver.screen_text)
 

@@ -62,4 +62,4 @@ def test_it_is_drawn_on_standard_error(terminal: None) -> None:
     os.close(ours)
     assert process.returncode == 2
     assert errors.decode().count("\n") == 1
-    assert "drawn on standard error" in errors.decode()
+    assert "--inline draws on standard error" in errors.decode()

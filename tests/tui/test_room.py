@@ -112,7 +112,7 @@ async def test_label_probabilities_are_stored_with_the_reply(open_app: OpenApp, 
 async def test_what_differs_between_two_replies_is_marked(open_app: OpenApp) -> None:
     async with open_app(ScriptedModel(["It is wide.", "It is very wide."])) as driver:
         await driver.press(*"Sea?", "f4")
-        await driver.until(lambda: "Enter asks both" in driver.screen_text)
+        await driver.until(lambda: "Enter sends it to both" in driver.screen_text)
         await driver.press("enter")
         await driver.until(lambda: "1 Left" in driver.screen_text)
         assert isinstance(driver.app.screen, CompareScreen)
@@ -197,7 +197,7 @@ async def test_what_differs_is_told_whole_in_a_small_terminal(open_app: OpenApp)
     model = ScriptedModel(["It is a wide sea, as all know.", "It is a very wide sea, as all know."])
     async with open_app(model, size=(60, 20)) as driver:
         await driver.press(*"Sea?", "f4")
-        await driver.until(lambda: "Enter asks both" in driver.screen_text)
+        await driver.until(lambda: "Enter sends it to both" in driver.screen_text)
         await driver.press("enter")
         await driver.until(lambda: "1 Left" in driver.screen_text)
         assert "1 of 11 words at the right." in driver.sentences

@@ -185,7 +185,7 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
     # Two settings compared.
     terminal.write("/compare temperature=1")
     terminal.press("Enter")
-    terminal.until("Left", "Right", "temperature=1", "Enter asks both")
+    terminal.until("Left", "Right", "temperature=1", "Enter sends it to both")
     terminal.write("Which one is better")
     terminal.press("Enter")
     terminal.until("1 Left", "2 Right", "Both bad")

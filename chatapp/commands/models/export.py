@@ -28,7 +28,8 @@ def export(
     ],
     output: Annotated[Path, typer.Argument(help="The file to write, such as mine.gguf.")],
     type: Annotated[
-        Literal["f32", "f16", "q8_0"], typer.Option("--type", help="What matrices are stored as.")
+        Literal["f32", "f16", "q8_0"],
+        typer.Option("--type", help="The format in which matrices are stored."),
     ] = "f16",
     force: ForceOption = False,
 ) -> None:
@@ -36,7 +37,7 @@ def export(
     from chatapp.models.resolving import find_model
 
     if output.exists() and not force:
-        raise UserError(f"{output}: this file exists; --force replaces it")
+        raise UserError(f"{output}: this file already exists; --force replaces it")
     if output.is_dir():
         raise UserError(f"{output}: is a folder; expected the name of a file")
     files = find_model(name)
@@ -52,7 +53,7 @@ def export(
         raise UserError(f"{output}: cannot be written: {reason(error)}") from None
     if remark:
         complain(remark)
-    complain(f"{output} is written, {output.stat().st_size / 1e6:,.1f} MB")
+    complain(f"wrote {output}, {output.stat().st_size / 1e6:,.1f} MB")
 
 
 def _own_template(files: "ModelFiles") -> dict[str, str]:

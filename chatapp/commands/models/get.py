@@ -25,7 +25,7 @@ def get(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A short name, or an id on the hub; without it, the short names are listed.",
+            help="A short name or a hub id; without it, the short names are listed.",
             show_default=False,
             autocompletion=options.known,
         ),
@@ -38,7 +38,10 @@ def get(
     if name is None:
         _list_known(as_json=as_json)
         return
-    with interruptible("interrupted; the same command continues"), _bar(name) as progress:
+    with (
+        interruptible("interrupted; run the same command again to continue"),
+        _bar(name) as progress,
+    ):
         model = fetch(name, say=complain, progress=progress)
     if as_json:
         write_json({"name": name, **model.document()})
@@ -50,11 +53,11 @@ def remove(
     name: Annotated[
         str,
         typer.Argument(
-            help="What `models get` has downloaded, by the same name.",
+            help="The name of a model that `models get` downloaded.",
             autocompletion=options.fetched,
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete a model that `models get` has downloaded, and nothing else."""
     from chatapp.common.shading import size_in_words
@@ -63,11 +66,11 @@ def remove(
     model = fetched.find_fetched(name)
     if model is not None and not yes:
         if not sys.stdin.isatty():
-            raise UserError("removing a model has to be confirmed with --yes")
+            raise UserError("to remove a model, confirm with --yes")
         if not typer.confirm(f"Remove {name}, {size_in_words(model.bytes)}?", err=True):
             complain("nothing was removed")
             raise typer.Exit(1)
-    complain(f"removed {name}, which frees {size_in_words(fetched.remove(name))}")
+    complain(f"removed {name}, freeing {size_in_words(fetched.remove(name))}")
 
 
 def _list_known(*, as_json: bool) -> None:

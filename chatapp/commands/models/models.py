@@ -124,7 +124,7 @@ def _facts(described: "ModelInfo") -> dict[str, str]:
     if described.vocabulary:
         lines["vocabulary (V)"] += " tokens"
     if unknown := ", ".join(name for name, size in sizes.items() if size is None):
-        lines["not known"] = f"{unknown}: the configuration has no one figure for the whole model"
+        lines["not known"] = f"{unknown}: the configuration has no single value for the whole model"
     return {
         "folder": str(described.folder),
         "architecture": described.architecture,

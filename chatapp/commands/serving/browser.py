@@ -85,11 +85,11 @@ class ChatServer(Server):
             name = urlsplit(f"//{request.host}").hostname
             origin = urlsplit(request.headers.get("Origin", f"//{request.host}")).netloc
         except ValueError:
-            raise web.HTTPBadRequest(text="These headers name no machine.") from None
+            raise web.HTTPBadRequest(text="The request has no valid Host header.") from None
         if self._hosts is not None and name not in self._hosts:
-            raise web.HTTPForbidden(text="This machine does not serve under that name.")
+            raise web.HTTPForbidden(text="This server does not use that host name.")
         if origin != request.host:
-            raise web.HTTPForbidden(text="Pages of other sites cannot reach the chat.")
+            raise web.HTTPForbidden(text="Pages of other sites cannot open the chat.")
         response = await handler(request)
         if not response.prepared:
             response.headers["Content-Security-Policy"] = _POLICY

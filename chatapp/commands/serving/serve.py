@@ -22,7 +22,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     expose: Annotated[
-        bool, typer.Option("--expose", help="Allow an address that other machines reach.")
+        bool, typer.Option("--expose", help="Allow an address that other machines can reach.")
     ] = False,
     model: ModelOption = None,
     template: TemplateOption = None,
@@ -36,8 +36,8 @@ def serve(
     is_local = is_loopback(host)
     if not is_local and not expose:
         raise UserError(
-            f"{host} can be reached from other machines, and there is no password: whoever opens "
-            "the page reads all chats and writes files as you; --expose allows that"
+            f"{host} can be reached from other machines, and there is no password: anyone "
+            "who opens the page can read all chats and write files as you; --expose allows this"
         )
     options = {"model": model, "template": template, "precision": precision}
     load_settings(options)  # complains here, not in every tab
@@ -50,7 +50,7 @@ def serve(
     from chatapp.commands.serving.browser import ChatServer
 
     if not is_local:
-        complain("anyone who reaches this machine can use the chat, and read all others")
+        complain("anyone who can reach this machine can use the chat and read all other chats")
     hosts = _LOOPBACK | {host} if is_local else None
     server = ChatServer(shlex.join(command), host=host, port=port, hosts=hosts)
     try:

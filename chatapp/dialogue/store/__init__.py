@@ -386,7 +386,7 @@ class Store:
         """Set a column of a reply's feedback, and store the reply's text of this moment."""
         reply = self.message(message_id)
         if reply.role != "assistant":
-            raise StoreError(f"message {message_id} is no reply")
+            raise StoreError(f"message {message_id} is not a reply")
         self._database.rows(
             f"INSERT INTO feedback (message_id, reply, {column}, updated) VALUES (?, ?, ?, ?)"
             f" ON CONFLICT (message_id) DO UPDATE SET reply = excluded.reply,"

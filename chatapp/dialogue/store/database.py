@@ -272,7 +272,7 @@ class Database:
         file_format = self._pragma("user_version")
         tables = self.rows("SELECT count(*) AS number FROM sqlite_schema")[0]["number"]
         if tables and self._pragma("application_id") != APPLICATION_ID:
-            raise StoreError(f"{self._path}: is a database of another program")
+            raise StoreError(f"{self._path}: belongs to another program")
         if file_format > len(MIGRATIONS):
             raise StoreError(
                 f"{self._path}: was made by a newer version of chatapp (format {file_format}; "
@@ -320,8 +320,8 @@ class Database:
             raise  # a bug of this program, not of the file
         except sqlite3.DatabaseError as error:
             raise StoreError(
-                f"{self._path}: is damaged or is no chat database ({error}); "
-                "it was left unchanged, move it away to start anew"
+                f"{self._path}: is damaged or not a chat database ({error}); "
+                "it was left unchanged; move it away to start afresh"
             ) from error
 
 

@@ -60,7 +60,9 @@ class ChatWriter(Writer):
             ids = self._tokens(segments)
             if not ids:
                 origin = self._template.origin
-                raise ChatTemplateError(f"{origin}: the chat template writes nothing of this chat")
+                raise ChatTemplateError(
+                    f"{origin}: the chat template renders this chat as an empty text"
+                )
             if len(ids) < window:
                 marks = None if newest.rest else self._template.marks
                 is_thinking = marks is not None and ends_in_thought(segments, marks)

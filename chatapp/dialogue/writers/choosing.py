@@ -127,8 +127,8 @@ def mismatch(model: LanguageModel, template: Template) -> str:
     if own is None or own.fingerprint == template.fingerprint:
         return ""
     return (
-        f"the model {model.name} was trained in {_told(own, template)}; in {template.name!r} it "
-        "reads what it has never seen, and its replies show it"
+        f"the model {model.name} was trained with {_told(own, template)}; in "
+        f"{template.name!r} it sees a format that it was not trained on, so its replies may be poor"
     )
 
 
@@ -146,8 +146,8 @@ def _choice(model: str, own: Template | None, requested: str) -> Template:
     template = named(name)
     if own and own.fingerprint != template.fingerprint and not requested.endswith(INSIST):
         raise ValueError(
-            f"the model {model} was trained in {_told(own, template)} and cannot be chatted with "
-            f"in {template.name!r}; {template.name}{INSIST} uses it on purpose"
+            f"the model {model} was trained with {_told(own, template)} and does not "
+            f"understand the template {template.name!r}; {template.name}{INSIST} forces it"
         )
     return template
 
@@ -187,10 +187,10 @@ def own_template(files: ModelFiles, special: Collection[str]) -> Template | None
     brought = load_chat_template(files.tokenizer, special)
     trained = saved_fingerprint(folder)
     if trained and (brought is None or brought.fingerprint != trained):
-        found = f"{brought.origin} has another one now" if brought else "there is none now"
+        found = f"{brought.origin} has a different one now" if brought else "there is none now"
         raise TemplateError(
-            f"{folder}: the model was trained in its tokenizer's chat template, but {found}; "
-            "put the template that it was trained in back"
+            f"{folder}: the model was trained with its tokenizer's chat template, but {found}; "
+            "restore the template that it was trained with"
         )
     return brought
 

@@ -44,7 +44,7 @@ class MessageTooLong(UserError, ValueError):
         self.limit = limit
         super().__init__(
             f"the message is {tokens} tokens long; at most {max(limit, 0)} fit the model's "
-            f"window of {window} tokens beside the instructions"
+            f"window of {window} tokens together with the instructions"
         )
 
 

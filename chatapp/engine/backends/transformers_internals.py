@@ -69,8 +69,8 @@ def cache_of(output: Any, network: Any) -> Any:
     kept = output.get(cache_name())
     if kept is None:
         raise ModelError(
-            f"{type(network).__name__}: transformers {_version()} gives no {cache_name()} though "
-            "it was asked for one, so that every reply would read its whole prompt again"
+            f"{type(network).__name__}: transformers {_version()} returned no "
+            f"{cache_name()}, so every reply would process its whole prompt again"
         )
     return kept
 

@@ -58,7 +58,7 @@ def load_causal(files: ModelFiles, **options: Any) -> Any:
     """A causal model of transformers, as `load_network` gives it. Raises ModelError."""
     if files.is_encoder_decoder:
         raise ModelError(
-            f"{files.path}: this is a model of an encoder and a decoder ({files.family}); "
+            f"{files.path}: this is an encoder-decoder model ({files.family}); "
             "expected a causal language model"
         )
     return load_network(files, **options)
@@ -142,7 +142,9 @@ def _load_gguf(files: ModelFiles) -> tuple[Any, Any]:
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # transformers lets many kinds through
-        raise ModelError(f"{files.path}: no model can be made of it: {first_line(error)}") from None
+        raise ModelError(
+            f"{files.path}: a model cannot be built from it: {first_line(error)}"
+        ) from None
     shapes = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
     weights = {}
     for stored, read in stored_tensors(files, shapes):

@@ -70,7 +70,7 @@ def _sum(terms: Counter[str]) -> str:
 
 
 def _norm(a: Architecture) -> str:
-    places = ["before attention and perceptron"]
+    places = ["before attention and MLP"]
     if a.has_norms_after:
         places.append("after each of them")
     if a.has_query_key_norm:

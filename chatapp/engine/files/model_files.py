@@ -209,7 +209,7 @@ def _refuse_unfinished(folder: Path) -> None:
     """Raises ModelError for a run of finetune whose model is not written yet."""
     if (folder / RUN_RECORD).is_file() and not (folder / CONFIG).is_file():
         raise ModelError(
-            f"{folder}: this run is not finished; `finetune resume {folder}` goes on with it"
+            f"{folder}: this run is not finished; continue it with `finetune resume {folder}`"
         )
 
 

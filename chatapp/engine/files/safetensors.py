@@ -88,7 +88,7 @@ def open_weights(file: Path, framework: str) -> Iterator[Any]:
             yield tensors
     except (SafetensorError, OSError) as error:
         raise ModelError(
-            f"{file}: the weights are broken or cut short; get the file again ({error})"
+            f"{file}: the weights are damaged or truncated; download the file again ({error})"
         ) from None
 
 

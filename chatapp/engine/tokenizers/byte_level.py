@@ -71,7 +71,7 @@ class BPETokenizer:
             raise NotByteLevel("the tokenizer is not a byte-level BPE")
         end = _token(tokenizer, end_id)
         if end is None:
-            raise ModelError(f"the end-of-text token has the id {end_id}, which is no token")
+            raise ModelError(f"the end-of-text token has the id {end_id}, which is not a token")
         tokenizer.add_special_tokens([AddedToken(end, special=True, normalized=False)])
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()

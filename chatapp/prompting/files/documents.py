@@ -48,10 +48,10 @@ class DocumentSet:
         method = next((known for known in METHODS if known == name), None)
         if method is None:
             hint = suggestion(name, METHODS)
-            raise DocumentsError(f"{quoted(self.method)} is no way to search documents{hint}")
+            raise DocumentsError(f"{quoted(self.method)} is not a way to search documents{hint}")
         if colon and (method == "bm25" or not encoder):
             raise DocumentsError(
-                f"{quoted(self.method)} is no way to search documents; an encoder follows "
+                f"{quoted(self.method)} is not a way to search documents; an encoder follows "
                 "encoder: or both:"
             )
         return method, encoder or None

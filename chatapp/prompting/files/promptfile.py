@@ -92,11 +92,13 @@ class PromptFile:
         if self.style == "turns" and self.scoring == "channel":
             raise self.error(
                 "score.method",
-                "is 'channel', which asks for the input after the label; turns of a chat cannot be "
-                "turned round, so it needs the style text",
+                "is 'channel', which puts the input after the label; the order of chat turns "
+                "cannot be reversed, so use the style text",
             )
         if self.documents is not None and (self.scoring == "channel" or self.select.selector.votes):
-            raise self.error("documents", "asks for passages, which this way to answer never reads")
+            raise self.error(
+                "documents", "is set, but channel scoring and votes search no documents"
+            )
         if self.labels:
             return
         if self.select.selector.needs_labels:
@@ -163,7 +165,7 @@ def load_prompt(path: Path) -> PromptFile:
     if suffix in POOL_SUFFIXES:
         return prompt_from_pool(path)
     if suffix not in (".toml", ".txt"):
-        raise PromptError(f"{path}: expected a prompt file named .toml, .txt, .jsonl or .csv")
+        raise PromptError(f"{path}: expected a prompt file ending in .toml, .txt, .jsonl or .csv")
     source = _read(path)
     if suffix == ".txt":
         return _from_text(path, source)
@@ -330,13 +332,14 @@ def _documents(path: Path, source: str, table: _Documents | None) -> DocumentSet
     try:
         return DocumentSet(tuple(paths), table.method, table.limit, table.size)
     except DocumentsError as error:
-        raise _key_error(path, source, ("documents", "method"), f"cannot be had: {error}") from None
+        message = f"cannot be loaded: {error}"
+        raise _key_error(path, source, ("documents", "method"), message) from None
 
 
 def _pool(path: Path, source: str, file: _File) -> Pool:
     if file.examples_file is not None:
         if file.examples is not None:
-            raise _key_error(path, source, ("examples",), "stands beside 'examples_file'; keep one")
+            raise _key_error(path, source, ("examples",), "conflicts with 'examples_file'")
         pool = path.parent / file.examples_file
         try:
             exists = pool.is_file()

@@ -67,7 +67,7 @@ def _installed(name: str) -> type[Selector] | None:
     except Exception as error:  # whatever a foreign module does when it is imported
         raise PromptError(f"{start} it cannot be loaded: {reason(error)}") from None
     if not (isinstance(method, type) and issubclass(method, Selector)):
-        raise PromptError(f"{start} {offers[0].value} is no subclass of Selector")
+        raise PromptError(f"{start} {offers[0].value} is not a subclass of Selector")
     if isabstract(method):
         raise PromptError(f"{start} {offers[0].value} has no method `select`")
     if getattr(method, "name", None) != name or not hasattr(method, "summary"):

@@ -80,7 +80,7 @@ class Fixed(Selector):
     """The first k of the pool, in its order."""
 
     name = "fixed"
-    summary = "the first of the pool"
+    summary = "the first examples of the pool"
 
     def select(self, query: str, k: int) -> list[int]:
         return self._first(range(len(self._pool)), query, k)
@@ -93,7 +93,7 @@ class Random(Selector):
     """
 
     name = "random"
-    summary = "drawn anew for each input"
+    summary = "drawn at random for each input"
     draws = True
 
     def __init__(self, pool: Pool, seed: int) -> None:
@@ -117,7 +117,7 @@ class Balanced(Random):
     """
 
     name = "balanced"
-    summary = "drawn, as many of each label"
+    summary = "drawn at random, equally many of each label"
     needs_labels = True
 
     def __init__(self, pool: Pool, seed: int) -> None:
@@ -163,7 +163,7 @@ class Bm25(Nearest):
     """The k best by BM25."""
 
     name = "bm25"
-    summary = "the nearest by the words they share"
+    summary = "the nearest by shared words"
     baseline = "bm25"
 
     @classmethod
@@ -194,7 +194,7 @@ class Mmr(Nearest):
     """
 
     name = "mmr"
-    summary = "near ones that differ from each other"
+    summary = "near to the input but different from each other"
     needs_encoder = True
 
     def __init__(self, pool: Pool, index: "Index", relevance: float = 0.5) -> None:
@@ -227,7 +227,7 @@ class Vote(Knn):
     """The k nearest by embedding as voters (see `vote`): the baseline of every kNN result."""
 
     name = "vote"
-    summary = "no examples shown, the majority label of the nearest is the answer"
+    summary = "no prompt: the answer is the majority label of the nearest"
     needs_labels = True
     votes = True
 

@@ -74,7 +74,7 @@ COMMANDS = (
     Command(
         "preset",
         "NAME",
-        "use a preset of sampling settings (F2)",
+        "use a preset of sampling settings (see F2)",
         actions.use_preset,
         actions.preset_names,
     ),
@@ -140,7 +140,7 @@ COMMANDS = (
         lambda chat: ("on", "off"),
     ),
     Command("theme", "NAME", "change the colours", actions.use_theme, actions.theme_names),
-    Command("learn", "", "learn from what you said of replies", actions.learn),
+    Command("learn", "", "fine-tune the model on your feedback", actions.learn),
     Command(
         "export",
         "[FILE]",
@@ -215,7 +215,7 @@ async def run(text: str, chat: ChatControls) -> None:
         )
     argument = text[len(name) + 1 :].strip()
     if argument and not command.argument:
-        raise SlashError(f"/{name} takes no argument")
+        raise SlashError(f"Usage: /{name}, without an argument")
     if command.argument and not argument and not command.empty:
-        raise SlashError(f"/{name} needs {command.argument}: {command.words}")
+        raise SlashError(f"Usage: /{name} {command.argument}")
     await command.action(chat, argument)

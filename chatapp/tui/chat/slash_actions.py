@@ -191,7 +191,7 @@ async def load_model(chat: ChatControls, argument: str) -> None:
 async def learn(chat: ChatControls, argument: str) -> None:
     _refuse_while_busy(chat)
     if not chat.store.is_kept:
-        raise SlashError("chats are not kept, and nothing that was said of replies either")
+        raise SlashError("This chat isn't saved, so there is no feedback to learn from.")
     chat.action_learn()
 
 
@@ -354,14 +354,14 @@ def reward_names(chat: ChatControls) -> list[str]:
 
 async def set_markdown(chat: ChatControls, argument: str) -> None:
     if argument not in ("on", "off"):
-        raise SlashError(f"/markdown is {argument!r}; expected on or off")
+        raise SlashError("Usage: /markdown on|off")
     chat.widgets.show_markdown(argument == "on")
 
 
 async def set_thinking(chat: ChatControls, argument: str) -> None:
     _refuse_while_busy(chat)
     if argument not in ("on", "off"):
-        raise SlashError(f"/think is {argument!r}; expected on or off")
+        raise SlashError("Usage: /think on|off")
     try:
         chat.conversation.set_thinking(argument == "on")
     except ValueError as error:

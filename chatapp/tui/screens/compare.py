@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from chatapp.engine.events import Finished
 
 _KEPT: "dict[Verdict, str]" = {
-    "left": "Kept: the left one is better.",
-    "right": "Kept: the right one is better.",
-    "equal": "Kept: both are as good.",
-    "both bad": "Kept: both are bad.",
+    "left": "Saved: the left reply is better.",
+    "right": "Saved: the right reply is better.",
+    "equal": "Saved: both are equally good.",
+    "both bad": "Saved: both are bad.",
 }
 
 
@@ -152,8 +152,12 @@ class CompareScreen(LeftOnce[Compared]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1,left", "choose('left')", "Left", tooltip="The left reply is better"),
         Binding("2,right", "choose('right')", "Right", tooltip="The right reply is better"),
-        Binding("e", "choose('equal')", "Equal", tooltip="Both are as good; go on with the left"),
-        Binding("b", "choose('both bad')", "Both bad", tooltip="Both are bad; go on with the left"),
+        Binding(
+            "e", "choose('equal')", "Equal", tooltip="Both are equally good; continue with the left"
+        ),
+        Binding(
+            "b", "choose('both bad')", "Both bad", tooltip="Both are bad; continue with the left"
+        ),
         Binding("escape", "stop", "Leave", tooltip="Stop the replies; leave without a choice"),
         HELP,
     ]
@@ -203,7 +207,7 @@ class CompareScreen(LeftOnce[Compared]):
         self._show_problem("")
         self._describe()
         for side in self._sides:
-            side.show_note("Enter asks both")
+            side.show_note("Enter sends it to both")
         if isinstance(self._message, str):
             prompt = self.query_one(Prompt)
             prompt.give_back(self._message)

@@ -103,7 +103,7 @@ class MessageView(Vertical, can_focus=True):
             "enter",
             "thoughts",
             "Open",
-            tooltip="Show or hide a reply's thoughts and what its tools told",
+            tooltip="Show or hide a reply's thoughts and tool results",
             id="thoughts",
         ),
         Binding(

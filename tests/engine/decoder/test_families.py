@@ -197,7 +197,7 @@ def test_the_parameters_are_those_of_transformers(pair: Pair) -> None:
             "llama, shared keys, tied",
             "N = VH + L(2H² + 3HI + 2HK + 2H) + H",
             {
-                "norm": "RMSNorm before attention and perceptron",
+                "norm": "RMSNorm before attention and MLP",
                 "positions": "rotary, base 10,000",
                 "attention": "4 heads of D = 8, Q = 32, each 2 share keys and values, K = 16",
                 "perceptron": "gated silu, I = 48",
@@ -209,7 +209,7 @@ def test_the_parameters_are_those_of_transformers(pair: Pair) -> None:
             "gpt_neox, a quarter turned",
             "N = 2VH + L(4H² + 2HI + 9H + I) + 2H",
             {
-                "norm": "LayerNorm before attention and perceptron",
+                "norm": "LayerNorm before attention and MLP",
                 "positions": "rotary, base 10,000, 4 of 16 components",
                 "attention": "2 heads of D = 16, Q = 32",
                 "perceptron": "gelu, I = 64, beside attention",
@@ -221,8 +221,7 @@ def test_the_parameters_are_those_of_transformers(pair: Pair) -> None:
             "gemma3_text, capped, one key, untied",
             "N = 2VH + L(2H² + 3HI + 2HK + 2D + 4H) + H",
             {
-                "norm": "RMSNorm before attention and perceptron, after each of them, "
-                "on queries and keys",
+                "norm": "RMSNorm before attention and MLP, after each of them, on queries and keys",
                 "positions": "rotary, base 10,000",
                 "attention": "4 heads of D = 8, Q = 32, all share keys and values, K = 8, "
                 "2 of 2 blocks see the last 40 tokens",

@@ -64,7 +64,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "gemma2": [_SIZES | _SCALED],
     "gemma3_text": [_SIZES | _SCALED | {"num_hidden_layers": 7}],
 }
-"""Shapes that a GGUF file can say, of every family."""
+"""Shapes that a GGUF file supports, of every family."""
 
 BOUNDS = {"int8": 0.005, "int4": 0.2}
 """What rounding may cost, as a Kullback-Leibler divergence in nats. It costs up to 0.0014 and 0.10

@@ -83,7 +83,7 @@ def test_what_is_not_sampled_is_greedy(tmp_path: Path) -> None:
     [
         (
             {"top_p": 1.5},
-            r"expected above 0 and at most 1 \(off\); the value is left out",
+            r"expected above 0 and at most 1 \(off\); the value is ignored",
         ),
         ({"temperature": "hot"}, "temperature is 'hot'; expected a number"),
         ({"top_k": True}, "top_k is True; expected a whole number"),

@@ -165,7 +165,7 @@ def test_an_empty_text_is_a_bad_row(tmp_path: Path) -> None:
         ('[[templates]]\nprompt = "a"', "template 1: 'response' is missing"),
         (
             '[[templates]]\npromt = "a"',
-            "'templates[1].promt' is no key of a configuration; did you",
+            "'templates[1].promt' is not a key of a configuration; did you",
         ),
         ('answer = "a"\n[[templates]]\nprompt = "b"', "'options' and 'answer' go together"),
         ('answer = "a"\noptions = ["x"]\n[[templates]]\nprompt = "b"', "two or more different"),

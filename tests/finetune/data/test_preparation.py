@@ -263,7 +263,7 @@ def test_the_template_of_a_run(tmp_path: Path) -> None:
 
     (tmp_path / "config.json").write_text("{}")
     assert chosen("alpaca") == "alpaca"
-    with pytest.raises(ConfigError, match="this model brings no dialogue template"):
+    with pytest.raises(ConfigError, match="this model has no dialogue template"):
         chosen("")
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>")
     assert chosen("") == chosen("own") == "own"

@@ -175,7 +175,7 @@ def test_without_a_network_a_hub_data_set_is_one_sentence(
         read("someone/something")
     assert str(caught.value) == (
         "someone/something: there is no such file or folder, and as a data set of the hub it "
-        "cannot be had: Couldn't reach 'someone/something' on the Hub"
+        "cannot be loaded: Couldn't reach 'someone/something' on the Hub"
     )
 
 

@@ -68,7 +68,7 @@ def test_another_template_than_the_one_trained_in_is_refused(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"template 'own' and .* in 'alpaca'"):
         choose_template(model, "alpaca")
     (run / "chat_template.jinja").write_text(tiny.CHATML.replace("good", "bad"))
-    with pytest.raises(ValueError, match=r"but .*chat_template.jinja has another one now;"):
+    with pytest.raises(ValueError, match=r"but .*chat_template.jinja has a different one now;"):
         choose_template(model, "")
     with pytest.raises(ConfigError, match="chat template, but"):
         train(config(tmp_path, model=str(run), output=str(tmp_path / "second")), QUIET)

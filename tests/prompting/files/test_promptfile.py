@@ -124,16 +124,19 @@ def test_generate_takes_the_fields_of_sampling() -> None:
 
 REFUSALS = {
     # Unknown keys.
-    'description = ""\n\nlables = ["a", "b"]': "line 3: 'lables' is no key of a prompt file; did "
+    'description = ""\n\nlables = ["a", "b"]': "line 3: 'lables' is not a key of a prompt "
+    "file; did "
     "you mean 'labels'?",
-    '[select]\nmehtod = "knn"': "line 2: 'select.mehtod' is no key of a prompt file; did you mean "
+    '[select]\nmehtod = "knn"': "line 2: 'select.mehtod' is not a key of a prompt file; did "
+    "you mean "
     "'method'?",
     "select.mehtod = 3": "line 1: 'select.mehtod'",
     "select = {mehtod = 3}": "line 1: 'select.mehtod'",
-    "[generate]\ntemp = 1": "line 2: 'generate.temp' is no key of a prompt file; did you mean "
+    "[generate]\ntemp = 1": "line 2: 'generate.temp' is not a key of a prompt file; did you mean "
     "'temperature'?",
-    "[score]\nzzz = 1": "line 2: 'score.zzz' is no key of a prompt file; there are method",
-    "zzzzz = 1\nlabels = 3": "line 1: 'zzzzz' is no key of a prompt file; there are description, ",
+    "[score]\nzzz = 1": "line 2: 'score.zzz' is not a key of a prompt file; there are method",
+    "zzzzz = 1\nlabels = 3": "line 1: 'zzzzz' is not a key of a prompt file; there are "
+    "description, ",
     "[nonsense]": "line 1: 'nonsense' is no key",
     # A key that only looks like one stands in a string before.
     'instruction = """\nlabels = 1\n[select]\n"""\nlabels = 2': "line 5: 'labels' is the number 2",
@@ -172,13 +175,14 @@ REFUSALS = {
     'examples = [{input = "a"}]': "line 1, example 1: no output; expected a field named output",
     'examples = [{input = "a", label = true}]': "example 1: 'label' is true, expected a string; "
     "write it in quotes",
-    'labels = ["x", "y"]\nexamples = [{input = "a", output = "z"}]': "line 2, example 1: 'z' is "
-    "none of the labels",
+    'labels = ["x", "y"]\nexamples = [{input = "a", output = "z"}]': "line 2, example 1: "
+    "'z' is not one of the labels",
     'examples_file = "no.jsonl"': "line 1: 'examples_file' is 'no.jsonl', but there is no file",
     'examples_file = "a\\u0000.jsonl"': "line 1: 'examples_file' is 'a\\x00.jsonl', but",
     'examples_file = "."': "but there is no file",
-    'examples_file = "task.toml"': "task.toml: expected a file of examples named .jsonl or .csv",
-    'examples = []\nexamples_file = "x"': "line 1: 'examples' stands beside 'examples_file'",
+    'examples_file = "task.toml"': "task.toml: expected a file of examples ending in .jsonl "
+    "or .csv",
+    'examples = []\nexamples_file = "x"': "line 1: 'examples' conflicts with 'examples_file'",
     # TOML itself.
     "a = = 3": "line 1, column 5: is not valid TOML: Invalid value",
     'b = 1\na = """\n': "line 2: is not valid TOML: Unterminated string",
@@ -202,9 +206,9 @@ def test_other_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     assert "line 2: is not valid UTF-8 (perhaps Latin-1" in refusal(
         write(tmp_path, b"a\n\xe9", "latin.txt")
     )
-    assert "expected a prompt file named" in refusal(write(tmp_path, "x", "task.yaml"))
+    assert "expected a prompt file ending in" in refusal(write(tmp_path, "x", "task.yaml"))
     assert "cannot be read: No such file" in refusal(tmp_path / "absent.toml")
-    assert "is no path" in refusal(tmp_path / "nul\0.toml")
+    assert "is not a valid path" in refusal(tmp_path / "nul\0.toml")
     (tmp_path / "folder.toml").mkdir()
     assert "cannot be read: Is a directory" in refusal(tmp_path / "folder.toml")
 
@@ -212,7 +216,7 @@ def test_other_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
 def test_an_error_in_a_pool_names_the_pool(tmp_path: Path) -> None:
     write(tmp_path, '{"text": "a", "label": "Spam"}', "spam.jsonl")
     assert refusal(write(tmp_path, SPAM)) == (
-        "spam.jsonl, line 1: 'Spam' is none of the labels; did you mean 'spam'?"
+        "spam.jsonl, line 1: 'Spam' is not one of the labels; did you mean 'spam'?"
     )
 
 

@@ -89,7 +89,11 @@ def test_a_method_of_a_package_is_used_like_one_that_is_built_in(place: Path) ->
         ("shortest=Shortest", "raise ValueError('no\\nkey')", "it cannot be loaded: no key"),
         ("shortest=Shortest", "def (", "it cannot be loaded: "),
         ("shortest=Absent", CODE, "it cannot be loaded: module 'short_examples' has no"),
-        ("shortest=Selector.select", CODE, "short_examples:Selector.select is no subclass of Sel"),
+        (
+            "shortest=Selector.select",
+            CODE,
+            "short_examples:Selector.select is not a subclass of Sel",
+        ),
         ("shortest=Empty", CODE, "short_examples:Empty has no method `select`"),
         ("short=Shortest", CODE, "short_examples:Shortest has no `name` that says so"),
     ],

@@ -99,7 +99,7 @@ async def test_documents_are_named_searched_otherwise_and_taken_off(
     ("argument", "problem"),
     [
         ("/nowhere/at/all", "there is no such file or folder"),
-        ("method=best .", "'best' is no way to search documents"),
+        ("method=best .", "'best' is not a way to search documents"),
         ("method=both", "expected a file, a folder or a pattern"),
         ("'open", "No closing quotation"),
     ],

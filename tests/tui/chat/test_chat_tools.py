@@ -196,7 +196,7 @@ async def test_tools_are_listed_switched_and_refused(
         await driver.until(lambda: "did you mean 'calculator'?" in driver.problem)
         driver.prompt.text = ""
         await order(driver, "/tools clock")
-        await driver.until(lambda: "this model calls calculator alone" in driver.problem)
+        await driver.until(lambda: "this model can call only calculator" in driver.problem)
         driver.prompt.text = ""
         assert driver.chat.conversation.chat.tools == ("calculator",)
         await order(driver, "/tools none")

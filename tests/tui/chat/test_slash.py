@@ -162,8 +162,8 @@ async def test_an_unknown_command_is_not_sent(open_app: OpenApp, store: Store) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("/new x", "/new takes no argument"),
-        ("/title", "/title needs TITLE"),
+        ("/new x", "Usage: /new, without an argument"),
+        ("/title", "Usage: /title TITLE"),
         ("/title x", "once it has a message"),
         ("/set temprature 1", "there is no parameter 'temprature'; did you mean 'temperature'?"),
         ("/set temp 1", "there is no parameter 'temp'; did you mean 'temperature'?"),
@@ -358,7 +358,7 @@ async def test_title_and_export(open_app: OpenApp, store: Store, tmp_path: Path)
         await driver.until(lambda: driver.problem == reason)
         await driver.press("ctrl+u", "ctrl+k")
         await order(driver, f"/export {tmp_path / 'chat.txt'}")
-        await driver.until(lambda: "has to end in .md, .json or .jsonl" in driver.problem)
+        await driver.until(lambda: "ends in .md, .json or .jsonl" in driver.problem)
         assert not (tmp_path / "chat.txt").exists()
         await driver.press("ctrl+u", "ctrl+k")
         full = tmp_path / "full.md"

@@ -241,8 +241,8 @@ async def test_what_is_no_reward_model_changes_nothing(
     (damaged / "head.safetensors").write_bytes(b"x")
     base = tiny.write_tiny_gpt2(tmp_path / "base")
     said = {
-        base: f"{base}: scores no replies; train it with objective.kind = 'reward'",
-        bare: f"{bare}: this reward model brings no dialogue template",
+        base: f"{base}: does not score replies; train it with objective.kind = 'reward'",
+        bare: f"{bare}: this reward model has no dialogue template",
         damaged: f"{damaged / 'head.safetensors'}: not the weights of this head: ",
         tmp_path / "gone": f"{tmp_path / 'gone'}: there is no such folder",
     }

@@ -92,4 +92,4 @@ async def test_a_server_that_has_neither_protocol(
     server.protocols = ()
     async with open_app(load=lambda: load_model(server.url)) as driver:
         await driver.until(lambda: driver.problem)
-        assert "has neither OpenAI's chat protocol" in driver.problem
+        assert "offers neither chat nor completions" in driver.problem

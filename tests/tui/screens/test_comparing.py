@@ -82,13 +82,13 @@ async def test_f1_tells_the_keys_here_too(open_app: OpenApp) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("hot", "'hot' is no NAME=VALUE"),
+        ("hot", "'hot' is not of the form NAME=VALUE"),
         ("temprature=1", "did you mean 'temperature'?"),
         ("temperature=hot", "temperature is 'hot'; expected a number"),
         ("top_p=2", "top_p is 2.0; expected above 0"),
         ("precision=half", "precision is 'half'; expected one of auto"),
         ("model=", "model is empty"),
-        ("model='x", "a quotation mark has no partner"),
+        ("model='x", "a quotation mark is not closed"),
     ],
 )
 def test_a_variant_that_cannot_be_is_refused_in_words(text: str, words: str) -> None:

@@ -116,5 +116,5 @@ async def test_chats_that_are_not_kept_teach_nothing(open_app: OpenApp, store: S
     async with open_app() as driver:
         driver.prompt.text = "/learn"
         await driver.press("enter")
-        await driver.until(lambda: "chats are not kept" in driver.screen_text)
+        await driver.until(lambda: "This chat isn't saved" in driver.screen_text)
         assert driver.app.screen is driver.chat

@@ -126,7 +126,7 @@ async def test_files_that_cannot_be_used_are_named(open_app: OpenApp, own: Path)
         await picker(driver)
         assert "  broken  cannot be used" in rows(driver)
         for name, words in {
-            "broken": "line 2: 'instruktion' is no key of a prompt file; did you mean",
+            "broken": "line 2: 'instruktion' is not a key of a prompt file; did you mean",
             "hollow": "line 1: 'examples_file' is 'none.jsonl', but there is no file",
             "hot": "line 2: 'generate.temperature' is -1.0; expected from 0 to 100",
         }.items():
@@ -377,7 +377,7 @@ async def test_help_lists_its_keys_and_its_command(open_app: OpenApp) -> None:
         ("no/such.toml", "no/such.toml: cannot be read: No such file or directory"),
         ("~nobody-of-this-name/x.toml", "'~nobody-of-this-name/x.toml': "),
         ("\\0.toml", "cannot be read"),
-        ("x.gif", "expected a prompt file named .toml, .txt, .jsonl or .csv"),
+        ("x.gif", "expected a prompt file ending in .toml, .txt, .jsonl or .csv"),
     ],
 )
 async def test_what_cannot_be_chosen_comes_back(

@@ -99,7 +99,7 @@ async def test_it_knows_what_models_list_and_completion_know(
     async with open_app() as driver:
         await open_list(driver)
         assert "elsewhere/begun" in driver.screen_text
-        assert "this run is not finished; `finetune resume" in driver.screen_text
+        assert "this run is not finished; continue it with `finetune resume" in driver.screen_text
         screen = driver.app.screen
         assert isinstance(screen, ModelScreen)
         assert [model.name for model in screen._models] == names
@@ -204,7 +204,7 @@ async def test_a_server_that_breaks_off(open_app: OpenApp, server: CompletionsSe
 async def test_remarks_are_shown(open_app: OpenApp, server: CompletionsServer) -> None:
     async with open_app(load=lambda: loading.load_model(f"{server.url}#[b]large[/b]")) as driver:
         await driver.ready()
-        await driver.until(lambda: "how long its context is" in "".join(notices(driver)))
+        await driver.until(lambda: "context window" in "".join(notices(driver)))
         server.stream = said(" Yes.")
         driver.prompt.text = "/set top_k 5"
         await driver.press("enter")

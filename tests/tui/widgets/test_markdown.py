@@ -71,7 +71,7 @@ async def test_it_can_be_chosen_before_the_first_message(open_app: OpenApp, stor
         await driver.until(lambda: rendered(driver))
         assert store.chat(1).markdown
         await order(driver, "/markdown maybe")
-        assert driver.problem == "/markdown is 'maybe'; expected on or off"
+        assert driver.problem == "Usage: /markdown on|off"
 
 
 async def test_a_growing_reply_is_laid_out_once_and_at_its_end(

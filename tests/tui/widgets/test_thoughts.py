@@ -65,7 +65,7 @@ async def test_thinking_is_switched_off_and_on(open_app: OpenApp, tmp_path: Path
             await driver.press("enter")
             if argument != "of":
                 await driver.say("Hi")
-        assert driver.problem == "/think is 'of'; expected on or off"
+        assert driver.problem == "Usage: /think on|off"
         closed = [prompt.endswith("</think>\n\n") for prompt in model.prompts]
         assert closed == [True, False]
 

@@ -62,8 +62,8 @@ class RemoteChatModel(RemoteModel):
 
     def _no_completions(self) -> ModelError:
         return ModelError(
-            f"{self.server.url}: this server is used for chats alone; to go on with a text as it "
-            "stands takes one that has OpenAI's protocol of completions too"
+            f"{self.server.url}: this server offers chats only; continuing a text needs a "
+            "server with OpenAI's completions API"
         )
 
 

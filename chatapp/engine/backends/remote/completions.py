@@ -215,11 +215,11 @@ class RemoteModel:
             self._mentioned.update(unheeded, uncertain)
         sentences = []
         if unheeded:
-            sentences.append(f"The server cannot be asked for {' and '.join(unheeded)}.")
+            sentences.append(f"The server does not support {' and '.join(unheeded)}.")
         if uncertain:
             sentences.append(
-                f"The server was asked for {' and '.join(uncertain)}, but not every server heeds "
-                "what the protocol does not have."
+                f"Not every server follows {' and '.join(uncertain)}, which OpenAI's API "
+                "does not define."
             )
         return " ".join(sentences)
 

@@ -34,7 +34,7 @@ def served_models(server: Server) -> list[ServedModel]:
     document = get_json(server, f"{server.url}/models")
     rows = document.get("data") if isinstance(document, dict) else None
     if not isinstance(rows, list):
-        raise nonsense(server, "its list of models is none")
+        raise nonsense(server, "its list of models is not a list")
     return [
         ServedModel(row["id"], _context(row))
         for row in rows
@@ -78,7 +78,7 @@ def connect(server: Server, *, name: str) -> RemoteModel:
     if not context:
         context = _ASSUMED_CONTEXT
         remarks.append(
-            f"The server does not tell how long its context is; {context:,} tokens are "
+            f"The server does not report its context window; {context:,} tokens are "
             f"assumed unless {SERVERS} says otherwise."
         )
     chosen = replace(server, model=served.name, context=context)
@@ -115,6 +115,6 @@ def _converses(server: Server) -> bool:
         return True
     if not has_path(server, "completions", body | {"prompt": 0}):
         raise ModelError(
-            f"{server.url}: the server has neither OpenAI's chat protocol nor that of completions"
+            f"{server.url}: the server offers neither chat nor completions of OpenAI's API"
         )
     return False

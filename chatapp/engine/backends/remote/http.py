@@ -63,7 +63,7 @@ async def post(
                 if event.data:  # others only set what no client of one stream needs
                     yield event.data
     except httpx2.SSEError:
-        raise nonsense(server, "what it sends is no stream of events") from None
+        raise nonsense(server, "its response is not an event stream") from None
     except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
         raise _unreachable(server, error) from None
 
@@ -181,7 +181,7 @@ def get_json(server: Server, url: str) -> Any:
         for part in response.iter_bytes():
             body += part
             if len(body) > _MOST_BYTES:
-                raise nonsense(server, "its answer has no end")
+                raise nonsense(server, "its response is too long")
     if response.status_code != 200:
         raise _refusal(server, response, body.decode("utf-8", "replace"))
     try:
@@ -205,15 +205,15 @@ def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelErr
     status = response.status_code
     if status in (401, 403):
         if server.key:
-            return ModelError(f"{server.url}: the server refuses the key in {server.key}")
+            return ModelError(f"{server.url}: the server rejected the key in {server.key}")
         return ModelError(
-            f"{server.url}: the server wants a key; name the environment variable that holds it "
-            f"in {SERVERS}"
+            f"{server.url}: the server requires a key; name the environment variable that "
+            f"holds it in {SERVERS}"
         )
     if 300 <= status < 400:
         target = server.masked(response.headers.get("location", "elsewhere"))
         return ModelError(
-            f"{server.url}: the server redirects to {target[:200]}; if that is right, give "
+            f"{server.url}: the server redirects to {target[:200]}; if that is right, use "
             "that address"
         )
     try:
@@ -222,10 +222,11 @@ def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelErr
         reason = ""
     if status == 404 and not reason:
         return ModelError(
-            f"{server.url}: there is a server, but nothing of this name on it; expected an "
-            "address like http://localhost:8000/v1"
+            f"{server.url}: the server has no such address; expected one like "
+            "http://localhost:8000/v1"
         )
-    return ModelError(f"{server.url}: the server refuses (status {status}): {reason or 'no word'}")
+    what = f": {reason}" if reason else " without a message."
+    return ModelError(f"{server.url}: the server returned HTTP {status}{what}")
 
 
 def reason_of(server: Server, document: object) -> str:
@@ -248,7 +249,7 @@ def _unreachable(server: Server, error: Exception) -> ModelError:
     reason = server.masked(first_line(error))
     if isinstance(error, httpx2.ConnectTimeout):
         seconds = f"{_CONNECT_SECONDS:.0f} seconds"
-        return ModelError(f"{server.url}: the server does not answer within {seconds}")
+        return ModelError(f"{server.url}: the server did not answer within {seconds}")
     if isinstance(error, (httpx2.ConnectError, *_NO_WAY)):
         return ModelError(f"{server.url}: the server cannot be reached: {reason}")
     if isinstance(error, httpx2.TimeoutException):
@@ -260,7 +261,7 @@ def _unreachable(server: Server, error: Exception) -> ModelError:
 
 def nonsense(server: Server, what: str) -> ModelError:
     """The error for an answer that no server of models gives. what: is wrong with it."""
-    return ModelError(f"{server.url}: this is no server of models: {server.masked(what)}")
+    return ModelError(f"{server.url}: this is not a model server: {server.masked(what)}")
 
 
 MOST_AT_ONCE = 4

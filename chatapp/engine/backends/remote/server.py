@@ -54,11 +54,10 @@ class Server:
         key = os.environ.get(self.key, "").strip()
         if not key:
             raise ModelError(
-                f"{self.url}: its key belongs into the environment variable {self.key}, "
-                "which is not set"
+                f"{self.url}: the environment variable {self.key}, which holds its key, is not set"
             )
         if not (key.isascii() and key.isprintable()):
-            raise ModelError(f"{self.url}: what the variable {self.key} holds cannot be a key")
+            raise ModelError(f"{self.url}: the value of the variable {self.key} is not a valid key")
         return key
 
     def masked(self, text: str) -> str:
@@ -112,15 +111,14 @@ def server_url(address: str) -> str:
         parts = urlsplit(address)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise ModelError(f"{address!r}: this is no address of a server: {error}") from None
+        raise ModelError(f"{address!r}: this is not a server address: {error}") from None
     if parts.username is not None or parts.password is not None:
         raise ModelError(
-            f"{host}: a key does not belong into an address; name the environment variable that "
+            f"{host}: an address must not contain a key; name the environment variable that "
             f"holds it in {SERVERS}"
         )
     if not is_address(address) or not host or re.search(r"[^!-~]", address) or parts.query:
         raise ModelError(
-            f"{address!r}: this is no address of a server; expected one like "
-            "http://localhost:8000/v1"
+            f"{address!r}: this is not a server address; expected one like http://localhost:8000/v1"
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"

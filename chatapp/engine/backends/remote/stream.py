@@ -88,9 +88,9 @@ def read_chunk(server: Server, data: str) -> Chunk:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
-        raise nonsense(server, "an event of it is not JSON") from None
+        raise nonsense(server, "one of its events is not JSON") from None
     if not isinstance(document, dict):
-        raise nonsense(server, "an event of it is no JSON object")
+        raise nonsense(server, "one of its events is not a JSON object")
     if document.get("error"):
         raise ModelError(f"the server failed: {reason_of(server, document)}")
     choices = document.get("choices")
@@ -98,7 +98,7 @@ def read_chunk(server: Server, data: str) -> Chunk:
     try:
         text, thought = _texts(choice)
     except (TypeError, AttributeError):
-        raise nonsense(server, "an event of it has no text") from None
+        raise nonsense(server, "one of its events has no text") from None
     # Of two texts in one event, it is not known which the probabilities belong to.
     logprobs = None if text and thought else choice.get("logprobs")
     reason = choice.get("finish_reason")

@@ -70,7 +70,7 @@ class GGUFFile:
                     f"{path}: a tensor is stored as type {kind[1]}, which is not known here"
                 ) from None
             raise ModelError(
-                f"{path}: is no GGUF file, or is cut short; get the file again ({reason(error)})"
+                f"{path}: is not a GGUF file, or is truncated; download it again ({reason(error)})"
             ) from None
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
 

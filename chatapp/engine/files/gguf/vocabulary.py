@@ -168,8 +168,8 @@ def _byte_level(
     name = metadata.get("tokenizer.ggml.pre", "default")
     if name not in PRE_TOKENIZERS:
         raise ModelError(
-            f"{origin}: tokenizer.ggml.pre is {name!r}, a way of cutting texts that is not "
-            f"known here{did_you_mean(str(name), PRE_TOKENIZERS)}"
+            f"{origin}: tokenizer.ggml.pre is {name!r}, an unknown way of splitting "
+            f"texts{did_you_mean(str(name), PRE_TOKENIZERS)}"
         )
     vocabulary = {token: id for id, token in enumerate(tokens)}
     merges = []
@@ -192,7 +192,7 @@ def _sentencepiece(
 ) -> tokenizers.Tokenizer:
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None or len(scores) < len(tokens):
-        raise ModelError(f"{origin}: tokenizer.ggml.scores does not have a score a token")
+        raise ModelError(f"{origin}: tokenizer.ggml.scores does not have one score per token")
     vocabulary = {token: id for id, token in enumerate(tokens)}
     unknown = int(metadata.get("tokenizer.ggml.unknown_token_id", 0))
     normal = {

@@ -54,7 +54,7 @@ def vocabulary_metadata(
         if _encodes_alike(tokenizer, gguf_tokenizer(chosen, origin)):
             return chosen
     raise ModelError(
-        f"{origin}: its tokenizer cuts texts in a way that llama.cpp does not know, so it cannot "
+        f"{origin}: its tokenizer splits texts in a way that llama.cpp does not know, so it cannot "
         "be written as GGUF"
     )
 

@@ -255,8 +255,8 @@ def test_options_beyond_the_protocol_are_spoken_of_once(
 ) -> None:
     assert run(model)[1].message == ""
     message = run(model, sampling=Sampling(top_k=5, no_repeat_ngram=3))[1].message
-    assert "cannot be asked for no_repeat_ngram" in message
-    assert "was asked for top_k, but not every server" in message
+    assert "does not support no_repeat_ngram" in message
+    assert "Not every server follows top_k" in message
     assert run(model, sampling=Sampling(top_k=6, no_repeat_ngram=2))[1].message == ""
     assert "min_p" in run(model, sampling=Sampling(min_p=0.1))[1].message
 
@@ -273,7 +273,7 @@ def test_a_server_that_only_takes_the_protocol(
     server.stream = strict
     events = run(model, sampling=Sampling(top_k=5, temperature=0.2))
     assert text_of(events) == " Yes."
-    assert events[1].message == "The server cannot be asked for top_k."
+    assert events[1].message == "The server does not support top_k."
     run(model)
     asked = [
         {"top_k", "min_p", "repetition_penalty"} & request.keys() for request in server.requests
@@ -347,10 +347,10 @@ def test_a_generator_that_is_left_closes_the_connection(
         ([piece("", "abort"), "[DONE]"], "ended the reply: abort"),
         (["oops"], "not JSON"),
         pytest.param(["[" * 100_000], "not JSON", id="deep"),
-        (["[]"], "no JSON object"),
+        (["[]"], "not a JSON object"),
         (['{"choices": [{"text": 3}]}'], "has no text"),
         (['{"choices": [3]}'], "has no text"),
-        pytest.param([b"data: " + b"x" * 2_000_000], "no stream of events", id="endless"),
+        pytest.param([b"data: " + b"x" * 2_000_000], "not an event stream", id="endless"),
     ],
 )
 def test_a_reply_that_breaks_off_is_kept(
@@ -386,20 +386,20 @@ def test_a_server_that_falls_silent(
 
 
 REFUSALS = [
-    (401, "no", {}, "the server wants a key"),
-    (403, "no", {}, "the server wants a key"),
-    (404, "<html>", {}, "nothing of this name on it"),
+    (401, "no", {}, "the server requires a key"),
+    (403, "no", {}, "the server requires a key"),
+    (404, "<html>", {}, "the server has no such address"),
     (
         307,
         "",
         {"Location": "http://elsewhere.example/v1"},
         "redirects to http://elsewhere.example/v1",
     ),
-    (500, '{"error": {"message": "out of\\nmemory"}}', {}, "(status 500): out of memory"),
-    (503, '{"detail": [{"x": 1}]}', {}, "(status 503): [{'x': 1}]"),
-    (429, '{"message": "too many"}', {}, "(status 429): too many"),
-    (502, "<html>", {}, "(status 502): no word"),
-    pytest.param(400, "[" * 100_000, {}, "(status 400): no word", id="deep"),
+    (500, '{"error": {"message": "out of\\nmemory"}}', {}, "returned HTTP 500: out of memory"),
+    (503, '{"detail": [{"x": 1}]}', {}, "returned HTTP 503: [{'x': 1}]"),
+    (429, '{"message": "too many"}', {}, "returned HTTP 429: too many"),
+    (502, "<html>", {}, "returned HTTP 502 without a message"),
+    pytest.param(400, "[" * 100_000, {}, "returned HTTP 400 without a message", id="deep"),
 ]
 
 
@@ -426,7 +426,7 @@ def test_refusals(
 def test_a_completion_that_is_no_stream(server: CompletionsServer, model: RemoteModel) -> None:
     server.instead = {"/v1/completions": (200, '{"choices": []}', {})}
     finished = run(model)[1]
-    assert (finished.reason, finished.message.count("no stream of events")) == ("error", 1)
+    assert (finished.reason, finished.message.count("not an event stream")) == ("error", 1)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_a_completion_that_is_no_stream(server: CompletionsServer, model: Remote
 )
 def test_a_list_of_models_that_is_none(server: CompletionsServer, body: str) -> None:
     server.instead = {"/v1/models": (200, body, {})}
-    with pytest.raises(ModelError, match="this is no server of models"):
+    with pytest.raises(ModelError, match="this is not a model server"):
         load_model(server.url)
 
 
@@ -534,9 +534,9 @@ def test_the_key(
     assert set(server.keys) == {"Bearer sesame"}
     server.instead = {"/v1/completions": (401, '{"error": "sesame is wrong"}', {})}
     message = run(model)[1].message
-    assert message == f"{server.url}: the server refuses the key in MY_KEY"
+    assert message == f"{server.url}: the server rejected the key in MY_KEY"
     server.instead = {"/v1/completions": (400, '{"error": "no user for Bearer sesame"}', {})}
-    assert run(model)[1].message.endswith("(status 400): no user for Bearer MY_KEY")
+    assert run(model)[1].message.endswith("returned HTTP 400: no user for Bearer MY_KEY")
     server.instead = {}
     server.stream = ['{"error": {"message": "sesame has no more tokens"}}']
     assert run(model)[1].message == "the server failed: MY_KEY has no more tokens"

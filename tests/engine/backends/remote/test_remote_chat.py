@@ -100,7 +100,7 @@ def test_a_server_that_has_neither(server: CompletionsServer) -> None:
     with pytest.raises(ModelError) as error:
         load_model(server.url)
     assert str(error.value) == (
-        f"{server.url}: the server has neither OpenAI's chat protocol nor that of completions"
+        f"{server.url}: the server offers neither chat nor completions of OpenAI's API"
     )
 
 
@@ -328,7 +328,7 @@ def refusing(name: str, status: int, words: str) -> Any:
         ("logprobs", 500, "logprobs is not supported with logits_all=False", ""),
         ("top_logprobs", 400, "Unsupported parameter: 'top_logprobs'", ""),
         ("stream_options", 422, '[{"loc": ["body", "stream_options"]}]', ""),
-        ("seed", 400, "Unknown parameter: seed", "The server cannot be asked for seed."),
+        ("seed", 400, "Unknown parameter: seed", "The server does not support seed."),
         ("min_p", 400, "property 'min_p' is unsupported", ""),
     ],
 )
@@ -361,7 +361,7 @@ def test_several_refusals_one_after_the_other(
     server.stream = strict
     events = run(model, Sampling(seed=1, top_k=5), top=3)
     assert text_of(events) == "Yes."
-    assert events[1].message == "The server cannot be asked for top_k and seed."
+    assert events[1].message == "The server does not support top_k and seed."
     assert len(server.requests) == 4
 
 
@@ -371,7 +371,7 @@ def test_a_refusal_of_what_is_needed_is_told(
 ) -> None:
     server.stream = refusing("temperature", 400, words)
     finished = run(model, Sampling(seed=1))[1]
-    assert finished.message == f"{server.url}: the server refuses (status 400): {words}"
+    assert finished.message == f"{server.url}: the server returned HTTP 400: {words}"
     assert len(server.requests) == 1
 
 
@@ -394,8 +394,8 @@ def test_text_where_there_are_chats_alone(
         assert isinstance(finished, Finished)
         assert finished.reason == "error"
         assert finished.message == (
-            f"{server.url}: this server is used for chats alone; to go on with a text as it "
-            "stands takes one that has OpenAI's protocol of completions too"
+            f"{server.url}: this server offers chats only; continuing a text needs a server "
+            "with OpenAI's completions API"
         )
     # The second time it is known.
     assert server.refused == ["/v1/completions"]
@@ -405,5 +405,5 @@ def test_text_where_chats_are_asked_for(server: CompletionsServer, tmp_path: Pat
     model = load_model(named(server, tmp_path, "chat"))
     (finished,) = model.generate(Request(model.tokenizer.encode("Once"), Sampling()))
     assert isinstance(finished, Finished)
-    assert "used for chats alone" in finished.message
+    assert "offers chats only" in finished.message
     assert server.requests == []

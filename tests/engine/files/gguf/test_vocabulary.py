@@ -70,7 +70,7 @@ def test_sentencepiece_merges_the_best_score_first() -> None:
         ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model is 'bert'; expected 'gpt2'"),
         ({"tokenizer.ggml.pre": "smolm"}, "'smolm', a way .* did you mean 'smollm'"),
         ({"tokenizer.ggml.tokens": []}, "there is no vocabulary"),
-        ({"tokenizer.ggml.model": "llama"}, "scores does not have a score a token"),
+        ({"tokenizer.ggml.model": "llama"}, "scores does not have one score per token"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(change: dict[str, Any], words: str) -> None:
