@@ -158,7 +158,7 @@ def test_another_template_on_purpose_is_warned_of(run, use_model: UseModel, tmp_
     status, out, err = run("ask", "Hi", "--template", "plain!")
     assert (status, out) == (0, "Ok.\n")
     assert err.count("\n") == 1
-    assert "was trained in the template 'chat'; in 'plain'" in err
+    assert "was trained with the template 'chat'; in 'plain'" in err
     assert model.prompts[0].endswith("User: Hi\nAssistant:")
 
 

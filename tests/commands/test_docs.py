@@ -109,7 +109,7 @@ def test_labels_are_scored_after_the_passages(
     [
         ("[documents]\npaths = []", "'documents.paths' holds 0"),
         ('[documents]\npaths = ["notes"]\nmethod = "best"', "'documents.method' cannot be had"),
-        ('[documents]\npaths = ["notes"]\nk = 2', "'documents.k' is no key"),
+        ('[documents]\npaths = ["notes"]\nk = 2', "'documents.k' is not a key"),
         ('[documents]\npaths = ["gone"]', "gone: there is no such file"),
     ],
     ids=["none", "method", "key", "gone"],

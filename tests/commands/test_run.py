@@ -227,7 +227,7 @@ def test_a_broken_file_of_the_users_own_is_listed_as_such(run: Run, home: Path) 
     result = run("run")
     assert result.status == 0
     listed = {line.split()[0]: line for line in result.out.splitlines()}
-    assert "mine.toml, line 1: 'instruktion' is no key" in listed["mine"]
+    assert "mine.toml, line 1: 'instruktion' is not a key" in listed["mine"]
     assert "who.toml, line 1: 'system' is the key of a persona" in listed["who"]
     assert "Spam" in listed["spam"]
     made = {each["name"]: each for each in json.loads(run("run", "--json").out)}

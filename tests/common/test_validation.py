@@ -80,7 +80,7 @@ def test_what_is_wrong_is_one_sentence(source: str) -> None:
 
 
 def test_a_misspelt_key_is_told_before_the_one_it_leaves_missing() -> None:
-    assert "'table.rows[1].paht' is no key" in refusal("[[table.rows]]\npaht = 'a'")
+    assert "'table.rows[1].paht' is not a key" in refusal("[[table.rows]]\npaht = 'a'")
 
 
 @dataclass(frozen=True, slots=True)

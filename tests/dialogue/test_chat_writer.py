@@ -44,7 +44,7 @@ def test_a_models_own_template_is_chosen(tmp_path: Path) -> None:
     assert chosen.name == "own"
     assert chosen.stop == ("<|im_end|>",)
     assert choose_template(model(tmp_path), "own") == chosen
-    with pytest.raises(ValueError, match=r"trained in the template 'own' .* in 'plain'"):
+    with pytest.raises(ValueError, match=r"trained with the template 'own' .* template 'plain'"):
         choose_template(model(tmp_path), "plain")
 
 

@@ -629,7 +629,7 @@ def test_another_template_than_the_models_is_refused(tmp_path: Path) -> None:
     save_template(CHAT, tmp_path)
     model = ScriptedModel([], name="./run", folder=tmp_path)
     assert choose_template(model, "chat") == CHAT
-    with pytest.raises(ValueError, match=r"trained in the template 'chat'.*'alpaca'") as error:
+    with pytest.raises(ValueError, match=r"trained with the template 'chat'.*'alpaca'") as error:
         choose_template(model, "alpaca")
     assert CHAT.fingerprint not in str(error.value)
     assert "alpaca! forces it" in str(error.value)
@@ -644,7 +644,7 @@ def test_another_template_on_purpose(tmp_path: Path) -> None:
     assert choose_template(model, "alpaca!") == ALPACA
     assert choose_template(model, "chat!") == CHAT
     warning = mismatch(model, ALPACA)
-    assert warning.startswith("the model ./run was trained in the template 'chat'; in 'alpaca'")
+    assert warning.startswith("the model ./run was trained with the template 'chat'; in 'alpaca'")
     assert choose_template(ScriptedModel([]), "alpaca!") == ALPACA
     with pytest.raises(ValueError, match="there is no template 'chta'"):
         choose_template(model, "chta!")

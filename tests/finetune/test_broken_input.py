@@ -225,7 +225,7 @@ def test_a_broken_configuration(model: Path, tmp_path: Path) -> None:
     assert "has no dialogue template" in refused(["check", good, "data.template="])
     assert "model" in refused(["check", good, f"model={tmp_path / 'no model'}"])
     # The same files are refused by training, which then leaves no folder behind.
-    assert "'data.to_long' is no key" in refused(["train", good, "data.to_long=drop"])
+    assert "'data.to_long' is not a key" in refused(["train", good, "data.to_long=drop"])
     assert "cannot be read" in refused(["train", good, "data.train=none.jsonl"])
     assert not (tmp_path / "run").exists()
 

@@ -135,7 +135,7 @@ def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server("https://x/v1", key="CLUSTER_KEY")
     assert Server("https://x/v1").secret() == ""
     monkeypatch.delenv("CLUSTER_KEY", raising=False)
-    with pytest.raises(ModelError, match="CLUSTER_KEY, which is not set"):
+    with pytest.raises(ModelError, match="CLUSTER_KEY, which holds its key, is not set"):
         server.secret()
     monkeypatch.setenv("CLUSTER_KEY", " sesame\n")
     assert server.secret() == "sesame"

@@ -81,7 +81,7 @@ def test_a_section_and_one_that_there_is_not() -> None:
 
 def test_the_command() -> None:
     done = CliRunner().invoke(app, ["keys", "train"])
-    assert "train.batch_size = 8\n    integer ≥ 1: examples a micro-batch" in done.stdout
+    assert "train.batch_size = 8\n    integer ≥ 1: examples per micro-batch" in done.stdout
     assert lines(keys("head"))[0] == "head.task = …"
     document = json.loads(CliRunner().invoke(app, ["keys", "--json"]).stdout)
     assert {"name", "values", "default", "meaning", "kind"} == document[0].keys()

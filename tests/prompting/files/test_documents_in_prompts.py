@@ -40,5 +40,5 @@ def test_plain_data_and_back() -> None:
 
 @pytest.mark.parametrize("method", ["best", "bm25:minilm", "both:"])
 def test_ways_to_search_there_are_not(method: str) -> None:
-    with pytest.raises(DocumentsError, match="no way to search"):
+    with pytest.raises(DocumentsError, match="not a way to search"):
         DocumentSet(("a",), method)

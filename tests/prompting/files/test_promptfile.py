@@ -137,7 +137,7 @@ REFUSALS = {
     "[score]\nzzz = 1": "line 2: 'score.zzz' is not a key of a prompt file; there are method",
     "zzzzz = 1\nlabels = 3": "line 1: 'zzzzz' is not a key of a prompt file; there are "
     "description, ",
-    "[nonsense]": "line 1: 'nonsense' is no key",
+    "[nonsense]": "line 1: 'nonsense' is not a key",
     # A key that only looks like one stands in a string before.
     'instruction = """\nlabels = 1\n[select]\n"""\nlabels = 2': "line 5: 'labels' is the number 2",
     '"labels" = 2': "line 1: 'labels' is the number 2, expected a list",

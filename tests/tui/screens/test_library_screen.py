@@ -258,7 +258,7 @@ async def test_a_wrong_template_on_purpose(
         driver.prompt.text = "/template plain!"
         await driver.press("enter")
         await driver.until(lambda: driver.status.template == "plain")
-        assert "trained in the template 'chat'; in 'plain' it reads" in said[-1]
+        assert "trained with the template 'chat'; in 'plain' it sees" in said[-1]
         await driver.say("Hello")
         assert model.prompts[-1].endswith("User: Hello\nAssistant:")
 

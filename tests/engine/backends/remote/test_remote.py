@@ -523,7 +523,7 @@ def test_the_key(
 ) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config/servers.toml").write_text(f'[mine]\nurl = "{server.url}"\nkey = "MY_KEY"\n')
-    with pytest.raises(ModelError, match="MY_KEY, which is not set"):
+    with pytest.raises(ModelError, match="MY_KEY, which holds its key, is not set"):
         load_model("mine")
     assert server.keys == []
     monkeypatch.setenv("MY_KEY", "sesame")
@@ -541,7 +541,7 @@ def test_the_key(
     server.stream = ['{"error": {"message": "sesame has no more tokens"}}']
     assert run(model)[1].message == "the server failed: MY_KEY has no more tokens"
     monkeypatch.delenv("MY_KEY")
-    assert "MY_KEY, which is not set" in run(model)[1].message
+    assert "MY_KEY, which holds its key, is not set" in run(model)[1].message
 
 
 def test_a_key_is_for_one_address_alone(

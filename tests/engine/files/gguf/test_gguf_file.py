@@ -66,7 +66,7 @@ def test_every_cut_of_a_file_is_told(path: Path) -> None:
     whole = path.read_bytes()
     for length in range(0, len(whole) - 1, 7):
         path.write_bytes(whole[:length])
-        with pytest.raises(ModelError, match=r"tiny.gguf: (is no GGUF file|cannot be read)"):
+        with pytest.raises(ModelError, match=r"tiny.gguf: (is not a GGUF file|cannot be read)"):
             GGUFFile(path)
 
 
