@@ -151,7 +151,7 @@ def open_regular(path: Path) -> BinaryIO:
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return file
 
 

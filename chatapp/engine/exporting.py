@@ -88,8 +88,8 @@ def write_gguf(
     if cuts_white_space(tokenizer.backend_tokenizer, vocabulary):
         return ""
     return (
-        f"{files.tokenizer.path}: llama.cpp cuts several white spaces before a digit in another "
-        "way than this tokenizer; all else is cut alike"
+        f"{files.tokenizer.path}: llama.cpp splits several spaces before a digit "
+        "differently from this tokenizer; all other text is split alike"
     )
 
 

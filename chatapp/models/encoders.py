@@ -135,7 +135,7 @@ class ModelEncoder:
 
     def __init__(self, model: LanguageModel, layer: int) -> None:
         if model.files is None:
-            raise ModelError(f"{model.name}: has no hidden states to be had for the encoder 'lm'")
+            raise ModelError(f"{model.name}: has no hidden states for the encoder 'lm'")
         self._model = model
         self._layer = layer
         self.fingerprint = f"{model_identity(model)}-layer{layer}"

@@ -168,4 +168,7 @@ def check_memory(name: str, needed: int, say: Callable[[str], None]) -> None:
     if needed > memory.total:
         raise ModelError(f"{takes}, and this machine has {size_in_words(memory.total)}")
     if needed > memory.available:
-        say(f"{takes}, and {size_in_words(memory.available)} are free; it may be slow, or end")
+        say(
+            f"{takes}, and {size_in_words(memory.available)} are free. It may be slow, or "
+            "be killed for lack of memory."
+        )

@@ -188,7 +188,7 @@ def choose_template(data: Data, files: ModelFiles, special: Collection[str]) -> 
         raise ConfigError(str(error)) from None
     if own is None:
         raise ConfigError(
-            f"{files.path}: this model brings no dialogue template; set data.template to one of "
+            f"{files.path}: this model has no dialogue template; set data.template to one of "
             f"{known}"
         )
     return own

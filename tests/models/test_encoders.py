@@ -128,7 +128,7 @@ def test_what_is_no_whole_encoder_is_refused(folder: Path, tmp_path: Path) -> No
     with pytest.raises(ModelError, match="weight' is missing or has another shape"):
         SentenceEncoder(ModelFiles.read(folder))
     (folder / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(ModelError, match="the weights are broken"):
+    with pytest.raises(ModelError, match="the weights are damaged"):
         SentenceEncoder(ModelFiles.read(folder))
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="only safetensors weights are loaded"):
@@ -145,7 +145,7 @@ def test_a_language_model_is_no_sentence_encoder(tmp_path: Path) -> None:
         GPT2Config(vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     ).save_pretrained(tmp_path)
     save_tokenizer(tmp_path, pad=None)
-    with pytest.raises(ModelError, match="is no sentence encoder; the language model itself is"):
+    with pytest.raises(ModelError, match="is not a sentence encoder; use"):
         SentenceEncoder(ModelFiles.read(tmp_path))
 
 

@@ -43,14 +43,14 @@ def read_generation_config(files: ModelFiles | None) -> GenerationConfig:
     try:
         document = read_json_object(path, ModelError)
     except ModelError as error:
-        return GenerationConfig(ignored=(f"{error}; it is left out",))
+        return GenerationConfig(ignored=(f"{error}; the file is ignored",))
     ends, problems = _ends(document, path)
     sampling: dict[str, float | int | None] = {}
     for name, value in _values(document):
         try:
             sampling[name] = PARAMETERS[name].checked(value)
         except ValueError as error:
-            problems += (f"{path}: {error}; the value is left out",)
+            problems += (f"{path}: {error}; the value is ignored",)
     return GenerationConfig(ends, sampling, problems)
 
 
@@ -62,7 +62,7 @@ def _ends(document: Mapping[str, Any], path: Path) -> tuple[frozenset[int], tupl
     if len(ends) == len(set(map(repr, ids))):
         return ends, ()
     problem = f"{path}: eos_token_id is {shown(value)}; expected a token's id, or a list of them"
-    return ends, (f"{problem}; what is none is left out",)
+    return ends, (f"{problem}; other values are ignored",)
 
 
 def _values(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

@@ -207,7 +207,7 @@ def load_plain_tokenizer(files: TokenizerFiles) -> tuple[BPETokenizer, list[int]
     if files.gguf is None and not (
         files.config.get("tokenizer_class") in PLAIN_CLASSES and (files.path / TOKENIZER).is_file()
     ):
-        raise NotByteLevel(f"{files.path}: the tokenizer is one that transformers has to read")
+        raise NotByteLevel(f"{files.path}: this tokenizer needs transformers")
     loaded = load_tokenizer(files)
     return loaded, loaded.start
 
