@@ -130,7 +130,7 @@ def test_the_chats_own_model_and_sampling_are_used(
         (["--system", "./none.txt"], "there is no such file"),
         (["-f", "none.txt"], "none.txt: cannot be read"),
         (["-f", "."], "cannot be read"),
-        (["-f", "bytes.bin"], "bytes.bin is no text"),
+        (["-f", "bytes.bin"], "bytes.bin is not text"),
         (["-f", "latin.txt"], "latin.txt, line 2: is not valid UTF-8"),
     ],
 )

@@ -108,7 +108,7 @@ def test_labels_are_scored_after_the_passages(
     ("table", "words"),
     [
         ("[documents]\npaths = []", "'documents.paths' holds 0"),
-        ('[documents]\npaths = ["notes"]\nmethod = "best"', "'documents.method' cannot be had"),
+        ('[documents]\npaths = ["notes"]\nmethod = "best"', "'documents.method' cannot be loaded"),
         ('[documents]\npaths = ["notes"]\nk = 2', "'documents.k' is not a key"),
         ('[documents]\npaths = ["gone"]', "gone: there is no such file"),
     ],

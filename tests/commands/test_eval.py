@@ -212,7 +212,7 @@ def test_a_pool_of_real_data(
     ("options", "error"),
     [
         ([], "expected prompt files with --test, or --task, or --lambada"),
-        (["TASK"], "name a file of them with --test"),
+        (["TASK"], "pass a file of them with --test"),
         (["TASK", "--task", "2D+", "--test", "TEST"], "expected prompt files with --test, or"),
         (["TASK", "TASK", "--test", "TEST"], "another prompt file is named 'living'"),
         (["TASK", "--test", "TEST", "--shots", "one"], "--shots holds 'one'"),

@@ -24,7 +24,7 @@ def test_an_exported_run_is_the_same_model(
     capsys.readouterr()  # of what wrote the model
     status, printed, err = run("models", "export", str(model), str(out), "--type", "f32")
     assert (status, printed) == (0, "")
-    assert err == f"chatapp: {out} is written, {out.stat().st_size / 1e6:,.1f} MB\n"
+    assert err == f"chatapp: wrote {out}, {out.stat().st_size / 1e6:,.1f} MB\n"
     question = ("ask", "hi", "--temperature", "0", "--max-tokens", "9", "--json")
     answers = [json.loads(run(*question, "--model", str(each)).out) for each in (model, out)]
     assert answers[0]["reply"] == answers[1]["reply"] != ""

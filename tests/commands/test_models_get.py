@@ -94,7 +94,7 @@ def test_removing_is_confirmed(run, tiny: Fetched, monkeypatch: pytest.MonkeyPat
     assert tiny.is_whole
     monkeypatch.setattr("typer.confirm", lambda question, err: True)
     status, _, err = run("models", "remove", "smollm2", terminal=True)
-    assert (status, err) == (0, "chatapp: removed smollm2, which frees 1.5 MB\n")
+    assert (status, err) == (0, "chatapp: removed smollm2, freeing 1.5 MB\n")
     assert not tiny.folder.exists()
     status, _, err = run("models", "remove", "smollm2", "--yes")
     assert status == 2

@@ -92,7 +92,7 @@ def test_what_needs_the_model_itself(run, server: CompletionsServer, tmp_path: P
     ):
         status, out, err = run(*command, "--model", "mine")
         assert (status, out, err.count("\n")) == (2, "", 1)
-        assert "on this machine" in err or "does not show its inside" in err
+        assert "on this machine" in err or "cannot be inspected" in err
     assert server.requests == []
 
 

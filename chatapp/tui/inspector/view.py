@@ -92,7 +92,7 @@ def look(session: "Session", target: Target, *, example: bool = False) -> Look:
         is_draft=reading is not None and target.message_id is None and bool(target.draft),
         reason=""
         if opened
-        else f"The model {model.name} does not show its inside: only its text is known.",
+        else f"The model {model.name} cannot be inspected: only its text is known.",
         model=opened,
         trace=trace,
     )

@@ -108,7 +108,7 @@ async def test_models_that_are_not_there_or_show_nothing(open_app: OpenApp) -> N
         await driver.ready()
         await driver.say("Hello")
         await driver.press_and_rest("f3")
-        sentence = "scripted does not show its inside"
+        sentence = "scripted cannot be inspected"
         for key in "2345":
             await driver.press_and_rest(key)
             assert sentence in driver.screen_text

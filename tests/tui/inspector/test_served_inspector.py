@@ -62,7 +62,7 @@ async def test_tokens_of_a_chat_with_a_server(open_app: OpenApp, server: Complet
         assert "rank" not in words(driver, "tokens-detail")
         assert "\x1b" not in driver.screen_text
         await driver.press("right")
-        assert "does not show its inside" in words(driver, "tokens-detail")
+        assert "cannot be inspected" in words(driver, "tokens-detail")
         await driver.press("1")
         assert words(driver, "prompt-text") == "User:\nWhere?\n\nAssistant:\nParis it␛[2J!"
         assert "is sent these as messages" in words(driver, "prompt-notes")
