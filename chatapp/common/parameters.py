@@ -131,7 +131,7 @@ class Sampling:
         above_low=True,
         high=1,
         off=1,
-        meaning="keep the most probable tokens up to this sum",
+        meaning="keep top tokens up to this probability",
         request_fields=("top_p",),
         config_field="top_p",
     )
