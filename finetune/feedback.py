@@ -5,6 +5,7 @@ are files, checked and run like any other.
 """
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -67,7 +68,7 @@ def write_lesson(
     that there is enough feedback for. output: the folder of the run; None for a new one in runs.
     Raises ConfigError, ModelError and StoreError.
     """
-    ids = list(chats) or [chat.id for chat in store.chats()]
+    ids = list(chats) or [chat.id for chat in store.chats(limit=sys.maxsize)]
     rows: dict[FeedbackFormat, Rows] = {
         lesson.format: [row for id in ids for row in feedback_rows(store, id, lesson.format)]
         for lesson in LESSONS

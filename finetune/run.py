@@ -8,6 +8,7 @@ that loads is a finished run.
 
 import json
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -259,7 +260,12 @@ def _write_result(
 
 @contextmanager
 def _stops_on_signal(trainer: ObjectiveTrainer, console: Console) -> Iterator[None]:
-    """The first Ctrl+C or SIGTERM ends the run after its step; a second ends it at once."""
+    """The first Ctrl+C or SIGTERM ends the run after its step; a second ends it at once.
+
+    Only the main thread of a program hears signals; a run on another one goes on without."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def stop(number: int, frame: FrameType | None) -> None:
         if trainer.stop_requested:

@@ -4,7 +4,8 @@ What is read, each alone, in a list, or one a line:
 
 - {"messages": [{"role", "content"}], "title", "system", "template", "model"}, where all but
   the messages may be missing. `role` is system (the first message alone), user or assistant,
-  which take turns; `content` is text or a list of parts {"text"}; a message may have the
+  which take turns; what a
+  `tool` gave is left out; `content` is text or a list of parts {"text"}; a message may have the
   `status`, `thoughts`, `sources` and `calls` that this program's export gives it.
 - {"mapping": {node: {"parent", "message"}}, "current_node", "title"}, which is ChatGPT's tree.
   The path from its root to the current node is read.
@@ -15,7 +16,7 @@ in it imports nothing, and says where the mistake is.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -167,9 +168,13 @@ def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedM
         if not isinstance(row, dict):
             raise ImportingError(f"{where}: is {shown(row)}, expected an object")
         role = row.get("role")
+        if role == "tool":  # what a call gave; the reply goes on behind it
+            continue
         if role not in ("system", "user", "assistant"):
             raise _unexpected(where, row, "role", "'system', 'user' or 'assistant'")
         content = row.get("content")
+        if content is None and role == "assistant" and row.get("tool_calls"):
+            content = ""
         if isinstance(content, list):
             content = _joined_parts(content, where)
         if not isinstance(content, str):
@@ -179,16 +184,29 @@ def _messages(document: dict[str, Any], place: str) -> tuple[str, list[ImportedM
         if role == "system":
             system = content
             continue
+        goes_on = role == "assistant" and rows[number - 2].get("role") == "tool" and messages
+        before = messages.pop() if goes_on and messages[-1].role == role else None
         _check_turn(role, messages, where)
         thoughts = _text(row, "thoughts", where)
         sources = _parts(row, "sources", Source, where)
         calls = _parts(row, "calls", Call, where)
         _check_calls(calls, role, content, where)
         status = _status(row, where)
-        messages.append(
-            ImportedMessage(cast(Role, role), content, status, thoughts, sources, calls)
-        )
+        message = ImportedMessage(cast(Role, role), content, status, thoughts, sources, calls)
+        messages.append(_continued(before, message) if before else message)
     return system, messages
+
+
+def _continued(before: ImportedMessage, message: ImportedMessage) -> ImportedMessage:
+    """One reply of its beginning and of what followed a call."""
+    beginning = f"{before.text}\n\n" if before.text else ""
+    return replace(
+        message,
+        text=beginning + message.text,
+        thoughts="\n\n".join(filter(None, (before.thoughts, message.thoughts))),
+        sources=before.sources + message.sources,
+        calls=(*before.calls, *(replace(c, at=c.at + len(beginning)) for c in message.calls)),
+    )
 
 
 def _check_turn(role: str, before: Sequence[ImportedMessage], where: str) -> None:
@@ -268,7 +286,8 @@ def _chatgpt_messages(document: dict[str, Any], place: str) -> list[ImportedMess
             continue
         if merged and merged[-1].role == role:
             text = "\n\n".join(filter(None, (merged.pop().text, text)))
-        _check_turn(role, merged, where)
+        if not merged and role == "assistant":
+            merged.append(ImportedMessage("user", ""))  # nobody had asked
         merged.append(ImportedMessage(cast(Role, role), text))
     return merged
 

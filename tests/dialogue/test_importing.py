@@ -200,7 +200,9 @@ def test_odd_values_in_chatgpts_tree_are_understood_or_told_in_words(
         case str(sentence):
             assert sentence.startswith(str(path))
         case texts:
-            assert texts == ["Hi"]  # the message that the odd value left without text is none
+            # The message that the odd value left without text is none; without a parent it is
+            # the first.
+            assert texts == (["", "Hello."] if key == "parent" else ["Hi"])
 
 
 @pytest.mark.parametrize("key", ["messages", "mapping", "current_node", "title", "system", "model"])
@@ -231,8 +233,8 @@ def test_odd_values_in_a_chat_are_understood_or_told_in_words(
         ({"messages": []}, "has no message"),
         ({"messages": ["x"]}, "message 1: is the string 'x', expected an object"),
         (
-            {"messages": [{"role": "tool", "content": "x"}]},
-            "message 1: 'role' is the string 'tool', expected",
+            {"messages": [{"role": "robot", "content": "x"}]},
+            "message 1: 'role' is the string 'robot', expected",
         ),
         ({"messages": [{"role": "user"}]}, "message 1: 'content' is missing, expected text"),
         ({"messages": [{"role": "user", "content": [{"image": 1}]}]}, "is not a text part"),
@@ -295,3 +297,31 @@ def test_chats_are_stored_as_a_whole_or_not_at_all(
     with pytest.raises(RuntimeError):
         store_chats(store, chats)
     assert store.chats() == []
+
+
+def test_a_message_of_a_tool_is_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "tool", "content": "18 degrees", "tool_call_id": "1"},
+        {"role": "assistant", "content": "Mild."},
+    ]
+    (chat,) = read_chats(file(tmp_path, {"messages": rows})).chats
+    assert [(each.role, each.text) for each in chat.messages] == [
+        ("user", "Weather?"),
+        ("assistant", "Mild."),
+    ]
+
+
+def test_a_chat_of_chatgpt_that_the_assistant_begins(tmp_path: Path) -> None:
+    def node(parent: str | None, role: str, text: str) -> dict[str, Any]:
+        message = {"author": {"role": role}, "content": {"parts": [text]}}
+        return {"parent": parent, "message": message}
+
+    mapping = {"a": node(None, "assistant", "Welcome."), "b": node("a", "user", "Hi")}
+    (chat,) = read_chats(file(tmp_path, [{"mapping": mapping, "current_node": "b"}])).chats
+    assert [(each.role, each.text) for each in chat.messages] == [
+        ("user", ""),
+        ("assistant", "Welcome."),
+        ("user", "Hi"),
+    ]

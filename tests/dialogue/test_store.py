@@ -632,3 +632,9 @@ def test_the_tree_holds_all_branches(store: Store) -> None:
     dialogue(store, "elsewhere")
     assert [message.id for message in store.tree(chat_id)] == [*ids, other.id]
     assert [message.siblings for message in store.tree(chat_id)] == [1, 2, 2]
+
+
+def test_a_title_has_neither_case_nor_accents(store: Store) -> None:
+    chat_id = store.create_chat(title="ÉTÉ in ΑΘΗΝΑ")
+    for words in ("été", "ete", "αθηνα"):
+        assert [chat.id for chat in store.chats(matching=words)] == [chat_id]

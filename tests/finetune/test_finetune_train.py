@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,10 @@ def test_the_device_of_the_settings_is_trained_on(
 
     monkeypatch.setattr("finetune.run.build_trainer", build_trainer)
     assert CliRunner().invoke(app, ["train", str(path)]).stderr == "trains on cpu\n"
+
+
+def test_a_run_on_another_thread(tmp_path: Path) -> None:
+    config = tiny.config(tmp_path, train={"epochs": 1})
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(train, config, QUIET).result()
+    assert (run / "model.safetensors").is_file()

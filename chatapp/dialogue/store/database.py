@@ -17,6 +17,7 @@ import os
 import sqlite3
 import threading
 import time
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -192,6 +193,7 @@ class Database:
                 check_same_thread=False,
             )
         self._connection.row_factory = sqlite3.Row
+        self._connection.create_function("folded", 1, _folded, deterministic=True)
         deadline = time.monotonic() + _BUSY_SECONDS
         while True:
             try:
@@ -332,6 +334,12 @@ def _check_library() -> None:
         raise StoreError(
             f"chats need SQLite {least} or newer; this Python brings {sqlite3.sqlite_version}"
         )
+
+
+def _folded(text: str) -> str:
+    """A text without case and accents, as the index of messages has it."""
+    parts = unicodedata.normalize("NFD", text.casefold())
+    return "".join(part for part in parts if not unicodedata.combining(part))
 
 
 def _storable(value: Any) -> Any:

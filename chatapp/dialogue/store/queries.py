@@ -87,7 +87,7 @@ def chats(matching: str, archived: bool | None) -> tuple[str, list[str]]:
     if archived is not None:
         conditions.append(f"archived = {int(archived)}")
     if matching.strip():
-        matches = "instr(lower(title), lower(?))"
+        matches = "instr(folded(title), folded(?))"
         values.append(matching.strip())
         if expression := match_expression(matching):
             matches += f""" OR id IN (

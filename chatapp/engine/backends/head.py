@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
-from chatapp.common.userfiles import read_json_object, write_whole
+from chatapp.common.userfiles import read_json_object, reason, write_whole
 from chatapp.engine.errors import ModelError
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import Tokenizer
@@ -268,7 +268,7 @@ def _read_layer(path: Path, outputs: int) -> Any:
         layer = nn.Linear(tensors["weight"].shape[1], outputs)
         layer.load_state_dict(tensors)
     except (OSError, KeyError, IndexError, SafetensorError, RuntimeError) as error:
-        line = str(error).strip().splitlines()[0]
+        line = reason(error).strip().partition("\n")[0]
         raise ModelError(f"{path}: not the weights of this head: {line}") from None
     return layer
 

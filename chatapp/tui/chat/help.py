@@ -85,7 +85,8 @@ class HelpScreen(Dialog[None]):
 
     BINDING_GROUP_TITLE = "This help"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f1", "dismiss", "Close"),
+        Binding("escape", "dismiss", "Close"),
+        Binding("f1", "dismiss", "Close", show=False, id="help"),
         Binding("up", "scroll('up')", "Scroll up", show=False),
         Binding("down", "scroll('down')", "Scroll down", show=False),
         Binding("pageup", "scroll('page_up')", "Scroll a page up", show=False),

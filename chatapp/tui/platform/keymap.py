@@ -22,7 +22,7 @@ Keymap = Mapping[str, str]
 Owner = type[DOMNode]
 """A widget, a screen or the app: what has bindings."""
 
-HELP = Binding("f1", "app.help", "Search all keys and commands", show=False)
+HELP = Binding("f1", "app.help", "Search all keys and commands", show=False, id="help")
 """For screens over the chat, which does not hear their keys."""
 
 _KEY = re.compile(r"((?:(?:ctrl|alt|shift|super|hyper|meta)\+)*)(.+)")

@@ -15,6 +15,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.widgets import OptionList, Static
 
 from chatapp.common.foreign import printable
+from chatapp.tui.platform.keymap import HELP
 from chatapp.tui.widgets.dialog import Dialog, Options
 from chatapp.tui.widgets.rendered import source_place
 
@@ -28,6 +29,7 @@ class SourceScreen(Dialog[None]):
     BINDING_GROUP_TITLE = "Sources of a reply"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss", "Close"),
+        HELP,
     ]
 
     def __init__(self, sources: "Sequence[Source]") -> None:

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from chatapp.engine.backends.head import HEAD_FILE, HEAD_WEIGHTS, HeadSpec
+from chatapp.engine.errors import ModelError
 from chatapp.models.loading import load_reward_model, scores_replies
 
 
@@ -30,3 +31,15 @@ def test_what_is_no_number_is_no_score(tmp_path: Path, number: float) -> None:
     save_file(layer, run / HEAD_WEIGHTS)
     with pytest.raises(ValueError, match=f"gives {number}; its weights are damaged"):
         load_reward_model(str(run)).score([5, 6])
+
+
+def test_an_error_without_words_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    run = tiny.write_tiny_reward_model(tmp_path / "reward")
+    monkeypatch.setattr("safetensors.torch.load_file", fail)
+    with pytest.raises(ModelError, match="not the weights of this head: RuntimeError"):
+        load_reward_model(str(run))

@@ -4,11 +4,14 @@ from textual.binding import Binding
 from textual.widgets import Static
 from tui_driver import OpenApp, fill
 
+from chatapp.common.settings import KeyChoice, Settings
 from chatapp.dialogue.store import Store
+from chatapp.passages.sources import Source
 from chatapp.tui.chat.help import HelpScreen
 from chatapp.tui.chat.screen import ChatScreen
 from chatapp.tui.screens.history import ChatList, HistoryScreen
 from chatapp.tui.screens.parameters import ParametersScreen
+from chatapp.tui.screens.sources import SourceScreen
 from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.prompt import Prompt
 
@@ -54,3 +57,30 @@ async def test_f1_searches_keys_and_commands(open_app: OpenApp) -> None:
         await driver.press("ctrl+u", *"rename")
         await driver.until(lambda: "On a message" not in driver.screen_text)
         assert "Rename" in driver.screen_text
+
+
+async def test_a_rebound_help_key_is_heard_over_the_chat(open_app: OpenApp) -> None:
+    settings = Settings(keys=(KeyChoice("help", "f9", "settings.toml"),))
+    source = Source(file="tides.md", place="Tides", text="The sea.", score=1.0, number=1)
+    async with open_app(settings=settings) as driver:
+        for screen in (SourceScreen([source]), ParametersScreen):
+            if isinstance(screen, SourceScreen):
+                driver.app.push_screen(screen)
+            else:
+                await driver.press("f2")
+            await driver.settle()
+            await driver.press("f9")
+            await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+            await driver.press("f9")
+            await driver.until(lambda: not isinstance(driver.app.screen, HelpScreen))
+            await driver.press("escape")
+            await driver.until(lambda: driver.app.screen is driver.chat)
+
+
+async def test_f1_in_sources(open_app: OpenApp) -> None:
+    source = Source(file="tides.md", place="Tides", text="The sea.", score=1.0, number=1)
+    async with open_app() as driver:
+        driver.app.push_screen(SourceScreen([source]))
+        await driver.settle()
+        await driver.press("f1")
+        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
