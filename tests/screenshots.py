@@ -47,7 +47,7 @@ async def write(driver: Driver, text: str) -> AsyncIterator[float]:
 async def reply(driver: Driver) -> AsyncIterator[float]:
     """A reply as it comes, for slow eyes."""
     await driver.press("enter")
-    while driver.chat.conversation.request is not None:
+    while driver.chat.conversation.turn is not None:
         await asyncio.sleep(0.01)
         await driver.settle()
         yield 0.15

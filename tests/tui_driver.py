@@ -113,9 +113,7 @@ class Driver:
     async def idle(self) -> None:
         """Wait until no turn is running, no message waits, and all has been measured."""
         conversation = self.chat.conversation
-        await self.until(
-            lambda: conversation.request is None and not conversation.has_running_threads
-        )
+        await self.until(lambda: conversation.turn is None and not conversation.has_running_threads)
         await self.listed()
 
     async def rest(self) -> None:

@@ -201,7 +201,7 @@ class ChatApp(FailingApp[int]):
     async def action_interrupt(self) -> None:
         """Ctrl+C: stop the reply; soon after, or with nothing to stop, say how to leave."""
         now = monotonic()
-        if now - self._interrupted > _SOON and await self.chat.turns.stop():
+        if now - self._interrupted > _SOON and await self.chat.controls.stop():
             self._interrupted = now
         else:
             self.action_help_quit()

@@ -34,11 +34,6 @@ class Submitted(Message):
 
 
 @dataclass
-class SubmittedNothing(Message):
-    """The user has pressed Enter without having written anything."""
-
-
-@dataclass
 class ModelsFound(Message):
     """The models there are, as far as they have been found; `is_all` when no more will be.
 
@@ -79,108 +74,9 @@ class Unmeasured(Message):
 
 
 @dataclass
-class Regenerate(Message):
-    """The user wants another reply in place of this message."""
-
-    message: "StoredMessage"
-
-
-@dataclass
-class Continue(Message):
-    """The user wants this reply to go on."""
-
-    message: "StoredMessage"
-
-
-@dataclass
-class Edit(Message):
-    """The user wants to write this message anew."""
-
-    message: "StoredMessage"
-
-
-@dataclass
-class Copy(Message):
-    """The user wants this message's text in the clipboard."""
-
-    message: "StoredMessage"
-
-
-@dataclass
-class CopyCode(Message):
-    """The user wants a code block of this message in the clipboard."""
-
-    message: "StoredMessage"
-
-
-@dataclass
-class Delete(Message):
-    """The user wants this message, and all that follow it, deleted."""
-
-    message: "StoredMessage"
-
-
-@dataclass
-class Undelete(Message):
-    """The user wants what was deleted last back."""
-
-
-@dataclass
-class ShowSources(Message):
-    """The user wants to read the passages that this reply draws on."""
-
-    message: "StoredMessage"
-
-
-@dataclass
 class DocumentsRead(Message):
     """The chat's documents have been read, or cannot be, in words."""
 
     documents: "DocumentSet"
     words: str
     problem: str = ""
-
-
-@dataclass
-class Rate(Message):
-    """The user calls this reply good (1) or bad (-1); said twice, it is taken back."""
-
-    message: "StoredMessage"
-    thumb: int
-
-
-@dataclass
-class Correct(Message):
-    """The user wants to write what this reply should have been."""
-
-    message: "StoredMessage"
-
-
-@dataclass
-class Rank(Message):
-    """The user wants to put this reply and its siblings in order."""
-
-    message: "StoredMessage"
-
-
-@dataclass
-class ShowSibling(Message):
-    """The user wants the version `step` places after this one."""
-
-    message: "StoredMessage"
-    step: int
-
-
-@dataclass
-class ShowVersion(Message):
-    """The user wants the version `step` places after the last message's."""
-
-    step: int
-
-
-@dataclass
-class FocusStep(Message):
-    """The user moves `step` messages on from this one."""
-
-    message: "StoredMessage"
-    step: int

@@ -34,7 +34,7 @@ async def stream(driver: Driver) -> None:
     driver.prompt.text = "More, please."
     await driver.press("enter")
     await driver.until(lambda: driver.chat.conversation.turn.replies[0].tokens == 20)
-    driver.chat.turns.flush()
+    driver.chat.conversation.turn.flush()
     # One word, because where the line breaks depends on the size.
     await driver.until(lambda: "waves" in driver.screen_text.split("More, please.")[-1])
 

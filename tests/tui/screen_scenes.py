@@ -142,15 +142,12 @@ async def ask_two(driver: Driver) -> None:
 
 
 async def stream_two(driver: Driver) -> None:
-    screen = await compare(driver)
+    await compare(driver)
     await driver.press("enter")
-    await driver.until(
-        lambda: (
-            (turn := driver.chat.conversation.turn)
-            and [reply.tokens for reply in turn.replies] == [20, 20]
-        )
-    )
-    screen.turns.flush()
+    await driver.until(lambda: driver.chat.conversation.turn)
+    turn = driver.chat.conversation.turn
+    await driver.until(lambda: [reply.tokens for reply in turn.replies] == [20, 20])
+    turn.flush()
     await driver.until(lambda: "moves" in driver.screen_text and "deep" in driver.screen_text)
 
 

@@ -62,10 +62,10 @@ async def test_what_the_chat_is_held_with_is_in_the_status_line(
 ) -> None:
     async with open_app(size=(60, 20)) as driver:
         for name, words in (("monk", "persona monk"), ("feel", "prompt file feel")):
-            driver.chat.hold_with(choice_of(name))
+            driver.chat.controls.hold_with(choice_of(name))
             await driver.idle()
             assert words in driver.screen_text
-        driver.chat.hold_with(choice_of("none"))
+        driver.chat.controls.hold_with(choice_of("none"))
         await driver.idle()
         assert "prompt file feel" not in driver.screen_text
         assert "persona" not in driver.screen_text
@@ -86,21 +86,21 @@ async def test_the_status_line_never_runs_off(open_app: OpenApp, width: int) -> 
 
 async def test_label_probabilities_stand_under_the_reply(open_app: OpenApp, own: Path) -> None:
     async with open_app(GlassModel(["x"])) as driver:
-        driver.chat.hold_with(choice_of("feel"))
+        driver.chat.controls.hold_with(choice_of("feel"))
         await driver.say("ice")
         assert driver.texts[-1] in ("warm", "cold")
         assert "warm " in driver.notes[-1]
         assert "cold " in driver.notes[-1]
         assert driver.notes[-1].count("%") == 2
         assert not [notice for notice in driver.notices if "%" in notice]
-        driver.chat.hold_with(choice_of("none"))
+        driver.chat.controls.hold_with(choice_of("none"))
         await driver.say("Hello")
         assert "%" in driver.notes[1], "it stays there"
 
 
 async def test_label_probabilities_are_stored_with_the_reply(open_app: OpenApp, own: Path) -> None:
     async with open_app(GlassModel(["x"])) as driver:
-        driver.chat.hold_with(choice_of("feel"))
+        driver.chat.controls.hold_with(choice_of("feel"))
         await driver.say("ice")
         remark, chat_id = driver.notes[-1], driver.chat.conversation.chat.id
         await driver.press("ctrl+n")

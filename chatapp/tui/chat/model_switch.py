@@ -146,7 +146,7 @@ class ModelSwitch:
         model = self._conversation.model
         if model is None or self._conversation.loading is not None:
             raise ValueError("the model is still loading; template and precision can be set later")
-        if self._conversation.request is not None:
+        if self._conversation.turn is not None:
             raise ValueError("a reply is being written; Esc stops it")
         if new.template != now.template:
             self._conversation.use_template(new.template)

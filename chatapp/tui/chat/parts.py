@@ -24,6 +24,8 @@ from chatapp.common.foreign import printable
 from chatapp.common.settings import SettingsError, keep_settings
 from chatapp.dialogue.chat import recent_inputs
 from chatapp.dialogue.store.database import StoreError
+from chatapp.tui.inspector.panel import Inspector
+from chatapp.tui.inspector.view import Target
 from chatapp.tui.screens.history import ChatChoice, FoundChats
 from chatapp.tui.widgets.approval import Approval
 from chatapp.tui.widgets.dialog import Field
@@ -35,6 +37,7 @@ from chatapp.tui.widgets.welcome import Welcome
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Store
     from chatapp.tui.conversation.conversation import Conversation
+    from chatapp.tui.events import Submitted
 
 
 FROM = 130
@@ -114,14 +117,13 @@ class Sidebar(Vertical):
 class ChatWidgets:
     """The widgets of the screen of a conversation.
 
-    store: what the list of chats shows. complete: what the prompt asks for the commands that a
-    text could become.
+    complete: what the prompt asks for the commands that a text could become.
     """
 
-    def __init__(self, conversation: "Conversation", store: "Store", complete: Complete) -> None:
+    def __init__(self, conversation: "Conversation", complete: Complete) -> None:
         self._conversation = conversation
-        self._store = store
-        self.sidebar = Sidebar(store)
+        self._store = conversation.chat.store
+        self.sidebar = Sidebar(self._store)
         self._title = Static(id="title", markup=False)
         self._welcome = Welcome()
         self._problem = Static(id="problem", markup=False)
@@ -180,6 +182,30 @@ class ChatWidgets:
                 keep_settings({name: value})
             except SettingsError as error:
                 self.prompt.notify(printable(str(error)), severity="warning", markup=False)
+
+    async def take_back(self, submitted: "Submitted | None", reason: str) -> None:
+        """Give back what was sent and cannot be answered, and say why."""
+        await self.transcript.stop_waiting()
+        self.show_welcome(not self.transcript.path)
+        if submitted is not None:
+            self.prompt.give_back(submitted.text, submitted.editing)
+        self.show_problem(reason)
+
+    def withdraw_question(self) -> None:
+        """Ask no more whether a tool may run, and give the keys back."""
+        if self.approval.display:
+            self.approval.withdraw()
+            self.prompt.focus()
+
+    @property
+    def inspector(self) -> Inspector | None:
+        """The inspector, while it is open."""
+        return next(iter(self.transcript.screen.query(Inspector)), None)
+
+    def look_again(self) -> None:
+        """Have the inspector look at the last message, which may be another one by now."""
+        if self.inspector is not None:
+            self.inspector.look_at(Target())
 
     def inform(self, words: str) -> None:
         """Say in passing what has been done, or why it cannot be."""

@@ -7,16 +7,19 @@ sent to the model.
 
 import difflib
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from chatapp.dialogue.store.database import StoreError
 from chatapp.tui.chat import slash_actions as actions
-from chatapp.tui.chat.slash_actions import ChatControls, SlashError
+from chatapp.tui.chat.controls import ChatControls
+from chatapp.tui.chat.slash_actions import Action, Rest, SlashError
 from chatapp.tui.widgets.prompt import Completion
 
 _COMMAND = re.compile(r"/([A-Za-z]+)(?:\s+|$)")
 
-Action = Callable[[ChatControls, str], Awaitable[None]]
 Values = Callable[[ChatControls], Iterable[str]]
 
 
@@ -25,9 +28,10 @@ class Command:
     """A command: what it is called, what it is followed by, and what it does.
 
     argument: "" when it stands alone, in brackets when it may. words: what it does, for the
-    user. action: does it with the argument; raises SlashError or StoreError, and then nothing
-    was done. values: those the argument can take, as far as they can be listed. empty: whether
-    the action takes no argument for one. end: what follows a value that is completed.
+    user. action: does it with the argument, and returns what of it takes its time; raises
+    SlashError or StoreError, and then nothing was done. values: those the argument can take, as
+    far as they can be listed. empty: whether the action takes no argument for one. end: what
+    follows a value that is completed.
     """
 
     name: str
@@ -40,10 +44,10 @@ class Command:
 
 
 COMMANDS = (
-    Command("help", "", "show all keys and commands", actions.show_help),
-    Command("new", "", "start a new chat", actions.new_chat),
-    Command("chats", "", "list, search and open chats", actions.list_chats),
-    Command("branches", "", "show all branches of this chat", actions.show_branches),
+    Command("help", "", "show all keys and commands", actions.act("help")),
+    Command("new", "", "start a new chat", actions.act("new_chat")),
+    Command("chats", "", "list, search and open chats", actions.act("history")),
+    Command("branches", "", "show all branches of this chat", actions.act("branches")),
     Command(
         "compare",
         "[NAME=VALUE …]",
@@ -52,7 +56,7 @@ COMMANDS = (
         actions.differences,
         empty=True,
     ),
-    Command("undo", "", "bring back the message deleted last", actions.undelete),
+    Command("undo", "", "bring back the message deleted last", actions.act("undelete")),
     Command("title", "TITLE", "rename this chat", actions.set_title),
     Command(
         "system",
@@ -199,11 +203,8 @@ def _described(completion: str) -> Completion:
     return Completion(completion, command.argument, command.words)
 
 
-async def run(text: str, chat: ChatControls) -> None:
-    """Carry out a command on a chat.
-
-    Raises SlashError or StoreError, and then nothing was done.
-    """
+def command_in(text: str) -> tuple[Command, str]:
+    """The command that a text is, and its argument. Raises SlashError."""
     match = _COMMAND.match(text)
     name = match[1].lower() if match else ""
     command = _BY_NAME.get(name)
@@ -218,4 +219,50 @@ async def run(text: str, chat: ChatControls) -> None:
         raise SlashError(f"Usage: /{name}, without an argument")
     if command.argument and not argument and not command.empty:
         raise SlashError(f"Usage: /{name} {command.argument}")
-    await command.action(chat, argument)
+    return command, argument
+
+
+class SlashCommands:
+    """Carries out commands on a chat; one that takes its time goes on beside all else."""
+
+    def __init__(self, chat: ChatControls) -> None:
+        self._chat = chat
+        self._stop: threading.Event | None = None
+
+    def complete(self, text: str) -> list[str]:
+        """What a text on the way to a command could become, the likeliest first."""
+        return completions(text, lambda command: command.values(self._chat))
+
+    async def run(self, text: str) -> None:
+        """Carry out a command; what cannot be done is said, and the text given back."""
+        self._chat.widgets.show_problem("")
+        with self._giving_back(text):
+            command, argument = command_in(text)
+            rest = await command.action(self._chat, argument)
+            if rest is not None and self._stop is not None:
+                raise SlashError("servers of tools are still being asked; Esc stops that")
+            if rest is not None:
+                self._stop = threading.Event()
+                self._chat.screen.run_worker(self._finish(text, rest, self._stop))
+
+    def stop(self) -> None:
+        """Have the command end that goes on."""
+        if self._stop is not None:
+            self._stop.set()
+
+    async def _finish(self, text: str, rest: Rest, stop: threading.Event) -> None:
+        try:
+            with self._giving_back(text):
+                await rest(stop)
+        finally:
+            stop.set()  # also when the program is left: nobody waits for its thread
+            self._stop = None
+
+    @contextmanager
+    def _giving_back(self, text: str) -> Iterator[None]:
+        """Say why a command cannot be carried out, and give its text back."""
+        try:
+            yield
+        except (SlashError, StoreError) as error:
+            self._chat.widgets.prompt.give_back(text)
+            self._chat.widgets.show_problem(str(error))

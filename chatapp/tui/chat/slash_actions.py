@@ -12,24 +12,20 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from chatapp.common.parameters import PARAMETERS
 from chatapp.common.paths import presets_path
 from chatapp.common.presets import PresetsError, no_preset, read_presets
 from chatapp.common.userfiles import UserError, write_named
 from chatapp.dialogue.store import Store
-from chatapp.tui.chat.model_switch import ModelSwitch
+from chatapp.tui.chat.controls import ChatControls
 from chatapp.tui.conversation.conversation import Conversation
-from chatapp.tui.screens.library import PromptChoice, choice_of, choosable_names
+from chatapp.tui.screens.library import choice_of, choosable_names
 
 if TYPE_CHECKING:
-    from textual.app import App
-
     from chatapp.prompting.files.documents import DocumentSet
     from chatapp.tools.registry import Registry
-    from chatapp.tui.chat.parts import ChatWidgets
-    from chatapp.tui.conversation.reply_scores import Scoring
 
 TEMPLATES_OWN = "default"
 NO_DOCUMENTS = "none"
@@ -42,55 +38,26 @@ _METHOD = "method="
 Rest = Callable[[threading.Event], Awaitable[None]]
 """What is left to do of a command that takes its time; the event is set when it is to stop."""
 
+Action = Callable[[ChatControls, str], Awaitable[Rest | None]]
+"""What a command does on a chat with its argument, and what of it takes its time."""
+
 
 class SlashError(UserError):
     """Why a command cannot be carried out, in one sentence."""
 
 
-class ChatControls(Protocol):
-    """What the commands act on: the chat screen."""
+def act(action: str) -> "Action":
+    """A command that does what a key of the screen does."""
 
-    conversation: Conversation
-    store: Store
-    widgets: "ChatWidgets"
-    models: ModelSwitch
-    scoring: "Scoring"
+    async def run(chat: ChatControls, argument: str) -> None:
+        await chat.screen.run_action(action)
 
-    @property
-    def app(self) -> "App[object]": ...
-
-    async def action_new_chat(self) -> None: ...
-    async def undelete(self) -> None: ...
-    def action_help(self) -> None: ...
-    def action_history(self) -> object: ...
-    def action_branches(self) -> object: ...
-    def action_compare(self, change: str = "") -> object: ...
-    def action_models(self) -> object: ...
-    def action_learn(self) -> object: ...
-    def action_prompts(self) -> object: ...
-    def hold_with(self, choice: PromptChoice) -> None: ...
-    def go_on_with(self, text: str, rest: "Rest") -> None: ...
-
-
-async def show_help(chat: ChatControls, argument: str) -> None:
-    chat.action_help()
-
-
-async def new_chat(chat: ChatControls, argument: str) -> None:
-    await chat.action_new_chat()
-
-
-async def list_chats(chat: ChatControls, argument: str) -> None:
-    chat.action_history()
-
-
-async def show_branches(chat: ChatControls, argument: str) -> None:
-    chat.action_branches()
+    return run
 
 
 async def compare(chat: ChatControls, argument: str) -> None:
     _refuse_while_busy(chat)
-    chat.action_compare(argument)
+    await chat.screen.run_action(f"compare({argument!r})")
 
 
 def differences(chat: ChatControls) -> list[str]:
@@ -101,18 +68,14 @@ def differences(chat: ChatControls) -> list[str]:
 
 
 async def leave(chat: ChatControls, argument: str) -> None:
-    chat.app.call_later(chat.app.action_quit)
-
-
-async def undelete(chat: ChatControls, argument: str) -> None:
-    await chat.undelete()
+    chat.screen.app.call_later(chat.screen.app.action_quit)
 
 
 async def set_title(chat: ChatControls, argument: str) -> None:
     chat_id = chat.conversation.chat.id
     if chat_id is None:
         raise SlashError("a chat can be renamed once it has a message")
-    chat.store.rename_chat(chat_id, " ".join(argument.split()))
+    chat.conversation.chat.store.rename_chat(chat_id, " ".join(argument.split()))
     chat.widgets.show_title()
 
 
@@ -185,14 +148,14 @@ async def load_model(chat: ChatControls, argument: str) -> None:
     if argument:
         chat.models.load_other(argument)
     else:
-        chat.action_models()
+        await chat.screen.run_action("models")
 
 
 async def learn(chat: ChatControls, argument: str) -> None:
     _refuse_while_busy(chat)
-    if not chat.store.is_kept:
+    if not chat.conversation.chat.store.is_kept:
         raise SlashError("This chat isn't saved, so there is no feedback to learn from.")
-    chat.action_learn()
+    await chat.screen.run_action("learn")
 
 
 async def use_template(chat: ChatControls, argument: str) -> None:
@@ -220,7 +183,7 @@ async def use_prompt(chat: ChatControls, argument: str) -> None:
 
     _refuse_while_busy(chat)
     if not argument:
-        chat.action_prompts()
+        await chat.screen.run_action("prompts")
         return
     try:
         choice = await asyncio.to_thread(choice_of, argument)
@@ -270,18 +233,17 @@ def _documents(argument: str) -> "DocumentSet":
     return replace(documents, method=methods[-1].removeprefix(_METHOD)) if methods else documents
 
 
-async def use_tools(chat: ChatControls, argument: str) -> None:
+async def use_tools(chat: ChatControls, argument: str) -> Rest | None:
     _refuse_while_busy(chat)
     names = argument.replace(",", " ").split()
     registry = _registry(chat)
     chosen = [] if names == [NO_TOOLS] else names
-    text = f"/tools {argument}".rstrip()
     if not names:
-        chat.go_on_with(text, partial(_list_tools, chat, registry))
-    elif registry.tools.keys() >= set(chosen):
-        _set_tools(chat, chosen)
-    else:
-        chat.go_on_with(text, partial(_choose_tools, chat, registry, chosen))
+        return partial(_list_tools, chat, registry)
+    if not registry.tools.keys() >= set(chosen):
+        return partial(_choose_tools, chat, registry, chosen)
+    _set_tools(chat, chosen)
+    return None
 
 
 async def _list_tools(chat: ChatControls, registry: "Registry", cancel: threading.Event) -> None:
@@ -372,13 +334,13 @@ async def set_thinking(chat: ChatControls, argument: str) -> None:
 
 
 async def use_theme(chat: ChatControls, argument: str) -> None:
-    if argument not in chat.app.available_themes:
+    if argument not in chat.screen.app.available_themes:
         raise SlashError(f"there is no theme {argument!r}; Tab lists them")
-    chat.app.theme = argument
+    chat.screen.app.theme = argument
 
 
 def theme_names(chat: ChatControls) -> list[str]:
-    return sorted(chat.app.available_themes)
+    return sorted(chat.screen.app.available_themes)
 
 
 async def export(chat: ChatControls, argument: str) -> None:
@@ -386,13 +348,13 @@ async def export(chat: ChatControls, argument: str) -> None:
     if chat_id is None:
         raise SlashError("there is nothing to export yet")
     if not argument:
-        text = await asyncio.to_thread(_as_text, chat.store, chat_id, ".md")
-        chat.app.copy_to_clipboard(text)
+        text = await asyncio.to_thread(_as_text, chat.conversation.chat.store, chat_id, ".md")
+        chat.screen.app.copy_to_clipboard(text)
         chat.widgets.inform("The chat is copied to the clipboard, as Markdown.")
         return
     path = Path(argument).expanduser()
     try:
-        await asyncio.to_thread(_write, chat.store, chat_id, path)
+        await asyncio.to_thread(_write, chat.conversation.chat.store, chat_id, path)
     except FileExistsError:
         raise SlashError(f"{path}: this file exists; expected a new name") from None
     except (OSError, ValueError, RuntimeError) as error:
@@ -412,5 +374,5 @@ def _write(store: Store, chat_id: int, path: Path) -> None:
 
 
 def _refuse_while_busy(chat: ChatControls) -> None:
-    if chat.conversation.request is not None:
+    if chat.conversation.turn is not None:
         raise SlashError("a reply is being written; Esc stops it")

@@ -9,7 +9,7 @@ the middle of a long prompt, and Textual's own thread workers would be joined at
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from chatapp.dialogue.store.database import Gone
 from chatapp.dialogue.store.rows import Basis
 from chatapp.tui import events
 from chatapp.tui.conversation.loading import LoadRequest
-from chatapp.tui.conversation.turn import GrowingReply, NumberedEvent, RunningTurn
+from chatapp.tui.conversation.turn import NumberedEvent, Reply, Turn
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.approval import asked_on
 
@@ -33,22 +33,10 @@ if TYPE_CHECKING:
     from chatapp.dialogue.reply import ReplyNotStored
     from chatapp.dialogue.session import Session, SessionEvent
     from chatapp.dialogue.store import Store
-    from chatapp.dialogue.store.rows import StoredMessage
     from chatapp.dialogue.variants import Pair, Variant
     from chatapp.engine.backends.remote.completions import RemoteModel
     from chatapp.engine.model import LanguageModel, Sampling
     from chatapp.prompting.files.documents import DocumentSet
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """A turn that the user asked for.
-
-    start: gives its replies, which are drawn in turn. submitted: what to give back if it fails.
-    """
-
-    start: "Callable[[Session, threading.Event], Sequence[Iterator[SessionEvent]]]"
-    submitted: events.Submitted | None = None
 
 
 class Conversation:
@@ -78,8 +66,7 @@ class Conversation:
         """The chat with the model; None until that is loaded."""
         self.loading: LoadRequest | None = None
         """The newest request for a model, until it is answered."""
-        self.turn: RunningTurn | None = None
-        self.request: TurnRequest | None = None
+        self.turn: Turn | None = None
         """The turn that runs, or that waits for the model."""
 
     # The chat
@@ -90,10 +77,10 @@ class Conversation:
         Raises StoreError, and changes nothing, when there is no such chat.
         """
         before, self.chat = self.chat, self.chat.go_over_to(chat_id)
-        self.stop()
+        if (turn := self.end()) is not None:
+            turn.cancel.set()
         if self.chat.id is None or self.chat.id != before.id:
             before.close()
-        self.request = self.turn = None
         if self.model is not None and not self.loading:
             self._new_session(self.model)
 
@@ -251,21 +238,17 @@ class Conversation:
 
     # Turns
 
-    def begin(self, request: TurnRequest, listener: MessagePump | None = None) -> bool:
-        """Carry out a request; False when it has to wait for the model.
+    def begin(self, turn: Turn, pump: MessagePump | None = None) -> bool:
+        """Have a turn drawn and shown; False when it has to wait for the model.
 
-        listener: who is told how it goes, in place of the conversation's own.
+        pump: the screen of its displays, if that is not the conversation's own.
         """
-        self.request = request
-        session = self.session
-        if session is None:
+        self.turn = turn
+        if self.session is None:
             return False
-
-        cancel = threading.Event()
-        replies = request.start(session, cancel)
-        events, listener = self._events(replies), listener or self._listener
-        self.turn = RunningTurn(events, len(replies), cancel, listener, request.submitted)
-        self.start_thread(self.turn.run)
+        turn.begin(pump or self._listener, self.end)
+        events = self._events(turn.start(self.session, turn.cancel))
+        self.start_thread(lambda: turn.run(events))
         return True
 
     def _events(self, replies: "Sequence[Iterator[SessionEvent]]") -> Iterator[NumberedEvent]:
@@ -279,24 +262,18 @@ class Conversation:
                     self._not_stored.append(event)
                 yield number, event
 
-    def end(self) -> TurnRequest | None:
-        """The request is done with; returns it."""
-        request, self.request, self.turn = self.request, None, None
-        return request
+    def end(self) -> Turn | None:
+        """Be done with the turn that runs or waits; returns it."""
+        turn, self.turn = self.turn, None
+        return turn
 
     @property
     def unsent(self) -> str:
         """The text of a turn whose message is not in the store yet; "" without."""
-        turn, request = self.turn, self.request
-        if request is None or request.submitted is None:
+        turn = self.turn
+        if turn is None or turn.submitted is None or any(reply.before for reply in turn.replies):
             return ""
-        is_stored = turn is not None and any(reply.message for reply in turn.replies)
-        return "" if is_stored else request.submitted.text
-
-    def stop(self) -> None:
-        """Ask the running turn to stop."""
-        if self.turn is not None:
-            self.turn.stop()
+        return turn.submitted.text
 
     @property
     def has_rest(self) -> bool:
@@ -314,18 +291,18 @@ class Conversation:
         """Give up the replies for which there is no room."""
         self._not_stored.clear()
 
-    def variant(self, session: "Session") -> "Variant":
-        """What the session's next reply is drawn with."""
+    def variant(self) -> "Variant":
+        """What the next reply is drawn with, once there is a model."""
         from chatapp.dialogue.variants import Variant
 
-        name, template = session.model.name, self._settings.template
-        return Variant(name, self.precision, template, session.sampling)
+        name = self.model.name if self.model is not None else ""
+        return Variant(name, self.precision, self._settings.template, self.choices.sampling)
 
-    def pair(self, session: "Session", message: str | int) -> "Pair":
+    def pair(self, message: str | int) -> "Pair":
         """Two replies to a message: a text to say next, or the id of one said already."""
         from chatapp.dialogue.variants import Pair
 
-        return Pair(session.chat, message, self._thinking, self._model_to_compare)
+        return Pair(self.chat, message, self._thinking, self._model_to_compare)
 
     def _model_to_compare(self, name: str, precision: str) -> "LanguageModel":
         """The chat's own model or another, of which the last is kept for the next time."""
@@ -360,20 +337,22 @@ class Conversation:
 
         patience: how many seconds to wait for the turn to do that itself.
         """
-        turn, self.turn = self.turn, None
-        if turn is not None:
-            turn.stop()
-        if turn is not None and not turn.join(patience):
-            for reply in turn.replies:
-                if reply.message is not None and not reply.has_ended:
-                    self._store_stopped(reply, reply.message)
+        turn = self.end()
+        if turn is not None and turn.has_begun:
+            turn.cancel.set()
+            if not turn.join(patience):
+                for reply in turn.replies:
+                    self._store_stopped(reply)
         self.store_rest()
 
-    def _store_stopped(self, reply: GrowingReply, before: "StoredMessage") -> None:
-        """Store a reply as far as it has come. before: its row as it was before the turn."""
-        self.chat.store.update_message(before.id, before.text + reply.text, "stopped")
+    def _store_stopped(self, reply: Reply) -> None:
+        """Store a reply that has not ended as far as it has come."""
+        store, before = self.chat.store, reply.before
+        if before is None or reply.has_ended:
+            return
+        store.update_message(before.id, before.text + reply.text, "stopped")
         tokens = before.thought_tokens + reply.thought_tokens
-        self.chat.store.update_thoughts(before.id, before.thoughts + reply.thoughts, tokens)
+        store.update_thoughts(before.id, before.thoughts + reply.thoughts, tokens)
 
     @property
     def has_running_threads(self) -> bool:

@@ -16,7 +16,6 @@ from chatapp.tui.platform.runtime import in_words
 
 if TYPE_CHECKING:
     from chatapp.dialogue.reply_scores import ReplyScorer
-    from chatapp.dialogue.store import Store
     from chatapp.dialogue.store.rows import StoredMessage
     from chatapp.tui.conversation.conversation import Conversation
     from chatapp.tui.widgets.transcript import Transcript
@@ -53,12 +52,10 @@ class Scoring:
     def __init__(
         self,
         conversation: "Conversation",
-        store: "Store",
         screen: Screen[None],
         widgets: Display,
     ) -> None:
         self._conversation = conversation
-        self._store = store
         self._screen = screen
         self._widgets = widgets
         self._request: _Request | None = None
@@ -70,6 +67,7 @@ class Scoring:
         self._wanted: dict[_Key, StoredMessage] = {}
         self._is_scoring = False
         self.changed = Signal[None](screen, "scores changed")
+        widgets.transcript.score_words = self.words
 
     # The reward model
 
@@ -180,6 +178,7 @@ class Scoring:
     def _score_next(self) -> None:
         """Score what was asked for last: that is what the user looks at."""
         scorer, scores = self._scorer, self._scores
+        store = self._conversation.chat.store
         assert scorer is not None
         key, reply = self._wanted.popitem()
         self._is_scoring = True
@@ -189,7 +188,7 @@ class Scoring:
 
             score: float | str
             try:
-                score = stored_score(scorer, self._store, reply)
+                score = stored_score(scorer, store, reply)
             except Exception as error:  # a template may fail in its own ways
                 score = in_words(error)
             self._screen.call_later(self._take_score, scores, key, score)

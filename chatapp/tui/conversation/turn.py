@@ -1,81 +1,62 @@
-"""Replies while they are generated on a thread, and what the thread tells the screen about them.
+"""One turn: its replies are drawn on a thread, collected here, and brought to their displays.
 
-Tokens are only collected here; the screen takes them a few times a second with `take`, so
-that a fast model costs the event loop no more than a slow one.
-
-Keep: only `run` is called on the thread, and it alone writes; everything else reads, so that no
-lock is needed.
+Keep: `run` alone is called on the thread, and it alone writes what was collected; everything else
+is called on the event loop and only reads that, so that no lock is needed. Displays get new text a
+few times a second, so that a fast model costs the event loop no more than a slow one. A turn that
+was left shows nothing more.
 """
 
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from textual.message import Message
 from textual.message_pump import MessagePump
+from textual.timer import Timer
 
 from chatapp.dialogue.events import Called, Calling
 from chatapp.engine.events import Finished, Token
 from chatapp.tui.events import Submitted
+from chatapp.tui.platform.runtime import in_words
 
 if TYPE_CHECKING:
     from chatapp.dialogue.events import ReplyEvent
-    from chatapp.dialogue.session import SessionEvent, Started
+    from chatapp.dialogue.session import Session, SessionEvent, Started
     from chatapp.dialogue.store.rows import StoredMessage
     from chatapp.prompting.messages import Call
+
+UPDATES_PER_SECOND = 15
+
+Start = Callable[["Session", threading.Event], "Sequence[Iterator[SessionEvent]]"]
+"""Gives the replies of a turn, which are drawn in turn until the event is set."""
 
 NumberedEvent = tuple[int, "SessionEvent | Exception"]
 
 
-class GrowingReply:
-    """A reply of a turn as far as it has come. number: which one of them, from 0."""
+class Reply:
+    """A reply of a turn as far as it was drawn, without what it had before the turn.
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._pieces: list[str] = []
-        self._taken = 0
-        self._thoughts: list[str] = []
-        self._taken_thoughts = 0
-        self._first_token = 0.0
-        self.message: StoredMessage | None = None
-        """Its row as it was before this turn; None until it has started."""
+    before: its row as it was before the turn; None until it is stored. has_ended: whether nothing
+    more comes of it, and all of it is stored that can be.
+    """
+
+    def __init__(self) -> None:
+        self.before: StoredMessage | None = None
         self.has_ended = False
-        """Whether nothing more comes of it, and all of it is stored that can be."""
+        self.text = ""
+        self.thoughts = ""
         self.tokens = 0
         self.thought_tokens = 0
+        self._first_token = 0.0
 
     def add(self, event: "ReplyEvent") -> None:
-        """Add what has been generated, or what a call of a tool brings into the text."""
-        self._pieces.append(event.text)
-        self._thoughts.append(event.thought or "")
+        """Add what was generated, or what a call of a tool brings into the text."""
+        self.text += event.text
+        self.thoughts += event.thought or ""
         if isinstance(event, Token):
             self._first_token = self._first_token or time.perf_counter()
             self.tokens += 1
             self.thought_tokens += event.thought is not None
-
-    def take(self) -> str:
-        """The text that has arrived since the last call."""
-        new = self._pieces[self._taken :]
-        self._taken += len(new)
-        return "".join(new)
-
-    def take_thoughts(self) -> str:
-        """What has been thought since the last call."""
-        new = self._thoughts[self._taken_thoughts :]
-        self._taken_thoughts += len(new)
-        return "".join(new)
-
-    @property
-    def text(self) -> str:
-        """All its text so far, of this turn."""
-        return "".join(self._pieces)
-
-    @property
-    def thoughts(self) -> str:
-        """All that was thought before it so far, in this turn."""
-        return "".join(self._thoughts)
 
     @property
     def tokens_per_second(self) -> float:
@@ -84,99 +65,136 @@ class GrowingReply:
         return (self.tokens - 1) / seconds if self.tokens > 1 else 0.0
 
 
-class RunningTurn:
-    """Runs a turn's replies and tells `listener` how they go.
+class Display(Protocol):
+    """What shows one reply of a turn."""
 
-    events: of `count` replies, each with the number of its own; setting `cancel` ends them.
-    submitted: what the user has sent, when that is what this turn answers.
+    async def begin(self, started: "Started") -> None:
+        """The reply has a row in the store."""
+
+    def go_on(self, reply: Reply, text: str, thought: str) -> None:
+        """The reply goes on; `text` and `thought` are new since the last time."""
+
+    def show_call(self, call: "Call", *, has_ended: bool) -> None:
+        """A tool is called, or its call has ended. What was said before is shown already."""
+
+    async def end(self, finished: Finished) -> None:
+        """The store has all of the reply."""
+
+    async def fail(self, reason: str) -> None:
+        """The reply was refused, or broke down half-way."""
+
+
+class Turn:
+    """Draws replies and shows each on its display.
+
+    start: see `Start`. displays: one for each reply. submitted: what the user has sent, if that is
+    what the turn answers.
     """
 
     def __init__(
-        self,
-        events: Iterator[NumberedEvent],
-        count: int,
-        cancel: threading.Event,
-        listener: MessagePump,
-        submitted: Submitted | None = None,
+        self, start: Start, displays: Sequence[Display], submitted: Submitted | None = None
     ) -> None:
-        self.replies = [GrowingReply(number) for number in range(count)]
+        self.start = start
+        self.replies = [Reply() for _ in displays]
         self.submitted = submitted
-        self._events = events
-        self._cancel = cancel
-        self._listener = listener
+        self.cancel = threading.Event()
+        """Setting it stops the replies, each within one token."""
+        self.has_begun = False
+        """Whether it is being drawn; before, it waits for the model."""
+        self._displays = displays
         self._ended = threading.Event()
+        self._growing: dict[int, tuple[int, int]] = {}
+        """By the number of a reply that has begun: how much text and thought of it is shown."""
+        self._open = len(displays)
+        self._lost: Callable[[str], None] | None = None
+        self._timer: Timer | None = None
 
-    def stop(self) -> None:
-        """Ask the model to stop. It does so within one token."""
-        self._cancel.set()
+    def begin(self, pump: MessagePump, on_end: Callable[[], object]) -> None:
+        """Get ready to show what `run` draws.
+
+        pump: on whose queue that is done. on_end: called before the last reply is shown as ended,
+        unless the turn was left.
+        """
+        self.has_begun = True
+        self._pump, self._on_end = pump, on_end
+        self._timer = pump.set_interval(1 / UPDATES_PER_SECOND, self.flush)
+
+    def leave(self, lost: Callable[[str], None]) -> None:
+        """Show no more of it. lost: called with the reason if it is refused after all, and what
+        was submitted is not stored."""
+        self._lost = lost
+        self._stop_timer()
 
     def join(self, timeout: float) -> bool:
         """Wait for the end, at most so many seconds; whether it has come."""
         return self._ended.wait(timeout)
 
-    def run(self) -> None:
-        """Generate to the end. To be called on a thread."""
+    # On the thread
+
+    def run(self, events: Iterator[NumberedEvent]) -> None:
+        """Draw the replies to their ends. events: theirs, each with the number of its reply."""
         try:
-            for number, event in self._events:
-                self._take_in(self.replies[number], event)
+            for number, event in events:
+                self._collect(number, event)
         except Exception as error:
-            for reply in self.replies:
+            for number, reply in enumerate(self.replies):
                 if not reply.has_ended:
-                    self._take_in(reply, error)
+                    self._collect(number, error)
         finally:
             self._ended.set()
 
-    def _take_in(self, reply: GrowingReply, event: "SessionEvent | Exception") -> None:
-        if isinstance(event, Token):
+    def _collect(self, number: int, event: "SessionEvent | Exception") -> None:
+        reply = self.replies[number]
+        if isinstance(event, Token | Calling | Called | Finished):
             reply.add(event)
-        elif isinstance(event, Finished):  # which the session tells once all of it is stored
-            reply.add(event)
-            reply.has_ended = True
-            self._listener.post_message(TurnEnded(self, reply, event))
-        elif isinstance(event, Exception):
-            reply.has_ended = True
-            self._listener.post_message(TurnFailed(self, reply, event))
+        elif not isinstance(event, Exception):
+            reply.before = event.message
+        # The session gives its end once all of it is stored.
+        reply.has_ended = isinstance(event, Finished | Exception)
+        if not isinstance(event, Token):
+            self._pump.call_later(self._show, number, event)
+
+    # On the event loop
+
+    async def _show(self, number: int, event: "SessionEvent | Exception") -> None:
+        """Bring an event other than a token to the display of its reply."""
+        display = self._displays[number]
+        if self._lost is not None:
+            if isinstance(event, Exception) and self.replies[number].before is None:
+                self._lost(in_words(event))
         elif isinstance(event, Calling | Called):
-            reply.add(event)
-            has_ended = isinstance(event, Called)
-            self._listener.post_message(ToolTold(self, reply, event.call, has_ended))
-        else:
-            reply.message = event.message
-            self._listener.post_message(TurnStarted(self, reply, event))
+            self.flush()
+            display.show_call(event.call, has_ended=isinstance(event, Called))
+        elif isinstance(event, Finished | Exception):
+            self._end(number)
+            if isinstance(event, Finished):
+                await display.end(event)
+            else:
+                await display.fail(in_words(event))
+        elif not isinstance(event, Token):
+            await display.begin(event)
+            self._growing[number] = (0, 0)
 
+    def _end(self, number: int) -> None:
+        self.flush()
+        self._growing.pop(number, None)
+        self._open -= 1
+        if not self._open:
+            self._stop_timer()
+            self._on_end()
 
-@dataclass
-class TurnEvent(Message):
-    """What a turn's thread tells the screen of one of its replies."""
+    def flush(self) -> None:
+        """Bring what was drawn to the displays."""
+        if self._lost is not None:
+            return
+        for number, (text, thoughts) in self._growing.items():
+            reply = self.replies[number]
+            # Taken once, because the thread goes on.
+            all_text, all_thoughts = reply.text, reply.thoughts
+            self._growing[number] = len(all_text), len(all_thoughts)
+            self._displays[number].go_on(reply, all_text[text:], all_thoughts[thoughts:])
 
-    turn: RunningTurn
-    reply: GrowingReply
-
-
-@dataclass
-class TurnStarted(TurnEvent):
-    """It is about to be generated; its row is in the store."""
-
-    started: "Started"
-
-
-@dataclass
-class ToolTold(TurnEvent):
-    """A tool is about to be called, or its call has ended."""
-
-    call: "Call"
-    has_ended: bool
-
-
-@dataclass
-class TurnEnded(TurnEvent):
-    """It has ended, for whatever reason `finished` gives."""
-
-    finished: Finished
-
-
-@dataclass
-class TurnFailed(TurnEvent):
-    """It was refused or broke down."""
-
-    error: Exception
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = None

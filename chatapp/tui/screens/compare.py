@@ -16,12 +16,12 @@ from textual.content import Content
 from textual.widgets import Input, Static
 
 from chatapp.common.foreign import printable
+from chatapp.dialogue.chat import recent_inputs
 from chatapp.dialogue.store.database import StoreError
 from chatapp.tui import events
-from chatapp.tui.conversation.conversation import Conversation, TurnRequest
+from chatapp.tui.conversation.conversation import Conversation
 from chatapp.tui.conversation.reply_scores import Scoring
-from chatapp.tui.conversation.turn import GrowingReply, RunningTurn, TurnEvent
-from chatapp.tui.conversation.turn_controller import TurnController
+from chatapp.tui.conversation.turn import Reply, Turn
 from chatapp.tui.platform.keymap import HELP
 from chatapp.tui.platform.runtime import in_words
 from chatapp.tui.widgets.dialog import Field, LeftOnce
@@ -32,11 +32,12 @@ from chatapp.tui.widgets.rendered import difference
 from chatapp.tui.widgets.status import KeyBar
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.session import Session, Started
+    from chatapp.dialogue.session import Started
     from chatapp.dialogue.store import Store
     from chatapp.dialogue.store.rows import StoredMessage, Verdict
     from chatapp.dialogue.variants import Pair, Variant
     from chatapp.engine.events import Finished
+    from chatapp.prompting.messages import Call
 
 _KEPT: "dict[Verdict, str]" = {
     "left": "Saved: the left reply is better.",
@@ -56,12 +57,19 @@ class Compared:
 
 
 class Side(Vertical):
-    """One of the two: how its reply is drawn, and the reply."""
+    """One of the two: how its reply is drawn, and the reply, whose display it is in a turn.
 
-    def __init__(self, title: str, change: str, id: str) -> None:
+    on_end: gets what is wrong, or "", at the end of its reply.
+    """
+
+    def __init__(
+        self, title: str, change: str, id: str, store: "Store", on_end: Callable[[str], None]
+    ) -> None:
         super().__init__(id=id)
         self._title = title
         self._change = change
+        self._store = store
+        self._on_end = on_end
         self.note = ""
         """The line below the reply."""
         self.reply: StoredMessage | None = None
@@ -105,25 +113,43 @@ class Side(Vertical):
         self.show_note("thinking · Esc stops")
         self.query_one(VerticalScroll).can_focus = True
 
-    def begin(self, message: "StoredMessage") -> None:
-        """The reply has a row in the store."""
-        self.reply = message
+    async def begin(self, started: "Started") -> None:
+        self.reply = started.message
         self.show_note("")
 
-    def append(self, text: str) -> None:
-        """Add what has arrived of the reply."""
-        scroll = self.query_one(VerticalScroll)
-        follows = scroll.is_vertical_scroll_end
-        self.body.append(text)
-        if follows:
-            scroll.scroll_end(animate=False)
+    def go_on(self, reply: Reply, text: str, thought: str) -> None:
+        if reply.thought_tokens:
+            thinking = f"thinking · {reply.thought_tokens} tokens · Esc stops"
+            self.show_note("" if reply.text else thinking)
+        if text:
+            scroll = self.query_one(VerticalScroll)
+            follows = scroll.is_vertical_scroll_end
+            self.body.append(text)
+            if follows:
+                scroll.scroll_end(animate=False)
 
-    def end(self, message: "StoredMessage", reason: str) -> None:
+    def show_call(self, call: "Call", *, has_ended: bool) -> None:
+        """There is no room for it: the reply's text alone is compared."""
+
+    async def end(self, finished: "Finished") -> None:
+        failed = finished.reason == "error"
+        self._end(finished.reason, f"The model failed: {finished.message}" if failed else "")
+
+    async def fail(self, reason: str) -> None:
+        self._end("error", reason)
+
+    def _end(self, reason: str, problem: str) -> None:
         """Show what the store has kept of the reply."""
-        self.reply = message
-        self.body.replace(message.text)
-        words = status_words(message, reason).split(" · ")[0]
-        self.show_note(" · ".join(filter(None, (message.remark, words))))
+        self.show_note("")
+        try:
+            if self.reply is not None:
+                message = self.reply = self._store.message(self.reply.id)
+                self.body.replace(message.text)
+                words = status_words(message, reason).split(" · ")[0]
+                self.show_note(" · ".join(filter(None, (message.remark, words))))
+        except StoreError as error:
+            problem = problem or str(error)
+        self._on_end(problem)
 
     @property
     def body(self) -> TextBody:
@@ -165,34 +191,27 @@ class CompareScreen(LeftOnce[Compared]):
     def __init__(
         self,
         conversation: Conversation,
-        session: "Session",
-        store: "Store",
         scoring: Scoring,
-        earlier: Callable[[], Sequence[str]],
         message: "str | StoredMessage",
         change: str = "",
     ) -> None:
         super().__init__()
         self._conversation = conversation
-        self._session = session
-        self.turns = TurnController(conversation, self, self)
-        self._store = store
         self._scoring = scoring
-        self._earlier = earlier
         self._message = message
-        self._sides = (Side("Left", "", "left"), Side("Right", change, "right"))
-        self._base = conversation.variant(session)
+        self._store = store = conversation.chat.store
+        self._sides = (
+            Side("Left", "", "left", store, self._side_ended),
+            Side("Right", change, "right", store, self._side_ended),
+        )
+        self._base = conversation.variant()
         self._pair: Pair | None = None
-        self._asked: list[Side] = []
-        """Whose replies are drawn, or were last, in the order of the turn's."""
-        self._unanswered = 0
-        """How many of them have not ended."""
         self._problems: list[str] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(id="asked"):
             if isinstance(self._message, str):
-                yield Prompt(self._earlier, lambda text: [])
+                yield Prompt(self._earlier_inputs, lambda text: [])
             yield Static(SPEAKERS["user"], classes="header")
             with VerticalScroll(can_focus=False):
                 yield TextBody("" if isinstance(self._message, str) else self._message.text)
@@ -245,7 +264,7 @@ class CompareScreen(LeftOnce[Compared]):
             variants = [side.read(self._base) for side in open_sides]
             if self._pair is None:
                 sent = self._message if isinstance(self._message, str) else self._message.id
-                self._pair = self._conversation.pair(self._session, text or sent)
+                self._pair = self._conversation.pair(text or sent)
         except ValueError as error:
             if text:
                 self.query_one(Prompt).give_back(text)
@@ -260,8 +279,9 @@ class CompareScreen(LeftOnce[Compared]):
             side.ask()
         self._sides[0].query_one(VerticalScroll).focus()
         self._problems.clear()
-        self._asked, self._unanswered, pair = open_sides, len(open_sides), self._pair
-        self.turns.begin(TurnRequest(lambda session, cancel: pair.answers(variants, cancel)))
+        pair = self._pair
+        turn = Turn(lambda session, cancel: pair.answers(variants, cancel), open_sides)
+        self._conversation.begin(turn, self)
         self.refresh_bindings()
 
     def _ask_again(self) -> None:
@@ -276,6 +296,14 @@ class CompareScreen(LeftOnce[Compared]):
                 self.query_one(Prompt).give_back(self._message)
         open_sides[0].query_one(Field).focus()
 
+    def _earlier_inputs(self) -> Sequence[str]:
+        """What the user wrote before, oldest first."""
+        try:
+            return recent_inputs(self._store)
+        except StoreError as error:
+            self._show_problem(str(error))
+            return []
+
     def _show_problem(self, problem: str) -> None:
         line = self.query_one("#compare-problem", Static)
         line.update(printable(problem))
@@ -283,43 +311,12 @@ class CompareScreen(LeftOnce[Compared]):
 
     # Generating
 
-    @on(TurnEvent)
-    async def _turn_event(self, event: TurnEvent) -> None:
-        await self.turns.handle(event)
-
-    async def turn_started(self, reply: GrowingReply, started: "Started") -> None:
-        self._asked[reply.number].begin(started.message)
-
-    def turn_progressed(self, reply: GrowingReply, text: str) -> None:
-        side = self._asked[reply.number]
-        if reply.thought_tokens:
-            thinking = f"thinking · {reply.thought_tokens} tokens · Esc stops"
-            side.show_note("" if reply.text else thinking)
-        if text:
-            side.append(text)
-
-    async def turn_ended(self, reply: GrowingReply, finished: "Finished") -> None:
-        failed = finished.reason == "error"
-        problem = f"The model failed: {finished.message}" if failed else ""
-        self._end(self._asked[reply.number], finished.reason, problem)
-
-    async def turn_failed(self, turn: RunningTurn, reply: GrowingReply, reason: str) -> None:
-        self._end(self._asked[reply.number], "error", reason)
-
-    def _end(self, side: Side, reason: str, problem: str) -> None:
-        """Show what has become of a side, and after the last one let the user go on."""
-        try:
-            if side.reply is None:
-                side.show_note("")
-            else:
-                side.end(self._store.message(side.reply.id), reason)
-        except StoreError as error:
-            problem = problem or str(error)
+    def _side_ended(self, problem: str) -> None:
+        """Say what is wrong, and after the last side let the user go on."""
         if problem and problem not in self._problems:
             self._problems.append(problem)
             self._show_problem(" · ".join(self._problems))
-        self._unanswered -= 1
-        if self._unanswered:
+        if self._conversation.turn is not None:
             return
         self._show_scores()
         if all(side.reply is not None for side in self._sides):
@@ -347,7 +344,9 @@ class CompareScreen(LeftOnce[Compared]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action != "choose":
             return True
-        return not self._unanswered and all(side.reply is not None for side in self._sides)
+        return self._conversation.turn is None and all(
+            side.reply is not None for side in self._sides
+        )
 
     def action_choose(self, choice: "Verdict") -> None:
         left, right = (side.reply for side in self._sides)
@@ -364,8 +363,8 @@ class CompareScreen(LeftOnce[Compared]):
 
     def action_stop(self) -> None:
         """Stop the replies that are being written; with none, leave."""
-        if self._unanswered:
-            self._conversation.stop()
+        if (turn := self._conversation.turn) is not None:
+            turn.cancel.set()
             return
         replies = [side.reply for side in self._sides if side.reply is not None]
         if replies:

@@ -7,6 +7,7 @@ appended, and `show` puts the row's own text in its place.
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
+from textual.actions import parse
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -16,7 +17,6 @@ from textual.widgets import Static
 
 from chatapp.common.foreign import printable
 from chatapp.engine.events import REPEATED
-from chatapp.tui import events
 from chatapp.tui.platform.programs import code_blocks
 from chatapp.tui.platform.textual_internals import bindings_for
 from chatapp.tui.widgets.message_parts import TextBody, Thoughts, ToolCalls
@@ -80,25 +80,35 @@ class Waiting(Vertical):
 
 
 class MessageView(Vertical, can_focus=True):
-    """A message that can be focused and acted upon."""
+    """A message that can be focused; its screen acts upon it."""
 
     BINDING_GROUP_TITLE = "On a message"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,ctrl+up", "step(-1)", "Message above", show=False, id="message_above"),
-        Binding("down,ctrl+down", "step(1)", "Message below", show=False, id="message_below"),
+        Binding("up,ctrl+up", "act('step', -1)", "Message above", show=False, id="message_above"),
+        Binding(
+            "down,ctrl+down", "act('step', 1)", "Message below", show=False, id="message_below"
+        ),
         Binding(
             "r",
-            "regenerate",
+            "act('regenerate')",
             "Regenerate",
             tooltip="Another reply to the same message",
             id="regenerate",
         ),
-        Binding("left", "sibling(-1)", "Previous version", group=_VERSIONS, id="earlier_version"),
-        Binding("right", "sibling(1)", "Next version", group=_VERSIONS, id="later_version"),
         Binding(
-            "c", "continue", "Continue", tooltip="Continue the reply where it ended", id="continue"
+            "left", "act('sibling', -1)", "Previous version", group=_VERSIONS, id="earlier_version"
         ),
-        Binding("e", "edit", "Edit", tooltip="Edit your message and send it again", id="edit"),
+        Binding("right", "act('sibling', 1)", "Next version", group=_VERSIONS, id="later_version"),
+        Binding(
+            "c",
+            "act('continue')",
+            "Continue",
+            tooltip="Continue the reply where it ended",
+            id="continue",
+        ),
+        Binding(
+            "e", "act('edit')", "Edit", tooltip="Edit your message and send it again", id="edit"
+        ),
         Binding(
             "enter",
             "thoughts",
@@ -108,15 +118,15 @@ class MessageView(Vertical, can_focus=True):
         ),
         Binding(
             "s",
-            "sources",
+            "act('sources')",
             "Sources",
             tooltip="Read the passages of documents behind a reply",
             id="sources",
         ),
-        Binding("y", "copy", "Copy", tooltip="Copy the text to the clipboard", id="copy"),
+        Binding("y", "act('copy')", "Copy", tooltip="Copy the text to the clipboard", id="copy"),
         Binding(
             "Y",
-            "copy_code",
+            "act('copy_code')",
             "Copy code",
             show=False,
             tooltip="Copy a code block; press again for the next",
@@ -124,7 +134,7 @@ class MessageView(Vertical, can_focus=True):
         ),
         Binding(
             "d,delete",
-            "delete",
+            "act('delete')",
             "Delete",
             show=False,
             tooltip="Delete the message and those that follow it",
@@ -132,7 +142,7 @@ class MessageView(Vertical, can_focus=True):
         ),
         Binding(
             "u",
-            "undelete",
+            "screen.undelete",
             "Undo",
             show=False,
             tooltip="Bring back what was deleted last",
@@ -140,7 +150,7 @@ class MessageView(Vertical, can_focus=True):
         ),
         Binding(
             "plus",
-            "rate(1)",
+            "act('rate', 1)",
             "Good",
             tooltip="Good reply; press again to clear",
             group=_VERDICT,
@@ -148,7 +158,7 @@ class MessageView(Vertical, can_focus=True):
         ),
         Binding(
             "minus",
-            "rate(-1)",
+            "act('rate', -1)",
             "Bad",
             tooltip="Bad reply; press again to clear",
             group=_VERDICT,
@@ -156,12 +166,12 @@ class MessageView(Vertical, can_focus=True):
         ),
         Binding(
             "w",
-            "correct",
+            "act('correct')",
             "Correct",
             tooltip="Correct the reply: write what it should be",
             id="correct",
         ),
-        Binding("k", "rank", "Rank", tooltip="Rank the versions of a reply", id="rank"),
+        Binding("k", "act('rank')", "Rank", tooltip="Rank the versions of a reply", id="rank"),
     ]
 
     def __init__(
@@ -290,13 +300,14 @@ class MessageView(Vertical, can_focus=True):
     def on_key(self, event: Key) -> None:
         # Textual is silent about a command that cannot be had.
         for binding in bindings_for(self, event.key):
-            if reason := self._reason_against(binding.action):
+            _, action, parameters = parse(binding.action)
+            if reason := self._reason_against(action, parameters):
                 event.stop()
                 self.notify(reason, markup=False)
 
-    def _reason_against(self, action: str) -> str:
-        """In words, why a command cannot be had of this message; empty when it can."""
-        name = action.partition("(")[0]
+    def _reason_against(self, action: str, parameters: tuple[object, ...]) -> str:
+        """In words, why an action cannot be had of this message; empty when it can."""
+        name = parameters[0] if action == "act" else action
         if name in ("continue", "rate", "correct", "rank") and self.message.role != "assistant":
             return "This works on replies only; this message is yours."
         if name in ("rank", "sibling") and self.message.siblings < 2:
@@ -311,51 +322,16 @@ class MessageView(Vertical, can_focus=True):
         return ""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return not self._reason_against(action)
+        return not self._reason_against(action, parameters)
 
-    def action_step(self, step: int) -> None:
-        self.post_message(events.FocusStep(self.message, step))
+    async def action_act(self, name: str, *arguments: object) -> None:
+        """Have the screen do something with this message."""
+        await self.app.run_action(("", name, (self.message, *arguments)), self.screen)
 
-    def action_regenerate(self) -> None:
-        self.post_message(events.Regenerate(self.message))
-
-    def action_continue(self) -> None:
-        self.post_message(events.Continue(self.message))
-
-    def action_edit(self) -> None:
-        self.post_message(events.Edit(self.message))
-
-    def action_thoughts(self) -> None:
+    async def action_thoughts(self) -> None:
         if self._thoughts.display:
             self._thoughts.toggle()
         if self._calls.display:
             self._calls.toggle()
         if not (self._thoughts.display or self._calls.display):
-            self.action_sources()
-
-    def action_sources(self) -> None:
-        self.post_message(events.ShowSources(self.message))
-
-    def action_copy(self) -> None:
-        self.post_message(events.Copy(self.message))
-
-    def action_copy_code(self) -> None:
-        self.post_message(events.CopyCode(self.message))
-
-    def action_delete(self) -> None:
-        self.post_message(events.Delete(self.message))
-
-    def action_undelete(self) -> None:
-        self.post_message(events.Undelete())
-
-    def action_rate(self, thumb: int) -> None:
-        self.post_message(events.Rate(self.message, thumb))
-
-    def action_correct(self) -> None:
-        self.post_message(events.Correct(self.message))
-
-    def action_rank(self) -> None:
-        self.post_message(events.Rank(self.message))
-
-    def action_sibling(self, step: int) -> None:
-        self.post_message(events.ShowSibling(self.message, step))
+            await self.action_act("sources")

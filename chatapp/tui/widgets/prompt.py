@@ -20,7 +20,7 @@ from textual.widgets import Static
 from textual.widgets.text_area import Location
 
 from chatapp.common.foreign import printable
-from chatapp.tui.events import ShowVersion, Submitted, SubmittedNothing, Suggested
+from chatapp.tui.events import Submitted, Suggested
 from chatapp.tui.platform.keymap import shown_key
 from chatapp.tui.platform.programs import EditorError, edited
 from chatapp.tui.platform.textual_internals import LongTextArea, bindings_for
@@ -169,7 +169,7 @@ class Prompt(LongTextArea):
             self._start_over("")
             self.post_message(Submitted(text, editing))
         else:
-            self.post_message(SubmittedNothing())
+            self.screen.call_later(self.run_action, "screen.ask")
 
     @property
     def _takes_nothing(self) -> bool:
@@ -254,13 +254,13 @@ class Prompt(LongTextArea):
         if select or self.text:
             super().action_cursor_left(select)
         else:
-            self.post_message(ShowVersion(-1))
+            self.screen.call_later(self.run_action, "screen.show_version(-1)")
 
     def action_cursor_right(self, select: bool = False) -> None:
         if select or self.text:
             super().action_cursor_right(select)
         else:
-            self.post_message(ShowVersion(1))
+            self.screen.call_later(self.run_action, "screen.show_version(1)")
 
     def _recall(self, step: int) -> None:
         """Move through the earlier texts; place 0 is what is being written."""

@@ -43,11 +43,11 @@ async def test_a_chat_reopens_in_its_model(
     mine, gone = held_with(store, "mine"), held_with(store, "gone")
     async with open_app(ScriptedModel(["No."], name="first")) as driver:
         await driver.ready()
-        await driver.chat.navigation.open(mine)
+        await driver.chat.controls.open(mine)
         await driver.ready()
         assert driver.chat.conversation.model is not None
         assert driver.chat.conversation.model.name == "mine"
-        await driver.chat.navigation.open(gone)
+        await driver.chat.controls.open(gone)
         await driver.ready()
         assert driver.problem.startswith("This chat used gone, which cannot be loaded:")
         assert driver.chat.conversation.model.name == "mine"
@@ -62,7 +62,7 @@ async def test_an_imported_chat_goes_on_with_the_model_there_is(
     chat_id = held_with(store, "")
     async with open_app(ScriptedModel(["No."])) as driver:
         await driver.ready()
-        await driver.chat.navigation.open(chat_id)
+        await driver.chat.controls.open(chat_id)
         await driver.idle()
         assert not loaded
 
@@ -74,7 +74,7 @@ async def test_sampling_is_kept_with_the_chat(open_app: OpenApp, store: Store) -
         await driver.say("Hello")
         chat_id = driver.chat.conversation.chat.id
         await driver.press(*"/set top_k 3", "enter")
-        await driver.chat.navigation.open(other)
+        await driver.chat.controls.open(other)
         assert driver.chat.conversation.choices.sampling == Sampling()
     async with open_app(chat_id=chat_id) as driver:
         await driver.ready()
@@ -91,7 +91,7 @@ async def test_f2_makes_values_the_default_of_all_chats(open_app: OpenApp, store
         driver.app.screen.query_one("#temperature").value = "0.3"
         await driver.press("ctrl+t")
         await driver.until(lambda: driver.app.screen is driver.chat)
-        await driver.chat.navigation.open(other)
+        await driver.chat.controls.open(other)
         assert driver.chat.conversation.choices.sampling == Sampling(temperature=0.3, top_k=7)
     text = settings_path().read_text()
     assert "# mine" in text

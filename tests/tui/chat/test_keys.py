@@ -33,7 +33,7 @@ async def test_enter_does_not_send_nothing(open_app: OpenApp, text: str) -> None
         await driver.say("Hello")
         driver.prompt.text = text
         await driver.press("enter")
-        assert driver.chat.conversation.request is None
+        assert driver.chat.conversation.turn is None
         assert driver.prompt.text == text
         assert driver.texts == ["Hello", "Nice to meet you."]
 
@@ -43,7 +43,7 @@ async def test_a_new_line_does_not_send(open_app: OpenApp, key: str) -> None:
     async with open_app() as driver:
         await driver.press("a", key, "b")
         assert driver.prompt.text == "a\nb"
-        assert driver.chat.conversation.request is None
+        assert driver.chat.conversation.turn is None
 
 
 async def test_keys_typed_at_once_take_effect_in_order(open_app: OpenApp) -> None:

@@ -47,7 +47,7 @@ async def test_a_switch_frees_the_model_before(
             await driver.idle()
             await driver.press("escape")
         del model
-        driver.chat.models.load_other(second)
+        driver.chat.controls.models.load_other(second)
         await driver.until(lambda: driver.chat.conversation.session is not None)
         await driver.say("Hello")
         gc.collect()

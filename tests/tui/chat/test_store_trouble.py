@@ -95,7 +95,7 @@ async def test_a_reply_stays_while_the_disk_is_full_and_is_stored_later(
     model.gate = threading.Event()
     disk = Disk(store, monkeypatch)
     monkeypatch.setattr("chatapp.dialogue.reply._STORE_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("chatapp.tui.chat.turns._TRY_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("chatapp.tui.chat.controls._TRY_EVERY_SECONDS", 0.05)
     async with open_app(model) as driver:
         driver.prompt.text = "Go"
         await driver.press("enter")
@@ -171,7 +171,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 async def test_a_disk_that_is_really_full(
     open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chatapp.tui.chat.turns._TRY_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("chatapp.tui.chat.controls._TRY_EVERY_SECONDS", 0.05)
     reply = "word " * 8_000
     model = ScriptedModel([reply])
     model.gate = threading.Event()

@@ -175,7 +175,7 @@ async def test_a_chat_keeps_its_reward_model(
         await reward(driver, run)
         await driver.say("Count.")
         await driver.until(notes_are(driver, "", scored(run, "Count.", "One.")))
-        await driver.chat.navigation.open(other)
+        await driver.chat.controls.open(other)
         assert driver.notes == ["", ""]
         await driver.press("ctrl+n")
         await driver.say("Count.")
@@ -209,7 +209,7 @@ async def test_a_reward_model_that_is_being_loaded_scores_the_next_chat_too(
         await driver.until(begun.is_set)
         if command:  # what it asks for is for the first chat alone
             await order(driver, command)
-        await driver.chat.navigation.open(second)
+        await driver.chat.controls.open(second)
         may_load.set()
         await driver.until(notes_are(driver, "", expected))
         assert (driver.problem, driver.chat.conversation.chat.reward) == ("", str(run))
@@ -278,9 +278,9 @@ async def test_completion_lists_the_reward_models(
     for folder in (run, tiny.write_tiny_gpt2(tmp_path / "base")):
         note_model(folder)
     async with open_app() as driver:
-        driver.chat.models.names()
+        driver.chat.controls.models.names()
         await driver.idle()
-        assert driver.chat._completions("/reward ") == [f"/reward {run}", "/reward none"]
+        assert driver.chat.commands.complete("/reward ") == [f"/reward {run}", "/reward none"]
 
 
 # --- nobody waits for it -----------------------------------------------------------------
@@ -294,7 +294,7 @@ async def test_one_writes_and_reads_while_a_reply_is_scored(
         await reward(driver, run)
         for _ in range(3):
             await driver.press(*"Hi", "enter")
-            await driver.until(lambda: driver.chat.conversation.request is None)
+            await driver.until(lambda: driver.chat.conversation.turn is None)
         assert driver.texts[1::2] == VERSIONS
         assert gate.seen == ["One."]  # the others wait for it
         await driver.press("escape", *"typed")
@@ -333,7 +333,7 @@ async def test_what_is_no_longer_shown_is_not_scored(
         gate.open.set()
         await driver.idle()
         assert (gate.seen, driver.texts) == (["Two."], [])
-        await driver.chat.navigation.open(chat)
+        await driver.chat.controls.open(chat)
         await driver.until(lambda: all(driver.notes[1::2]))
         assert gate.seen == ["Two.", "One."]  # what has been scored is known
 

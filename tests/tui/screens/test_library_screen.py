@@ -334,7 +334,7 @@ async def test_a_file_by_its_path(open_app: OpenApp, store: Store, own: Path) ->
         elsewhere.unlink()
         await driver.press("ctrl+n")
         await driver.rest()
-        await driver.chat.navigation.open(1)
+        await driver.chat.controls.open(1)
         await driver.rest()
         await driver.until(lambda: "The chat's prompt file cannot be used" in driver.problem)
         assert "mine.toml: cannot be read" in driver.problem

@@ -1,0 +1,274 @@
+"""The chat that is open: which one that is, what is sent in it, and what is held back.
+
+Keep: a text that the user has sent is in the chat, on its way there, or back in the prompt. What is
+shown is the path to the chat's leaf as the store has it.
+"""
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from textual.screen import Screen
+from textual.timer import Timer
+
+from chatapp.common.paths import drafts_dir
+from chatapp.dialogue.drafts import Drafts
+from chatapp.dialogue.store.database import StoreError
+from chatapp.dialogue.store.rows import Basis
+from chatapp.tui.chat.display import ReplyDisplay
+from chatapp.tui.chat.model_switch import ModelSwitch
+from chatapp.tui.conversation.turn import Start, Turn
+from chatapp.tui.widgets.approval import Question
+from chatapp.tui.widgets.status import ASKING, RUNNING_TOOL
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.chat import Decision
+    from chatapp.tui.chat.parts import ChatWidgets
+    from chatapp.tui.conversation.conversation import Conversation
+    from chatapp.tui.conversation.reply_scores import Scoring
+    from chatapp.tui.events import Submitted
+    from chatapp.tui.screens.history import ChatChoice
+    from chatapp.tui.screens.library import PromptChoice
+
+_TRY_EVERY_SECONDS = 2.0
+"""How often a reply is stored again for which there was no room."""
+
+_DELETED = (
+    "This chat was deleted in another window. What is on the screen is now saved as a new chat."
+)
+
+
+class ChatControls:
+    """What a user does with a chat: goes over to another, sends, stops.
+
+    The keys, the slash commands and the screens over the chat all act on it.
+    """
+
+    def __init__(
+        self, conversation: "Conversation", widgets: "ChatWidgets", scoring: "Scoring"
+    ) -> None:
+        self.conversation = conversation
+        self.widgets = widgets
+        self.scoring = scoring
+        self.models = ModelSwitch(conversation, widgets)
+        self._storing: Timer | None = None
+        self._drafts = Drafts(drafts_dir() if conversation.chat.store.is_kept else None)
+
+    @property
+    def screen(self) -> Screen[Any]:
+        """The chat screen, whose actions commands do as well."""
+        return self.widgets.prompt.screen
+
+    # Which chat
+
+    async def open(self, chat_id: int | None) -> None:
+        """Show a chat, or with None a new one."""
+        if (turn := self.conversation.turn) is not None and not turn.has_begun:
+            await self.refuse("")
+        widgets, conversation = self.widgets, self.conversation
+        with widgets.store_errors():
+            is_other = chat_id is not None and chat_id != conversation.chat.id
+            turn = conversation.turn
+            conversation.open(chat_id)
+            if turn is not None:
+                turn.leave(partial(self._give_back, turn.submitted))
+            chat = conversation.chat
+            widgets.withdraw_question()
+            widgets.transcript.live = None
+            self.show_feedback()
+            widgets.transcript.show_markdown(chat.markdown)
+            self.scoring.follow(is_other=is_other)
+            await widgets.transcript.show(chat.messages, chat.finish_reasons())
+            widgets.show_welcome(not chat.messages)
+            widgets.show_problem("")
+            widgets.status.used = widgets.status.dropped = 0
+            widgets.status.speed = 0.0
+            self.models.show()
+            widgets.prompt.focus()
+            widgets.show_title()
+            widgets.look_again()
+            if is_other and chat_id is not None:
+                self.models.follow(chat.store.chat(chat_id).model)
+
+    async def open_at(self, message_id: int) -> None:
+        """Show the branch of a message, and the message."""
+        with self.widgets.store_errors():
+            store = self.conversation.chat.store
+            message = store.message(message_id)
+            if message_id not in [above.id for above in store.path(message.chat_id)]:
+                store.set_leaf(message.chat_id, store.latest_leaf(message_id))
+            await self.open(message.chat_id)
+            await self.widgets.transcript.reveal(message_id)
+
+    async def open_chosen(self, choice: "ChatChoice") -> None:
+        """Show a chat that was chosen from a list, at what was found in it."""
+        if choice.message_id is None:
+            await self.open(choice.chat_id)
+        else:
+            await self.open_at(choice.message_id)
+
+    async def leave_deleted(self) -> None:
+        """Begin a new chat when the one that is shown has been deleted."""
+        with self.widgets.store_errors():
+            if self.conversation.chat.is_deleted():
+                await self.open(None)
+        self.widgets.show_title()
+
+    async def _go_on_anew(self) -> None:
+        """Go on in a new chat when the one that is shown has been deleted in another window."""
+        prompt, chat = self.widgets.prompt, self.conversation.chat
+        session = self.conversation.session
+        with self.widgets.store_errors():
+            if session is not None and chat.is_deleted():
+                await self.open(chat.store_anew(session.template.name, session.model.name))
+                text = prompt.text
+                prompt.leave_edit()
+                prompt.give_back(text)
+                self.widgets.show_problem(_DELETED)
+
+    def hold_with(self, choice: "PromptChoice") -> None:
+        """Use a persona or a prompt file, or with neither."""
+        if self.is_busy():
+            return
+        with self.widgets.store_errors():
+            self.conversation.hold_with(choice.basis)
+            self.scoring.renew()
+            self.widgets.show_problem("")
+            self.models.show()
+            self.widgets.look_again()
+            kind = "prompt file" if choice.basis.prompt else "persona"
+            is_none = choice.basis == Basis()
+            used = "no prompt file or persona" if is_none else f"{kind} {choice.name}"
+            self.widgets.inform(f"The next message uses {used}.")
+
+    def show_feedback(self) -> None:
+        """Show what the user has said of the chat's replies."""
+        chat = self.conversation.chat
+        with self.widgets.store_errors():
+            feedback = {} if chat.id is None else chat.store.feedback(chat.id)
+            self.widgets.transcript.show_feedback(feedback)
+
+    # Turns
+
+    async def send(self, submitted: "Submitted") -> None:
+        """Have a message answered, or a message of before with another text."""
+        text, editing = submitted.text, submitted.editing
+        if self.is_busy():
+            self.widgets.prompt.give_back(text, editing)
+            return
+        self.widgets.show_problem("")
+        self.widgets.show_welcome(False)
+        ready = self.conversation.session is not None
+        note = "" if ready else "waiting for the model to be loaded"
+        await self.widgets.transcript.wait(text, note)
+        if editing is None:
+            self._begin(lambda session, cancel: [session.say(text, cancel)], submitted)
+        else:
+            id = editing.id
+            self._begin(lambda session, cancel: [session.edit(id, text, cancel)], submitted)
+        self.keep_draft()  # until it is stored
+
+    def begin(self, start: Start) -> None:
+        """Begin a turn that the user wants of a message that is there."""
+        if self.conversation.session is None:
+            self.widgets.inform("The model is not loaded yet.")
+        elif not self.is_busy():
+            self.widgets.show_problem("")
+            self._begin(start)
+
+    def _begin(self, start: Start, submitted: "Submitted | None" = None) -> None:
+        display = ReplyDisplay(self.conversation, self.widgets, submitted, self._turn_changed)
+        self.conversation.turn = Turn(start, [display], submitted)
+        self.begin_waiting()
+        if self.conversation.session is None and self.conversation.loading is None:
+            self.models.load()
+
+    def begin_waiting(self) -> None:
+        """Begin the turn that has waited for the model, if one has."""
+        turn = self.conversation.turn
+        if turn is not None and not turn.has_begun and self.conversation.begin(turn):
+            self.widgets.status.state = "thinking"
+            self.widgets.status.speed = 0.0
+
+    def is_busy(self) -> bool:
+        """Whether a turn is under way; then the user is told so."""
+        turn = self.conversation.turn
+        if turn is None:
+            return False
+        busy = (
+            "A reply is being written." if turn.has_begun else "A message is waiting for the model."
+        )
+        self.widgets.inform(f"{busy} Esc stops it.")
+        return True
+
+    async def stop(self) -> bool:
+        """Stop the turn that runs, or take back the one that waits; False when there is none."""
+        turn = self.conversation.turn
+        if turn is None:
+            return False
+        if turn.has_begun:
+            turn.cancel.set()
+        else:
+            await self.refuse("")
+        return True
+
+    async def refuse(self, reason: str) -> None:
+        """Say why a turn cannot be had, and give its text back."""
+        turn = self.conversation.end()
+        await self.widgets.take_back(turn.submitted if turn is not None else None, reason)
+
+    def _give_back(self, submitted: "Submitted | None", reason: str) -> None:
+        """A turn that was left has failed, but what the user sent is not lost."""
+        if submitted is not None:
+            self.widgets.prompt.give_back(submitted.text)
+            self.widgets.show_problem(reason)
+
+    async def _turn_changed(self, *, has_ended: bool) -> None:
+        self.keep_draft()
+        if not has_ended:
+            return
+        self.widgets.withdraw_question()
+        if self.conversation.has_rest and self._storing is None:
+            store_rest = self._store_rest
+            self._storing = self.widgets.status.set_interval(_TRY_EVERY_SECONDS, store_rest)
+        await self._go_on_anew()
+        self.scoring.go_on()
+
+    async def _store_rest(self) -> None:
+        """Store what there was no room for, if there is some now."""
+        with suppress(StoreError):
+            await asyncio.to_thread(self.conversation.store_rest)
+            if self._storing is not None:
+                self._storing.stop()
+                self._storing = None
+                self.widgets.show_problem("")
+                self.widgets.inform("There is disk space again: the reply is saved.")
+
+    # What is written and not stored yet
+
+    def restore_draft(self) -> None:
+        """Put what was being written when the program ended back into the prompt."""
+        if left := self._drafts.take_left():
+            self.widgets.prompt.give_back(left)
+
+    def keep_draft(self) -> None:
+        """Keep what would be lost if the program ended now."""
+        texts = [self.conversation.unsent, self.widgets.prompt.text]
+        self._drafts.keep("\n".join(text for text in texts if text))
+
+    # Tools that ask
+
+    def ask(self, question: Question) -> None:
+        """Ask whether a tool may run, unless the turn that needs it is over."""
+        if self.conversation.turn is None:
+            question.answer("no")
+        else:
+            self.widgets.approval.ask(question)
+            self.widgets.status.state = ASKING
+
+    def answer(self, question: Question, decision: "Decision") -> None:
+        """Let the turn go on that has asked, and give the keys back."""
+        self.widgets.prompt.focus()
+        self.widgets.status.state = RUNNING_TOOL
+        question.answer(decision)

@@ -1,0 +1,209 @@
+"""What can be done with a message: answered anew, gone on with, corrected, copied, deleted.
+
+Keep: what is shown of a verdict is what the store has of it.
+"""
+
+from typing import TYPE_CHECKING
+
+from textual import work
+from textual.screen import Screen
+
+from chatapp.dialogue.store.database import StoreError
+from chatapp.tui.platform import programs
+from chatapp.tui.screens.compare import CompareScreen
+from chatapp.tui.screens.ranking import RankScreen
+from chatapp.tui.screens.sources import SourceScreen
+from chatapp.tui.widgets.message import MessageView
+
+if TYPE_CHECKING:
+    from chatapp.dialogue.store.rows import Deleted, StoredMessage
+    from chatapp.tui.chat.controls import ChatControls
+
+
+class MessageActions(Screen[None]):
+    """The actions of `MessageView`'s keys, each with the message that it is for."""
+
+    controls: "ChatControls"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._code_blocks = programs.CodeBlocks()
+        self._deleted: list[Deleted] = []
+
+    # Another reply, or more of it
+
+    def action_regenerate(self, message: "StoredMessage") -> None:
+        id = message.id
+        self.controls.begin(lambda session, cancel: [session.regenerate(id, cancel)])
+
+    def action_continue(self, message: "StoredMessage") -> None:
+        id = message.id
+        self.controls.begin(lambda session, cancel: [session.continue_reply(id, cancel)])
+
+    def action_edit(self, message: "StoredMessage") -> None:
+        with self.controls.widgets.store_errors():
+            message = self._user_message(message)
+            self._edit(message, message.text)
+
+    def _edit(self, message: "StoredMessage", text: str) -> None:
+        prompt = self.controls.widgets.prompt
+        prompt.edit_message(message, text)
+        prompt.focus()
+
+    @work
+    async def action_compare(self, change: str = "") -> None:
+        """Answer the focused message, or what stands in the prompt, in two ways.
+
+        change: how the right one differs, as `Variant.changed` reads it.
+        """
+        conversation, widgets = self.controls.conversation, self.controls.widgets
+        if conversation.session is None:
+            widgets.inform("The model is not loaded yet.")
+            return
+        if self.controls.is_busy():
+            return
+        with widgets.store_errors():
+            message = self._message_to_compare()
+            screen = CompareScreen(conversation, self.controls.scoring, message, change)
+            compared = await self.app.push_screen_wait(screen)
+            if compared.chat_id is not None:
+                await self.controls.open(compared.chat_id)
+            elif compared.text:
+                widgets.prompt.give_back(compared.text)
+
+    def _message_to_compare(self) -> "str | StoredMessage":
+        """What is to be answered: a message, or a text taken from the prompt. StoreError."""
+        prompt = self.controls.widgets.prompt
+        if isinstance(self.focused, MessageView):
+            return self._user_message(self.focused.message)
+        if prompt.editing is not None:
+            return ""
+        text = prompt.text
+        prompt.leave_edit()
+        return text
+
+    def _user_message(self, message: "StoredMessage") -> "StoredMessage":
+        """The user's message that a reply answers, or the message itself. Raises StoreError."""
+        if message.role == "assistant" and message.parent_id is not None:
+            return self.controls.conversation.chat.store.message(message.parent_id)
+        return message
+
+    # Which message, and which version of it
+
+    async def action_step(self, message: "StoredMessage", step: int) -> None:
+        """Focus the message `step` places on; below the last one is the prompt."""
+        widgets = self.controls.widgets
+        if not await widgets.transcript.focus_step(message, step) and step > 0:
+            widgets.prompt.focus()
+
+    async def action_show_version(self, step: int) -> None:
+        """Show the version of the last message `step` places after the one that is shown."""
+        path = self.controls.widgets.transcript.path
+        if path and path[-1].siblings > 1:
+            await self.action_sibling(path[-1], step)
+
+    async def action_sibling(self, message: "StoredMessage", step: int) -> None:
+        """Show the version of a message `step` places after it."""
+        if self.controls.is_busy():
+            return
+        widgets = self.controls.widgets
+        writing = self.focused is widgets.prompt
+        with widgets.store_errors():
+            sibling = self.controls.conversation.chat.go_to_sibling(message, step)
+            if sibling is not None:
+                await self.controls.open(sibling.chat_id)
+                view = widgets.transcript.view(sibling.id)
+                if view is not None and not writing:
+                    view.focus()
+
+    def action_focus_last_message(self) -> None:
+        """Go from the prompt to the messages: to the marked one, or else to the last."""
+        transcript = self.controls.widgets.transcript
+        if views := transcript.views:
+            (transcript.marked or views[-1]).focus()
+
+    # Its text
+
+    def action_sources(self, message: "StoredMessage") -> None:
+        self.app.push_screen(SourceScreen(message.sources))
+
+    def action_copy(self, message: "StoredMessage") -> None:
+        self.app.copy_to_clipboard(message.text)
+        self.controls.widgets.inform("Copied to the clipboard.")
+
+    def action_copy_code(self, message: "StoredMessage") -> None:
+        code, which = self._code_blocks.next_of(message.id, message.text)
+        self.app.copy_to_clipboard(code)
+        self.controls.widgets.inform(f"{which} copied to the clipboard.")
+
+    # Deleting
+
+    async def action_delete(self, message: "StoredMessage") -> None:
+        """Delete the message with all that follow it."""
+        if self.controls.is_busy():
+            return
+        with self.controls.widgets.store_errors():
+            deleted = self.controls.conversation.chat.store.delete_message(message.id)
+            self._deleted.append(deleted)
+            await self.controls.open(deleted.chat_id)
+            others = deleted.count - 1
+            with_others = f" with the {others} that followed" if others else ""
+            words = f"Message deleted{with_others}. u or /undo brings it back."
+            self.controls.widgets.inform(words)
+            self.action_focus_last_message()
+
+    async def action_undelete(self) -> None:
+        """Bring back what was deleted last."""
+        if not self._deleted:
+            self.controls.widgets.inform("No message has been deleted.")
+        elif not self.controls.is_busy():
+            with self.controls.widgets.store_errors():
+                self.controls.conversation.chat.store.restore_messages(self._deleted[-1])
+                await self.controls.open(self._deleted.pop().chat_id)
+                self.action_focus_last_message()
+
+    # Verdicts
+
+    def action_rate(self, reply: "StoredMessage", thumb: int) -> None:
+        """Call a reply good (1) or bad (-1); said twice, it is taken back."""
+        store = self.controls.conversation.chat.store
+        with self.controls.widgets.store_errors():
+            feedback = store.feedback(reply.chat_id).get(reply.id)
+            is_repeated = feedback is not None and feedback.thumb == thumb
+            store.set_thumb(reply.id, 0 if is_repeated else thumb)
+            self.controls.show_feedback()
+
+    def action_correct(self, reply: "StoredMessage") -> None:
+        """Let the user write what a reply should have been."""
+        store = self.controls.conversation.chat.store
+        with self.controls.widgets.store_errors():
+            feedback = store.feedback(reply.chat_id).get(reply.id)
+            correction = feedback.correction if feedback is not None else None
+            self._edit(reply, correction or reply.text)
+
+    def keep_correction(self, reply: "StoredMessage", text: str) -> None:
+        """Store what a reply should have been; its own words, or none, take a correction back."""
+        store = self.controls.conversation.chat.store
+        try:
+            stored = store.message(reply.id)
+            is_withdrawn = text.strip() in ("", stored.text.strip())
+            store.set_correction(stored.id, None if is_withdrawn else text)
+        except StoreError as error:
+            self.controls.widgets.prompt.give_back(text, reply)
+            self.controls.widgets.show_problem(str(error))
+        else:
+            self.controls.show_feedback()
+
+    @work
+    async def action_rank(self, reply: "StoredMessage") -> None:
+        """Let the user put a reply and its siblings in order."""
+        store = self.controls.conversation.chat.store
+        with self.controls.widgets.store_errors():
+            siblings = store.siblings(reply.id)
+            feedback = store.feedback(reply.chat_id)
+            ranks = {id: verdict.rank for id, verdict in feedback.items() if verdict.rank}
+            screen = RankScreen(siblings, ranks, self.controls.scoring)
+            ranking = await self.app.push_screen_wait(screen)
+            if ranking is not None:
+                store.set_ranking(ranking)
+                self.controls.show_feedback()
