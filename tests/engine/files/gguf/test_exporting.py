@@ -59,6 +59,26 @@ def test_matrices_are_stored_as_asked_for(
     assert 0 < difference < error
 
 
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3_text"])
+def test_norms_of_gemma_are_stored_with_one_added(
+    kind: str, tmp_path: Path, bpe: Tokenizer
+) -> None:
+    model = save_random(tmp_path, kind, bpe, **SIZES, head_dim=32, query_pre_attn_scalar=32)
+    stored = GGUFFile(export(tmp_path)).read("output_norm.weight")
+    assert torch.equal(stored, model.model.norm.weight + 1)
+
+
+def test_a_gpt_neox_has_all_queries_first_then_keys_then_values(
+    tmp_path: Path, bpe: Tokenizer
+) -> None:
+    sizes = {key: size for key, size in SIZES.items() if key != "num_key_value_heads"}
+    model = save_random(tmp_path, "gpt_neox", bpe, **sizes)
+    weight = model.gpt_neox.layers[0].attention.query_key_value.weight
+    heads = weight.split(16)  # query, key and value of the first of four heads, then of the next
+    stored = GGUFFile(export(tmp_path)).read("blk.0.attn_qkv.weight")
+    assert torch.equal(stored, torch.cat([*heads[0::3], *heads[1::3], *heads[2::3]]))
+
+
 def test_numbers_too_large_for_half_precision_are_kept(tmp_path: Path, bpe: Tokenizer) -> None:
     model = save_random(tmp_path, "gpt2", bpe, **GPT2_SIZES)
     with torch.no_grad():
