@@ -342,6 +342,8 @@ def _answer_in(
         session = Session(opened, model, template=template, sampling=sampling)
         if tools:
             session.set_tools(tools)
+            for problem in session.find_tools().problems_of(tools):
+                complain(problem)
         for event in session.say(text, cancel):
             if isinstance(event, Started):
                 sources += event.message.sources

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chatapp.commands.console import MOST_INPUT, decoded, standard_input
+from chatapp.commands.console import MOST_INPUT, complain, decoded, standard_input
 from chatapp.commands.loading import open_store
 from chatapp.common.userfiles import (
     UserError,
@@ -127,7 +127,10 @@ def toolbox_of(
     from chatapp.dialogue.writers.choosing import writer_for
     from chatapp.tools.registry import find_tools
 
-    tools = find_tools().chosen(names)
+    registry = find_tools()
+    tools = registry.chosen(names)
+    for problem in registry.problems_of(names):
+        complain(problem)
     if problem := out_of_reach(writer_for(model, template).calls, list(tools)):
         raise UserError(problem)
     return Toolbox(tools, lambda tool, arguments, cancel: is_allowed(tool, allowed))

@@ -368,8 +368,12 @@ class Session:
         return self.chat.documents or self.writer.documents
 
     def find_tools(self) -> Registry:
-        """The tools that there are for the chat."""
+        """The tools that there are for the chat. The first use may read its prompt file."""
         return self.chat.find_tools(self._documents())
+
+    def find_tools_without_reading(self) -> Registry:
+        """As `find_tools`; as long as the prompt file is not read, its documents count as none."""
+        return self.chat.find_tools(None if self._writer is None else self._writer.documents)
 
     def set_tools(self, names: Sequence[str]) -> None:
         """Let the model call these tools from the next message on, in the store too.

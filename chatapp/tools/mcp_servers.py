@@ -18,7 +18,7 @@ from chatapp.common.userfiles import dotted_key, quoted
 from chatapp.tools.mcp_connection import Connection
 from chatapp.tools.process import Program
 from chatapp.tools.schemas import fault
-from chatapp.tools.tool import Arguments, Stopped, Tool, ToolError, bounded, clean
+from chatapp.tools.tool import LONGEST_SCHEMA, Arguments, Stopped, Tool, ToolError, bounded, clean
 from chatapp.tools.user_tools import NAME, Server
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 _LISTING_SECONDS = 20.0
 _MOST_TOOLS = 200
 _LONGEST_DESCRIPTION = 1_000
-_LONGEST_SCHEMA = 10_000
-"""Characters. The model reads both in every prompt."""
+"""Characters. The model reads it in every prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +97,15 @@ class Servers:
         if not NAME.fullmatch(name):
             raise ToolError(f"the name of its tool {quoted(foreign.name)} is too long")
         schema = {**foreign.input_schema, "type": "object"}
+        if (length := len(json.dumps(schema))) > LONGEST_SCHEMA:
+            raise ToolError(
+                f"the schema of {quoted(foreign.name)} has {length:,} characters, expected at most "
+                f"{LONGEST_SCHEMA:,}"
+            )
         place, problem = fault(schema, is_foreign=True)
         if problem:
             where = quoted(dotted_key(place))
             raise ToolError(f"in the schema of {quoted(foreign.name)}, {where} {problem}")
-        if len(json.dumps(schema)) > _LONGEST_SCHEMA:
-            raise ToolError(f"the schema of {quoted(foreign.name)} is too long")
         description = clean(foreign.description or "")[:_LONGEST_DESCRIPTION]
         return Tool(
             name,
@@ -139,13 +141,15 @@ async def _listed(client: "Client") -> "list[mcp_types.Tool]":
     """All tools of a server, page by page."""
     tools: list[mcp_types.Tool] = []
     cursor: str | None = None
-    while len(tools) <= _MOST_TOOLS:
+    for _ in range(_MOST_TOOLS):  # a page may be empty
         page = await client.list_tools(cursor=cursor)
         tools += page.tools
         cursor = page.next_cursor
+        if len(tools) > _MOST_TOOLS:
+            raise ToolError(f"its server lists more than {_MOST_TOOLS} tools")
         if cursor is None:
             return tools
-    raise ToolError(f"its server lists more than {_MOST_TOOLS} tools")
+    raise ToolError(f"its server lists its tools on more than {_MOST_TOOLS} pages")
 
 
 def _text(result: "mcp_types.CallToolResult") -> str:

@@ -63,16 +63,35 @@ class Registry:
     def listed(self, cancel: threading.Event | None = None) -> "tuple[list[str], list[str]]":
         """The names of all tools, as servers list them now, and a sentence for each problem.
         Servers are asked until the event is set."""
-        names, problems = [name for name, tool in self.tools.items() if not tool.server], []
+        failures: list[str] = []
         for server in self.servers.values():
             try:
-                listing = self.running.ask(server, cancel)
+                self.running.ask(server, cancel)
             except ToolError as error:
-                problems.append(str(error))
-            else:
-                names += [name for name in listing.tools if name not in names]
-                problems += listing.problems
-        return names, [*self.problems.values(), *problems]
+                failures.append(str(error))
+        names, problems = self._last_listed()
+        return names, [*self.problems.values(), *failures, *(text for _, text in problems)]
+
+    def problems_of(self, names: Iterable[str]) -> list[str]:
+        """A sentence for every tool that is left out of the servers of these names."""
+        wanted = set(names)
+        return [text for server, text in self._last_listed()[1] if server in wanted]
+
+    def _last_listed(self) -> tuple[list[str], list[tuple[str, str]]]:
+        """The names of all tools, as servers listed them last; and for every tool that is left out
+        its server and a sentence."""
+        names = [name for name, tool in self.tools.items() if not tool.server]
+        problems: list[tuple[str, str]] = []
+        for server in self.servers.values():
+            listing = self.running.known(server)
+            problems += ((server.name, text) for text in listing.problems)
+            for name in listing.tools:
+                if name in names:
+                    text = f"{server.name}: its tool {name!r} has the name of another"
+                    problems.append((server.name, text))
+                else:
+                    names.append(name)
+        return names, problems
 
 
 def find_tools(documents: DocumentSet | None = None, running: Servers | None = None) -> Registry:

@@ -21,6 +21,9 @@ Ending = Literal["done", "failed", "refused", "stopped"]
 LONGEST_RESULT = 20_000
 """Characters of a result: more than a small model's window, and little enough for any chat."""
 
+LONGEST_SCHEMA = 10_000
+"""Characters of the schema of a tool's arguments, which the model reads in every prompt."""
+
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -~])?")
 """What a terminal would obey: colours, titles, links."""
 

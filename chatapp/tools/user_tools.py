@@ -22,6 +22,7 @@ standard input and output, which lists its tools itself:
 Keep: a bad file is one sentence that names it and the key, and costs no other tool.
 """
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from chatapp.common.paths import tools_dir
 from chatapp.common.userfiles import parse_toml, quoted, read_required, reason
 from chatapp.tools.process import CommandLine, Program
 from chatapp.tools.schemas import fault
-from chatapp.tools.tool import LONGEST_RESULT, Tool, ToolError
+from chatapp.tools.tool import LONGEST_RESULT, LONGEST_SCHEMA, Tool, ToolError
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_TIMEOUT = 3_600
@@ -145,6 +146,11 @@ def _schema(keys: ToolFile, path: Path, text: str) -> dict[str, Any]:
     from chatapp.common.validation import located
 
     schema = {"type": "object", "additionalProperties": False, **(keys.parameters or {})}
+    if (length := len(json.dumps(schema))) > LONGEST_SCHEMA:
+        where = located(path, text, ("parameters",))
+        raise ToolError(
+            f"{where} has {length:,} characters as JSON, expected at most {LONGEST_SCHEMA:,}"
+        )
     place, problem = fault(schema, ("parameters",))
     if problem:
         raise ToolError(f"{located(path, text, place)} {problem}")

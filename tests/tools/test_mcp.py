@@ -227,8 +227,37 @@ def test_tools_that_are_no_good_cost_no_others(folder: Path) -> None:
         "boolean",
         f"demo: the name of its tool '{'c' * 60}'… is too long",
         "demo: it lists 'a.good' twice",
-        "demo: the schema of 'long' is too long",
+        "demo: the schema of 'long' has 20,031 characters, expected at most 10,000",
     ]
+
+
+def test_more_tools_than_the_limit_is_one_sentence(folder: Path) -> None:
+    tools = [{"name": f"t{number}", "inputSchema": {"type": "object"}} for number in range(201)]
+    with pytest.raises(ToolError, match="demo: its server lists more than 200 tools"):
+        server(folder, BY_HAND.format(tools=tools)).chosen(["demo"])
+    assert len(server(folder, BY_HAND.format(tools=tools[:200])).chosen(["demo"])) == 200
+
+
+def test_pages_without_end_are_one_sentence(folder: Path) -> None:
+    code = BY_HAND.format(tools=[]).replace('{"tools": TOOLS}', '{"tools": [], "nextCursor": "x"}')
+    with pytest.raises(ToolError, match="demo: its server lists its tools on more than 200 pages"):
+        server(folder, code).chosen(["demo"])
+
+
+def test_a_second_tool_of_a_name_is_one_sentence(folder: Path) -> None:
+    own = 'name = "demo_x"\ndescription = "Own."\ncommand = ["true"]\n'
+    (folder / "own.toml").write_text(own)
+    schema = {"type": "object"}
+    listed = [{"name": name, "inputSchema": schema} for name in ("x", "y", "y_z")]
+    server(folder, BY_HAND.format(tools=listed))
+    registry = server(folder, BY_HAND.format(tools=[listed[0] | {"name": "z"}]), name="demo_y")
+    assert [*registry.chosen(["demo"])] == ["demo_y", "demo_y_z"]
+    assert registry.problems_of(["demo"]) == ["demo: its tool 'demo_x' has the name of another"]
+    second = "demo_y: its tool 'demo_y_z' has the name of another"
+    names, problems = registry.listed()
+    assert registry.problems_of(["demo_y"]) == [second]
+    assert names.count("demo_x") == names.count("demo_y_z") == 1
+    assert problems == [*registry.problems_of(["demo"]), second]
 
 
 def test_what_a_foreign_schema_has_of_its_own_is_left_to_its_server(folder: Path) -> None:

@@ -112,6 +112,14 @@ def test_a_bad_file_is_told_and_costs_no_other_tool(
     assert "\n" not in sentence
 
 
+def test_an_oversized_schema_is_one_sentence(folder: Path) -> None:
+    long = f'[parameters.properties.x]\ndescription = "{"x" * 10_000}"\n'
+    (folder / "bad.toml").write_text(GOOD + long)
+    assert "echo" not in find_tools().tools
+    problem = "bad.toml: 'parameters' has 10,091 characters as JSON, expected at most 10,000"
+    assert find_tools().problems["bad"].endswith(problem)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

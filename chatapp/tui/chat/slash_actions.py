@@ -272,6 +272,8 @@ async def _choose_tools(
     if not _was_left(chat, registry):
         _refuse_while_busy(chat)  # a message may have been sent meanwhile
         _set_tools(chat, list(chosen))
+        problems = registry.problems_of(names)
+        chat.widgets.show_problem(" ".join(f"{problem}." for problem in problems))
 
 
 def _set_tools(chat: ChatControls, names: list[str]) -> None:
@@ -297,7 +299,9 @@ def _registry(chat: ChatControls) -> "Registry":
 
 
 def tool_names(chat: ChatControls) -> list[str]:
-    registry = _registry(chat)
+    """To complete what is being typed, so no prompt file is read."""
+    session, own = chat.conversation.session, chat.conversation.chat
+    registry = own.find_tools() if session is None else session.find_tools_without_reading()
     return [*registry.tools, *registry.servers, NO_TOOLS]
 
 

@@ -2,16 +2,18 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 from fakes import ScriptedModel
 from textual.widgets import OptionList
 from thinking_model import thinking_model
-from tool_server import add_lasting_server, add_server, ends
+from tool_server import add_hand_written, add_lasting_server, add_server, ends
 from tui_driver import Driver, OpenApp
 
 from chatapp.common.paths import tools_dir
+from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.tui.widgets.approval import Approval
 
@@ -304,3 +306,40 @@ async def test_tools_that_come_late_are_not_another_chats(
         await driver.press("ctrl+n")
         await driver.until(lambda: not driver.app.workers)
         assert (driver.problem, driver.prompt.text) == ("", "")
+
+
+async def test_tools_that_are_left_out_are_told_when_a_server_is_switched_on(
+    open_app: OpenApp, tmp_path: Path
+) -> None:
+    tools_dir().mkdir(parents=True)
+    schema = {"type": "object", "title": "x" * 10_000}
+    good = {"name": "good", "inputSchema": {"type": "object"}}
+    add_hand_written(tools_dir(), [good, {"name": "long", "inputSchema": schema}])
+    async with open_app(model(tmp_path, "Hi.")) as driver:
+        await driver.ready()
+        await order(driver, "/tools demo")
+        await driver.until(lambda: "demo: the schema of 'long' has 10,0" in driver.problem)
+        assert driver.chat.conversation.chat.tools == ("demo_good",)
+
+
+async def test_completing_tools_reads_no_prompt_file(
+    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[threading.Thread] = []
+    read = Session.writer.fget
+    assert read is not None
+
+    def noted(session: Session) -> object:
+        reads.append(threading.current_thread())
+        return read(session)
+
+    monkeypatch.setattr(Session, "writer", property(noted))
+    async with open_app(model(tmp_path, "Hi.")) as driver:
+        await driver.ready()
+        await driver.idle()
+        reads.clear()
+        driver.prompt.text = "/tools "
+        driver.prompt.move_cursor((0, 7))
+        await driver.press(*"calcu", "tab")
+        assert driver.prompt.text.startswith("/tools calculator")
+        assert threading.main_thread() not in reads
