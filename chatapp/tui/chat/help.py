@@ -31,6 +31,7 @@ from chatapp.tui.screens.library import LibraryScreen
 from chatapp.tui.screens.models import ModelScreen
 from chatapp.tui.screens.parameters import ParametersScreen
 from chatapp.tui.screens.ranking import RankScreen
+from chatapp.tui.screens.sources import SourceScreen
 from chatapp.tui.widgets.dialog import Dialog, Field
 
 _SCREENS: tuple[type[DOMNode], ...] = (
@@ -43,6 +44,7 @@ _SCREENS: tuple[type[DOMNode], ...] = (
     CompareScreen,
     LibraryScreen,
     LearnScreen,
+    SourceScreen,
     Inspector,
     TokenText,
     AttentionView,
