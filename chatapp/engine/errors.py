@@ -3,6 +3,9 @@
 Keep: free of torch, so that screens and commands can catch these errors before torch is loaded.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from chatapp.common.userfiles import UserError
 
 
@@ -18,3 +21,17 @@ def first_line(error: BaseException) -> str:
     """What a library says went wrong, without the pages that may follow."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def one_sentence(what: str) -> Iterator[None]:
+    """Whatever a library raises within, as a ModelError that begins with `what`.
+
+    Panics of Rust among it, which are no `Exception`; interrupts and user errors go through.
+    """
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ModelError(f"{what}: {first_line(error)}") from None

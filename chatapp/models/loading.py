@@ -10,7 +10,7 @@ from collections.abc import Callable
 from chatapp.common.parameters import DEVICES, PRECISIONS
 from chatapp.engine.backends.head import HEAD_FILE, REWARD, HeadSpec, RewardModel
 from chatapp.engine.decoder.families import DECODERS
-from chatapp.engine.errors import ModelError, NoDecoder, first_line
+from chatapp.engine.errors import ModelError, NoDecoder, one_sentence
 from chatapp.engine.files.model_files import SEQ_TO_SEQ, ModelFiles, TokenizerFiles, architectures
 from chatapp.engine.model import LanguageModel, PieceTokenizer
 from chatapp.engine.tokenizers.byte_level import NotByteLevel, load_tokenizer
@@ -45,6 +45,13 @@ def load_model(
 
         return connect(server, name=name)
     files = find_model(name)
+    with one_sentence(f"{files.path}: cannot be loaded"):
+        return _load(files, name, precision, device, say)
+
+
+def _load(
+    files: ModelFiles, name: str, precision: str, device: str, say: Callable[[str], None]
+) -> LanguageModel:
     _check_task(files)
     _check_memory(files, name, precision, device, say)
     if files.has_decoder:
@@ -55,8 +62,6 @@ def load_model(
         except NoDecoder:
             if precision not in ("auto", "float32"):
                 raise
-        except (MemoryError, RuntimeError) as error:  # torch reports memory as RuntimeError
-            raise ModelError(f"{files.path}: cannot be loaded: {first_line(error)}") from None
     elif precision not in ("auto", "float32"):
         raise ModelError(
             f"{name}: only {', '.join(DECODERS)} can be loaded in {precision}; choose float32"

@@ -4,6 +4,7 @@ Keep: weights are safetensors or GGUF, a repository's own code is never run, and
 becomes a `ModelError` of one sentence.
 """
 
+import math
 import threading
 import warnings
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import torch
 
 from chatapp.engine.decoder.families import FAMILIES
-from chatapp.engine.errors import ModelError, first_line
+from chatapp.engine.errors import ModelError, first_line, one_sentence
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.files.stored_tensors import stored_tensors
+from chatapp.engine.files.weights import check_finite
 from chatapp.engine.kernels.device import device_for
 
 # transformers changes torch for as long as it loads: how tensors are filled, whether they are tied.
@@ -40,7 +42,7 @@ def read_config(files: ModelFiles) -> Any:
     from transformers import AutoConfig
 
     whole = files.whole
-    try:
+    with one_sentence(f"{files.whole.config_file}: transformers cannot read it"):
         if whole.is_gguf and whole.family in FAMILIES:
             values = {key: value for key, value in whole.config.items() if key != "model_type"}
             return AutoConfig.for_model(whole.family, **values)
@@ -48,10 +50,6 @@ def read_config(files: ModelFiles) -> Any:
         return AutoConfig.from_pretrained(
             folder, gguf_file=name, trust_remote_code=False, local_files_only=True
         )
-    except Exception as error:  # transformers lets many kinds through
-        raise ModelError(
-            f"{files.whole.config_file}: transformers cannot read it: {first_line(error)}"
-        ) from None
 
 
 def load_causal(files: ModelFiles, **options: Any) -> Any:
@@ -103,13 +101,38 @@ def _load_whole(files: ModelFiles, options: dict[str, Any]) -> Any:
     elif files.is_gguf:
         model, report = _load(auto, files, files.path.parent, gguf_file=files.path.name)
     else:
-        _ = files.headers  # finds pickles and broken files, with better words
+        _check_sizes(auto, files)
         model, report = _load(auto, files, files.path, use_safetensors=True, **options)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             word = problem.removesuffix("_keys")
             raise ModelError(f"{files.path}: tensor {sorted(report[problem])[0]!r} is {word}")
+    _check_finite(model, files)
     return model
+
+
+def _empty(kind: Any, files: ModelFiles, config: Any) -> Any:
+    """A model without memory for its tensors. Raises ModelError."""
+    with one_sentence(f"{files.path}: a model cannot be built from it"), torch.device("meta"):
+        return kind.from_config(config, trust_remote_code=False)
+
+
+_MOST_TIMES = 16
+"""How many numbers a model may have for each that its files hold: packed four-bit weights have
+two in a byte, tied matrices are stored once, and masks of all positions not at all."""
+
+
+def _check_sizes(kind: Any, files: ModelFiles) -> None:
+    """Raises ModelError for a configuration of much more than the files hold, before
+    transformers allocates it."""
+    empty = _empty(kind, files, read_config(files))
+    described = sum(tensor.numel() for tensor in (*empty.parameters(), *empty.buffers()))
+    held = sum(math.prod(header.shape) for header in files.headers)
+    if described > _MOST_TIMES * held + 10**8:
+        raise ModelError(
+            f"{files.config_file}: describes {described:,} numbers, and the weights hold "
+            f"{held:,}; they do not belong together"
+        )
 
 
 def _load(kind: Any, files: ModelFiles, folder: Path | None, **options: Any) -> tuple[Any, Any]:
@@ -117,7 +140,7 @@ def _load(kind: Any, files: ModelFiles, folder: Path | None, **options: Any) -> 
 
     Raises ModelError.
     """
-    try:
+    with one_sentence(f"{files.path}: not a language model that can be loaded"):
         model, report = kind.from_pretrained(
             folder,
             dtype=torch.float32,
@@ -126,10 +149,6 @@ def _load(kind: Any, files: ModelFiles, folder: Path | None, **options: Any) -> 
             output_loading_info=True,
             **options,
         )
-    except Exception as error:  # transformers lets many kinds through
-        raise ModelError(
-            f"{files.path}: not a language model that can be loaded: {first_line(error)}"
-        ) from None
     return model, report
 
 
@@ -138,13 +157,7 @@ def _load_gguf(files: ModelFiles) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM
 
     config = read_config(files)
-    try:
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # transformers lets many kinds through
-        raise ModelError(
-            f"{files.path}: a model cannot be built from it: {first_line(error)}"
-        ) from None
+    empty = _empty(AutoModelForCausalLM, files, config)
     shapes = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
     weights = {}
     for stored, read in stored_tensors(files, shapes):
@@ -166,7 +179,7 @@ def _merge_adapter(model: Any, files: ModelFiles) -> Any:
     import peft
 
     _ = files.headers  # finds pickles and broken files, with better words
-    try:
+    with one_sentence(f"{files.path}: the adapter does not fit its base model"):
         kind = peft.PeftConfig.from_pretrained(files.path)
         if kind.is_prompt_learning:
             raise ModelError(
@@ -174,10 +187,26 @@ def _merge_adapter(model: Any, files: ModelFiles) -> Any:
                 "that can be merged into the weights, such as LORA"
             )
         with warnings.catch_warnings(action="ignore"):  # of tied weights that part, as they should
-            return peft.PeftModel.from_pretrained(model, files.path).merge_and_unload()
-    except ModelError:
-        raise
-    except Exception as error:  # peft lets many kinds through
-        raise ModelError(
-            f"{files.path}: the adapter does not fit its base model: {first_line(error)}"
-        ) from None
+            adapted = peft.PeftModel.from_pretrained(model, files.path)
+            expected = {*peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)}
+        _check_names(files, expected)
+        merged = adapted.merge_and_unload()
+    _check_finite(merged, files)
+    return merged
+
+
+def _check_names(files: ModelFiles, expected: set[str]) -> None:
+    """Raises ModelError for tensors of an adapter that its base has no place for, or that are
+    missing; peft passes over the first and fills the others with noise."""
+    stored = {header.name for header in files.headers}
+    odd = sorted(name for name in stored - expected if "lora_" in name)
+    missing = sorted(expected - stored)
+    if odd or missing:
+        problem = f"{odd[0]!r} belongs to no layer of it" if odd else f"{missing[0]!r} is missing"
+        raise ModelError(f"{files.path}: the adapter does not fit its base model: tensor {problem}")
+
+
+def _check_finite(model: Any, files: ModelFiles) -> None:
+    for name, tensor in model.named_parameters():
+        if tensor.is_floating_point():
+            check_finite(tensor, files.path, name)

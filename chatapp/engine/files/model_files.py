@@ -17,6 +17,7 @@ from chatapp.common.userfiles import read_json_object
 from chatapp.engine.decoder.families import DECODERS, read_architecture
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.errors import ModelError
+from chatapp.engine.files.foreign_files import check_files, check_numbers
 from chatapp.engine.files.safetensors import TensorHeader, tensor_headers
 
 if TYPE_CHECKING:
@@ -60,10 +61,11 @@ class TokenizerFiles:
     @classmethod
     def read(cls, path: Path) -> "TokenizerFiles":
         """A tokenizer with or without its model. Raises ModelError."""
+        check_files(path)
         if (file := _gguf_file(path)) is not None:
             return cls(file, gguf=_open_gguf(file))
         config = path / CONFIG
-        return cls(path, read_json_object(config, ModelError) if config.is_file() else {})
+        return cls(path, read_config(config) if config.is_file() else {})
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -106,6 +108,7 @@ class ModelFiles:
             is a path is found.
         Raises ModelError, also when an adapter's base is missing.
         """
+        check_files(path)
         if (file := _gguf_file(path)) is not None:
             return cls._of_gguf(_open_gguf(file))
         template = path / TEMPLATE_FILE if (path / TEMPLATE_FILE).is_file() else None
@@ -122,10 +125,12 @@ class ModelFiles:
     @classmethod
     def _of_gguf(cls, file: "GGUFFile") -> "ModelFiles":
         # The gguf package brings numpy, which a listing of folders can do without.
-        from chatapp.engine.files.gguf.config import read_config
+        from chatapp.engine.files.gguf.config import read_config as read_gguf_config
 
         tokenizer = TokenizerFiles(file.path, gguf=file)
-        return cls(file.path, read_config(file), None, tokenizer, None, file)
+        config = read_gguf_config(file)
+        check_numbers(config, file.path)
+        return cls(file.path, config, None, tokenizer, None, file)
 
     @property
     def is_adapter(self) -> bool:
@@ -243,10 +248,13 @@ def _open_gguf(file: Path) -> "GGUFFile":
 
 def read_config(path: Path) -> dict[str, Any]:
     """A config.json, or an adapter_config.json. Raises ModelError."""
+    check_files(path)
     try:
-        return read_json_object(path, ModelError)
+        config = read_json_object(path, ModelError)
     except FileNotFoundError:
         raise ModelError(f"{path}: there is no such file") from None
+    check_numbers(config, path)
+    return config
 
 
 def _folder_at(path: str) -> Path:

@@ -6,6 +6,7 @@ the file and the tensor. One part at a time is in memory, however large the chec
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -142,7 +143,18 @@ def _read(
         )
     # A copy, because safetensors may map the file itself into memory.
     tensor = tensor.to(torch.float32, copy=True)
+    check_finite(tensor, header.file, header.name)
     return tensor.t().contiguous() if piece.is_transposed else tensor
+
+
+def check_finite(tensor: Tensor, file: Path, name: str) -> None:
+    """Raises ModelError for a tensor of which a number is infinite or none at all."""
+    # A sum reads it once and allocates nothing; that of large numbers may overflow.
+    if not tensor.sum().isfinite() and not tensor.isfinite().all():
+        raise ModelError(
+            f"{file}: tensor {name!r} holds NaN or infinity; the training has diverged, or the "
+            "file is damaged"
+        )
 
 
 def _stacked(pieces: dict[int, Tensor]) -> Tensor:

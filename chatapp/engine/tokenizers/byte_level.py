@@ -14,8 +14,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import read_json_object
-from chatapp.engine.errors import ModelError
+from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.files.model_files import TokenizerFiles
+from chatapp.engine.tokenizers.trial import try_tokenizer
 
 if TYPE_CHECKING:
     from chatapp.engine.files.gguf.reader import GGUFFile
@@ -87,11 +88,14 @@ class BPETokenizer:
         }
         special = set(self.special.values())
         self.text_size: int = max((id for id in ids if id not in special), default=-1) + 1
+        if not self.text_size:
+            raise ModelError("the tokenizer has no token of text; its vocabulary is empty")
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(
-            without_surrogates(text), add_special_tokens=False
-        ).ids
+        with one_sentence("the tokenizer cannot cut this text"):
+            ids: list[int] = self._tokenizer.encode(
+                without_surrogates(text), add_special_tokens=False
+            ).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -137,20 +141,16 @@ def _read(folder: Path) -> tokenizers.Tokenizer:
     """The folder's tokenizer as the library reads it. Raises ModelError."""
     path = folder / TOKENIZER
     vocabulary, merges = _first_file(folder, _VOCABULARIES), _first_file(folder, _MERGES)
-    # The library raises plain Exceptions for anything wrong with its files.
     if path.is_file():
-        try:
+        try_tokenizer(path)
+        with one_sentence(f"{path}: not a tokenizer"):
             return tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:
-            raise ModelError(f"{path}: not a tokenizer: {error}") from None
     if vocabulary is None or merges is None:
         raise ModelError(
             f"{folder}: there is no tokenizer; expected {TOKENIZER}, or vocab.json and merges.txt"
         )
-    try:
+    with one_sentence(f"{vocabulary} and {merges.name}: not a BPE"):
         model = models.BPE.from_file(str(vocabulary), str(merges))
-    except Exception as error:
-        raise ModelError(f"{vocabulary} and {merges.name}: not a BPE: {error}") from None
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

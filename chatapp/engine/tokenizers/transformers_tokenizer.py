@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatapp.common.foreign import without_surrogates
-from chatapp.engine.errors import ModelError, first_line
+from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.files.model_files import TokenizerFiles
 from chatapp.engine.model import PieceTokenizer
-from chatapp.engine.tokenizers.byte_level import BPETokenizer, NotByteLevel, tokens_before
+from chatapp.engine.tokenizers.byte_level import (
+    TOKENIZER,
+    BPETokenizer,
+    NotByteLevel,
+    tokens_before,
+)
+from chatapp.engine.tokenizers.trial import try_tokenizer
 
 if TYPE_CHECKING:
     from chatapp.engine.files.gguf.reader import GGUFFile
@@ -65,7 +71,7 @@ class TransformersTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.end_id: int = tokenizer.eos_token_id
-        self.size: int = max(tokenizer.get_vocab().values()) + 1
+        self.size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
         named = set(tokenizer.all_special_tokens)
         self.special: Mapping[str, int] = {
             str(token): id
@@ -75,6 +81,8 @@ class TransformersTokenizer:
         special = set(self.special.values())
         text = (id for id in tokenizer.get_vocab().values() if id not in special)
         self.text_size: int = max(text, default=-1) + 1
+        if not self.text_size:
+            raise ModelError("the tokenizer has no token of text; its vocabulary is empty")
         self.before = self._line_before()
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
@@ -83,9 +91,10 @@ class TransformersTokenizer:
         return self._encode(_LINE + text)[len(self.before) :]
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(
-            without_surrogates(text), add_special_tokens=False, split_special_tokens=True
-        )
+        with one_sentence("the tokenizer cannot cut this text"):
+            ids: list[int] = self._tokenizer.encode(
+                without_surrogates(text), add_special_tokens=False, split_special_tokens=True
+            )
         return ids
 
     def _line_before(self) -> list[int]:
@@ -94,7 +103,7 @@ class TransformersTokenizer:
         None where a text is cut alike wherever it stands, or a line is not tokens of its own.
         """
         line, text = self._encode(_LINE), self._encode("a")
-        if not str(self._tokenizer.convert_ids_to_tokens(text)[0]).startswith(_SPACE):
+        if not text or not str(self._tokenizer.convert_ids_to_tokens(text)[0]).startswith(_SPACE):
             return []
         both = self._encode(f"{_LINE}a")
         rest = [str(token) for token in self._tokenizer.convert_ids_to_tokens(both[len(line) :])]
@@ -143,14 +152,12 @@ def transformers_tokenizer(files: TokenizerFiles) -> Any:
 
     if files.gguf is not None:
         return _gguf_tokenizer(files, files.gguf)
-    try:
+    if (files.path / TOKENIZER).is_file():
+        try_tokenizer(files.path / TOKENIZER)
+    with one_sentence(f"{files.path}: there is no tokenizer that can be loaded"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             files.path, trust_remote_code=False, local_files_only=True
         )
-    except Exception as error:  # transformers lets many kinds through
-        raise ModelError(
-            f"{files.path}: there is no tokenizer that can be loaded: {first_line(error)}"
-        ) from None
     if tokenizer.eos_token_id is None:
         raise ModelError(f"{files.path}: the tokenizer names no end-of-text token")
     return tokenizer

@@ -1,0 +1,82 @@
+"""What is checked of a model's files before anything reads them.
+
+A folder that came from elsewhere can hold a pipe that never answers, a link to a device without an
+end, a JSON file of gigabytes, and sizes that no memory holds.
+
+Keep: only regular files of sane sizes reach a library, and no number of a configuration becomes a
+size that is allocated before it was compared with the weights.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from chatapp.common.paths import CHAT_TEMPLATE, TEMPLATE_FILE
+from chatapp.common.userfiles import shown
+from chatapp.engine.errors import ModelError
+
+_MOST_BYTES = {
+    "*config.json": 16 * 2**20,
+    CHAT_TEMPLATE: 2**20,
+    TEMPLATE_FILE: 2**20,
+    "special_tokens_map.json": 16 * 2**20,
+    "added_tokens.json": 16 * 2**20,
+    "*.safetensors.index.json": 64 * 2**20,
+    "tokenizer*": 256 * 2**20,
+    "vocab.*": 256 * 2**20,
+    "encoder.json": 256 * 2**20,
+    "merges.txt": 256 * 2**20,
+    "*.model": 256 * 2**20,
+    "*.safetensors": 2**63,
+    "*.gguf": 2**63,
+}
+"""Of the files of a model, by patterns of their names; the first that fits counts. The largest
+tokenizers known have 35 MB."""
+
+_LAYERS = re.compile(r"(^|_)layers?$")
+_ID = re.compile(r"_ids?$")
+"""Numbers of tokens, which are compared with the vocabulary and never become a size."""
+
+_MOST_LAYERS = 10_000
+_LARGEST = 10**10
+"""Of the numbers of a configuration; a window without an end is written as 10⁹ at most."""
+
+
+def check_files(path: Path) -> None:
+    """Raises ModelError for a file of a model's folder, or for a GGUF file, that is no regular
+    file or too large."""
+    try:
+        entries = [path / name for name in os.listdir(path)] if path.is_dir() else [path]
+    except OSError:
+        return  # reading it says what is wrong
+    for entry in entries:
+        most = next((most for end, most in _MOST_BYTES.items() if fnmatch(entry.name, end)), None)
+        if most is None and entry != path:
+            continue
+        try:
+            status = entry.stat()
+        except (OSError, ValueError):
+            continue  # a link that leads nowhere is a file that is missing
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            raise ModelError(f"{entry}: is no regular file; expected one, or a link to one")
+        if most is not None and status.st_size > most:
+            raise ModelError(
+                f"{entry}: has {status.st_size:,} bytes; expected at most {most:,} of such a file"
+            )
+
+
+def check_numbers(config: Mapping[str, Any], file: Path, within: str = "") -> None:
+    """Raises ModelError for a number of a configuration that is larger than that of any model."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            check_numbers(value, file, f"{within}{key}.")
+        elif isinstance(value, int) and not isinstance(value, bool) and not _ID.search(key):
+            most = _MOST_LAYERS if _LAYERS.search(key) else _LARGEST
+            if abs(value) > most:
+                raise ModelError(
+                    f"{file}: {within}{key} is {shown(value)[:60]}; expected at most {most:,}"
+                )
