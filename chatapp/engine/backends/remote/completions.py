@@ -159,11 +159,14 @@ class RemoteModel:
             return
         cancel = request.cancel or threading.Event()
         body = {name: value for name, value in body.items() if name not in self._refused}
-        events = BlockingStream(post(self.server, path, body, self._simpler))
+        events = BlockingStream(self.server, post(self.server, path, body, self._simpler))
         failure = ""
         try:
             while not reply.over and (data := events.next(cancel)) is not None:
-                yield from reply.take(read_chunk(self.server, data))
+                chunk = read_chunk(self.server, data)
+                if chunk.has_words:
+                    events.hear_reply()
+                yield from reply.take(chunk)
         except Cancelled:
             reply.reason = "cancelled"
         except ModelError as error:

@@ -11,8 +11,9 @@ leaves, no request goes on.
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 """What is asked for, as a JSON object."""
 
-# A long prompt in a long queue may take minutes to its first token.
+# A long prompt in a long queue may take minutes to its first token. Between two tokens nothing
+# else counts: no comments, empty events, or headers that come byte by byte.
 _CONNECT_SECONDS, _ANSWER_SECONDS, _SILENCE_SECONDS = 5.0, 10.0, 300.0
 
 _POLL_SECONDS = 0.05
@@ -100,14 +102,24 @@ class BlockingStream:
     cancelling closes the connection at once, whatever it is waiting for.
     """
 
-    def __init__(self, stream: AsyncGenerator[str]) -> None:
+    def __init__(self, server: Server, stream: AsyncGenerator[str]) -> None:
+        self._server = server
         self._loop = asyncio.new_event_loop()
         self._items: asyncio.Queue[str | Exception | None] = asyncio.Queue()
         self._task = self._loop.create_task(self._pump(stream))
+        self._silence = 0.0
 
     def next(self, cancel: threading.Event) -> str | None:
-        """The next item; None after the last. Raises Cancelled and what the stream raises."""
-        return self._loop.run_until_complete(self._next(cancel))
+        """The next item; None after the last. Raises Cancelled, what the stream raises, and
+        ModelError when items have come for too long without a word of the reply."""
+        started = time.monotonic()
+        item = self._loop.run_until_complete(self._next(cancel, started))
+        self._silence += time.monotonic() - started
+        return item
+
+    def hear_reply(self) -> None:
+        """Say that the last item held some of the reply: others are no sign of life."""
+        self._silence = 0.0
 
     def close(self) -> None:
         """End the stream, and its connection with it."""
@@ -124,8 +136,10 @@ class BlockingStream:
         except Exception as error:
             self._items.put_nowait(error)
 
-    async def _next(self, cancel: threading.Event) -> str | None:
+    async def _next(self, cancel: threading.Event, started: float) -> str | None:
         while not cancel.is_set():
+            if self._silence + time.monotonic() - started > _SILENCE_SECONDS:
+                raise _silent(self._server)
             with suppress(TimeoutError):
                 item = await asyncio.wait_for(self._items.get(), _POLL_SECONDS)
                 if isinstance(item, Exception):
@@ -148,19 +162,25 @@ def _client_options(server: Server, silence: float) -> dict[str, Any]:
     }
 
 
-@contextmanager
 def _answer(
     server: Server, method: str, url: str, body: object = None
-) -> "Iterator[httpx2.Response]":
-    """What a server answers without much ado. Raises ModelError in words."""
+) -> "tuple[httpx2.Response, str]":
+    """What a server answers without much ado, with the beginning of its body. Raises ModelError
+    in words."""
+
+    async def ask() -> "tuple[httpx2.Response, str]":
+        async with (
+            httpx2.AsyncClient(**_client_options(server, _ANSWER_SECONDS)) as client,
+            client.stream(method, url, json=body) as response,
+        ):
+            return response, await _beginning(response)
+
     import httpx2
 
     try:
-        with (
-            httpx2.Client(**_client_options(server, _ANSWER_SECONDS)) as client,
-            client.stream(method, url, json=body) as response,
-        ):
-            yield response
+        return asyncio.run(asyncio.wait_for(ask(), _ANSWER_SECONDS))
+    except TimeoutError:
+        raise _silent(server) from None
     except (httpx2.HTTPError, httpx2.InvalidURL, *_NO_WAY) as error:
         raise _unreachable(server, error) from None
 
@@ -170,22 +190,19 @@ def has_path(server: Server, path: str, body: Body) -> bool:
 
     body: a request that no server can carry out, so that asking costs nothing.
     """
-    with _answer(server, "POST", f"{server.url}/{path}", body) as response:
-        return response.status_code not in NO_PATH
+    response, _ = _answer(server, "POST", f"{server.url}/{path}", body)
+    return response.status_code not in NO_PATH
 
 
 def get_json(server: Server, url: str) -> Any:
     """A JSON document of the server. Raises ModelError in words."""
-    with _answer(server, "GET", url) as response:
-        body = b""
-        for part in response.iter_bytes():
-            body += part
-            if len(body) > _MOST_BYTES:
-                raise nonsense(server, "its response is too long")
+    response, text = _answer(server, "GET", url)
+    if len(text) > _MOST_BYTES:
+        raise nonsense(server, "its response is too long")
     if response.status_code != 200:
-        raise _refusal(server, response, body.decode("utf-8", "replace"))
+        raise _refusal(server, response, text)
     try:
-        return json.loads(body)
+        return json.loads(text)
     except (ValueError, RecursionError):
         raise nonsense(server, "its list of models is not JSON") from None
 
@@ -253,10 +270,14 @@ def _unreachable(server: Server, error: Exception) -> ModelError:
     if isinstance(error, (httpx2.ConnectError, *_NO_WAY)):
         return ModelError(f"{server.url}: the server cannot be reached: {reason}")
     if isinstance(error, httpx2.TimeoutException):
-        return ModelError(f"{server.url}: the server has stopped answering")
+        return _silent(server)
     if isinstance(error, httpx2.DecodingError):
         return nonsense(server, reason)
     return ModelError(f"{server.url}: the server broke off the connection: {reason}")
+
+
+def _silent(server: Server) -> ModelError:
+    return ModelError(f"{server.url}: the server has stopped answering")
 
 
 def nonsense(server: Server, what: str) -> ModelError:

@@ -80,6 +80,13 @@ class Chunk:
     reason: str = ""
     usage: Usage | None = None
 
+    @property
+    def has_words(self) -> bool:
+        """Whether the reply goes on with it: with more than spaces."""
+        texts = [token.text for token in (*self.tokens, *self.thoughts)]
+        texts += [call.name + call.arguments for call in self.calls]
+        return any(text.strip() for text in texts)
+
 
 def read_chunk(server: Server, data: str) -> Chunk:
     """What an event says. Raises ModelError."""

@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -383,6 +385,56 @@ def test_a_server_that_falls_silent(
         "error",
         f"{server.url}: the server has stopped answering",
     )
+
+
+def keep_sending(data: bytes) -> list[Any]:
+    """A stream of the same again and again, until the client has hung up."""
+    return [part for _ in range(2_000) for part in (data, lambda: time.sleep(0.03))]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b": waiting\n\n", b"data:\n\n", b"\n", b"   \n\n", b'data: {"choices": []}\n\n'],
+    ids=["comments", "empty events", "lines", "spaces", "no choices"],
+)
+def test_a_server_that_sends_no_words_is_given_up(
+    data: bytes, server: CompletionsServer, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.3)
+    server.stream = [piece(" Yes"), *keep_sending(data)]
+    tokens, finished = run(model)
+    assert [token.text for token in tokens] == [" Yes"]
+    assert finished.message == f"{server.url}: the server has stopped answering"
+
+
+def test_a_server_that_writes_spaces_alone_is_given_up(
+    server: CompletionsServer, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.3)
+    event = f"data: {piece(' ')}\n\n".encode()
+    server.stream = keep_sending(event)
+    assert run(model)[1].message.endswith("the server has stopped answering")
+
+
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_a_list_that_comes_byte_by_byte_is_given_up(
+    start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_ANSWER_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                connection.sendall(start)
+                for _ in range(2_000):
+                    connection.sendall(b"[" if start.endswith(b"\r\n\r\n") else b"H")
+                    time.sleep(0.005)
+
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        with pytest.raises(ModelError, match="the server has stopped answering"):
+            served_models(Server(url))
 
 
 REFUSALS = [
