@@ -1,6 +1,7 @@
 """Documents made to do harm: what is read of them, what is left out, and that reading ends."""
 
 import os
+import random
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -148,3 +149,50 @@ def test_reading_a_long_table_says_how_far_it_is_and_can_be_stopped(folder: Path
         documents.renew(stop)
     assert len({share for share in shares if share}) > 5
     assert documents.renew().passages == 20_000
+
+
+PIECES = (
+    *("# x", " " * 999, "\n", "\r", "\t", "walrus ", "```", "~~~", "#", ",", '"', ";", "\\", "{"),
+    *('{"a": ', "[", "]", "}", "<", ">", "<!--", "<p>", "</p>", "<svg>", "&#", "&amp", "=", "'"),
+    *("\x00", "\x1b[2J", "\u202e", "\ud7ff", "é", "日本", "%PDF-1.7\n", "1 0 obj", "stream\n"),
+    *("endobj", "<</Length 9>>", "trailer", "*a", "**/", "!", "9" * 99, "\xa0", "\u2028"),
+)
+SUFFIXES = ("md", "html", "csv", "tsv", "jsonl", "txt", "pdf", "py", "xhtml", "markdown")
+RULES = ("*c*c*b", "**/" * 50 + "x", "[", "\\", "[!" + "a" * 999, "(a+)+$")
+
+
+def write_hostile(path: Path, dice: random.Random) -> None:
+    """A document of pieces that come again and again, alone, in turn or at random."""
+    pieces = dice.sample(PIECES, dice.randint(1, 4))
+    size = 10 ** dice.randint(2, 6)
+    text = "".join(pieces) * (size // len("".join(pieces)))
+    if dice.random() < 0.5:
+        text = "".join(dice.choices(PIECES, k=size // 20))
+    head = "# x\n\nwalrus\n\n" if dice.random() < 0.3 else dice.choice(PIECES)
+    path.write_bytes((head + text + dice.choice(("y", "", ">", "\n"))).encode())
+
+
+def read_hostile(folder: Path, count: int, seed: int) -> int:
+    """Index that many documents, in folders with hostile rules; gives how many it accounts for."""
+    dice = random.Random(seed)
+    for number in range(count):
+        place = folder / str(number // 20)
+        place.mkdir(exist_ok=True)
+        write_hostile(place / f"{number}.{dice.choice(SUFFIXES)}", dice)
+        (place / ".gitignore").write_text(f"{dice.choice(RULES)}\nnothing\n")
+    coverage = Documents(DocumentSet((str(folder),))).renew()
+    left_out = sum(coverage.left_out.values())
+    slow = [reason for reason in coverage.left_out if "longer than" in reason]
+    assert not slow
+    return coverage.files + left_out
+
+
+def test_hostile_documents_are_read_or_left_out(folder: Path) -> None:
+    (folder / "a.txt").write_text("walrus")
+    assert read_hostile(folder, 10, seed=2) == 11
+
+
+@pytest.mark.long
+def test_two_hundred_hostile_documents_are_read_or_left_out(folder: Path) -> None:
+    (folder / "a.txt").write_text("walrus")
+    assert read_hostile(folder, 200, seed=2026) == 201
