@@ -118,7 +118,10 @@ def hostile_models(seeds: list[Path], into: Path, seed: int) -> Iterator[Path]:
         copy = copy if source.is_dir() else Path(f"{copy}.gguf")
         for _ in range(dice.choice((1, 1, 2, 3))):
             files = sorted(copy.iterdir()) if copy.is_dir() else [copy]
-            path = dice.choice([file for file in files if file.is_file()] or [copy])
+            regular = [file for file in files if file.is_file()]
+            if not regular:
+                break
+            path = dice.choice(regular)
             mutations: list[Mutation] = [mutate_bytes, cut, replace, fill]
             if path.suffix == ".json":
                 mutations = [mutate_json] * 5 + mutations
