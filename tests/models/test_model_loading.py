@@ -130,12 +130,12 @@ def no_weights(folder: Path) -> str:
 def cut_weights(folder: Path) -> str:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    return "cut short"
+    return "truncated"
 
 
 def empty_weights(folder: Path) -> str:
     (folder / "model.safetensors").write_bytes(b"")
-    return "cut short"
+    return "truncated"
 
 
 def index_of_nothing(folder: Path) -> str:

@@ -243,7 +243,7 @@ def test_a_folder_of_the_user_is_left_alone() -> None:
     mine = models_dir() / "tiny" / "config.json"
     mine.parent.mkdir(parents=True)
     mine.write_text("{}")
-    with pytest.raises(ModelError, match="is there already"):
+    with pytest.raises(ModelError, match="already exists"):
         get()
     assert [path.name for path in mine.parent.iterdir()] == ["config.json"]
     assert fetched_models() == []

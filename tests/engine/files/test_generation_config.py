@@ -90,7 +90,7 @@ def test_what_is_not_sampled_is_greedy(tmp_path: Path) -> None:
         ({"top_k": [1]}, r"top_k is \[1\]; expected a whole number"),
         ({"eos_token_id": "</s>"}, "eos_token_id is the string '</s>'; expected a token's id"),
         ({"eos_token_id": [1, None]}, "eos_token_id is a list; expected a token's id, or a list"),
-        ("[1]", "expected a JSON object, found a list; it is left out"),
+        ("[1]", "expected a JSON object, found a list; the file is ignored"),
         ("{", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
         ('{"temperature": NaN}', "temperature is nan"),

@@ -209,7 +209,7 @@ async def test_remarks_are_shown(open_app: OpenApp, server: CompletionsServer) -
         driver.prompt.text = "/set top_k 5"
         await driver.press("enter")
         await driver.say("Hi")
-        assert "asked for top_k" in driver.screen_text
+        assert "follows top_k" in driver.screen_text
 
 
 async def test_a_server_that_is_down(store: Store) -> None:

@@ -87,7 +87,7 @@ async def test_every_value_has_its_origin(open_app: OpenApp, tmp_path: Path) -> 
         assert shown["temperature"] == "model · 0 is greedy; higher varies more"
         assert shown["top_k"].startswith("this chat · keep the k")
         assert shown["seed"].startswith("settings file · same seed")
-        assert shown["top_p"] == "keep the most probable tokens up to this sum; 1 is off"
+        assert shown["top_p"] == "keep top tokens up to this probability; 1 is off"
 
 
 async def test_what_a_prompt_file_asks_for_is_its_own(open_app: OpenApp, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_sentencepiece_merges_the_best_score_first() -> None:
     ("change", "words"),
     [
         ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model is 'bert'; expected 'gpt2'"),
-        ({"tokenizer.ggml.pre": "smolm"}, "'smolm', a way .* did you mean 'smollm'"),
+        ({"tokenizer.ggml.pre": "smolm"}, "'smolm', an unknown way .* did you mean 'smollm'"),
         ({"tokenizer.ggml.tokens": []}, "there is no vocabulary"),
         ({"tokenizer.ggml.model": "llama"}, "scores does not have one score per token"),
     ],
