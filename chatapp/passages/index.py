@@ -7,11 +7,12 @@ Keep: each file's passages change in one transaction, so that a killed process l
 files at most, and two processes that renew one index at once do the same work twice, no harm.
 """
 
+import math
 import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +35,10 @@ _RACY_SECONDS = 2.0
 file system's clock, as git has it."""
 
 _MOST_WORDS = 64
-"""Words of a question that are looked up; SQLite bounds the depth of the expression."""
+"""Words of a question that are looked up; SQLite bounds how many queries one statement joins."""
+
+_LEAST_FTS5_IDF = 1e-6
+"""What FTS5 takes for the inverse document frequency of a word in half of the passages or more."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -140,18 +144,31 @@ class Index:
         return [row["id"] for row in rows], [f"{row['title']}\n{row['text']}" for row in rows]
 
     def by_words(self, query: str, limit: int) -> list[tuple[int, float]]:
-        """The passages with the highest BM25 (k1 = 1.2, b = 0.75, as SQLite's FTS5 has it) to
-        the words of a query, the best first: (identity, score)."""
-        expression = _any_word(query)
-        if not expression:
-            return []
+        """The passages with the highest BM25 (k1 = 1.2, b = 0.75) for the words of a query.
+
+        Returns (identity, score) pairs, the best first. The term frequencies are those of
+        SQLite's FTS5; the inverse document frequency is Lucene's, ln(1 + (N - n + 0.5) / (n + 0.5))
+        for a word in n of N passages, because that of FTS5 is 0 for a word in half of them.
+        """
         with self._open() as database:
+            (passages,) = database.execute("SELECT count(*) FROM passages").fetchone()
+            weights: dict[str, float] = {}
+            for word in _words(query):
+                count = "SELECT count(*) FROM words WHERE words MATCH ?"
+                (matches,) = database.execute(count, (word,)).fetchone()
+                if matches:
+                    odds = (passages - matches + 0.5) / (matches + 0.5)
+                    weights[word] = math.log1p(odds) / max(math.log(odds), _LEAST_FTS5_IDF)
+            if not weights:
+                return []
+            scored = "SELECT rowid AS id, -rank * ? AS score FROM words WHERE words MATCH ?"
+            of_words = " UNION ALL ".join([scored] * len(weights))
             rows = database.execute(
-                "SELECT rowid, -rank AS score FROM words WHERE words MATCH ?"
-                " ORDER BY rank, rowid LIMIT ?",
-                (expression, limit),
+                f"SELECT id, sum(score) AS score FROM ({of_words})"
+                " GROUP BY id ORDER BY score DESC, id LIMIT ?",
+                (*(value for word, weight in weights.items() for value in (weight, word)), limit),
             )
-            return [(row["rowid"], row["score"]) for row in rows]
+            return [(row["id"], row["score"]) for row in rows]
 
     def passages(self, scores: Sequence[tuple[int, float]]) -> list[Passage]:
         """The passages with these identities, in their order. One that another process has
@@ -259,10 +276,7 @@ def _title(path: Path, piece: Piece) -> str:
     return printable(f"{path.stem} {piece.headings}".strip())
 
 
-def _any_word(query: str) -> str:
-    """FTS5's expression for any word of a query; "" if there is none.
-
-    Each word is an FTS5 string of letters and digits, so nothing in a query is syntax.
-    """
-    words: Iterable[str] = dict.fromkeys(re.findall(r"\w+", without_surrogates(query).casefold()))
-    return " OR ".join(f'"{word}"' for word in list(words)[:_MOST_WORDS])
+def _words(query: str) -> list[str]:
+    """The different words of a query, each as an FTS5 string, so that nothing is syntax."""
+    words = dict.fromkeys(re.findall(r"\w+", without_surrogates(query).casefold()))
+    return [f'"{word}"' for word in list(words)[:_MOST_WORDS]]

@@ -1,5 +1,6 @@
 """Searching: by words, by meaning, by both, and what is in a query or in a document."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,16 @@ def test_names_and_headings_are_searched_too(animals: Path) -> None:
     documents = documents_of(animals)
     assert Path(documents.search("land")[0].file).name == "land.txt"
     assert documents.search("dog barks")[0].text.endswith("Dogs bark at horses.")
+
+
+def test_a_word_of_every_passage_still_counts(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("The sea rises.")
+    (tmp_path / "two.txt").write_text("The sea stays.")
+    first, second = documents_of(tmp_path).search("sea rises")
+    assert first.text == "The sea rises."
+    # Of passages with the average length, BM25 is the inverse document frequency of the words.
+    assert second.score == pytest.approx(math.log(1 + 0.5 / 2.5))
+    assert first.score == pytest.approx(second.score + math.log(1 + 1.5 / 1.5))
 
 
 def test_a_limit_and_nothing_found(animals: Path) -> None:
