@@ -50,7 +50,7 @@ def random_gpt2(*, context: int = 512, layers: int = 2, heads: int = 3) -> Local
         is_tied=True,
         has_attention_bias=True,
         has_projection_bias=True,
-        has_perceptron_bias=True,
+        has_mlp_bias=True,
     )
     generator = torch.Generator().manual_seed(0)
     weights = {

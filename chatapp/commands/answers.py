@@ -65,6 +65,8 @@ def print_answer(
         write_json(document | {"sampling": choices.document(sampling)})
     elif not collected.reply.endswith("\n"):
         write("\n")
+    for call in collected.calls:  # not before: they would land inside the streamed answer
+        complain(_call_in_words(call))
     for source in sources:
         if source.number:
             complain(f"[{source.number}] {source.file}, {source.place}")
@@ -91,7 +93,6 @@ class _Collected:
 
         if isinstance(event, Called):
             self.calls.append(replace(event.call, at=len(self.reply)))
-            complain(_call_in_words(event.call))
         if (event.thought is not None and not event.text) != self.is_thinking:
             self.is_thinking = not self.is_thinking
             status("Thinking …" if self.is_thinking else "")

@@ -29,8 +29,8 @@ class ModelInfo(ModelSizes):
     """What a model's files say of it.
 
     formula: of the parameters, for what this program has a decoder of, else empty; and
-        parameters_by_formula, what it gives. That of GPT-2 leaves out the 4LH weights of the
-        blocks' norms.
+        parameters_by_formula, what it gives. That of GPT-2 leaves out the 4LH
+        biases of the attention.
     parts: what stands at each place of the decoder, by its name; empty where it has none.
     dtype: of the stored weights, "mixed" when they differ; of a GGUF file, what most of them are.
     template: the name of the one it was trained in, OWN for its tokenizer's.
@@ -79,18 +79,26 @@ def describe(files: ModelFiles) -> ModelInfo:
 
 def _formula(a: Architecture) -> tuple[str, int]:
     if a.has_learned_positions and a.inner == 4 * a.width and a.is_tied:
-        by_formula = gpt2_parameters(a.layers, a.width, a.vocabulary, a.context)
-        return GPT2_FORMULA, by_formula
+        return GPT2_FORMULA, gpt2_parameters(a.layers, a.width, a.vocabulary, a.context)
     return parameter_formula(a)
 
 
-GPT2_FORMULA = "N = 12LH² + (9L + V + n)H + 2H"
-"""The usual one of GPT-2, where the perceptron is four times as wide. See `ModelInfo`."""
+GPT_FORMULA = "N = 12LH² + (9L + V + n)H"
+"""The usual one of GPT, whose norms follow attention and MLP, so that none stands at the end."""
+
+GPT2_FORMULA = f"{GPT_FORMULA} + 2H"
+"""The usual one of GPT-2 and GPT-3. 9LH are the biases of the MLP, which is four times as wide, and
+the norms of the blocks; the 4LH biases of the attention are left out."""
+
+
+def gpt_parameters(layers: int, hidden: int, vocabulary: int, context: int) -> int:
+    """What `GPT_FORMULA` gives."""
+    return 12 * layers * hidden**2 + (9 * layers + vocabulary + context) * hidden
 
 
 def gpt2_parameters(layers: int, hidden: int, vocabulary: int, context: int) -> int:
     """What `GPT2_FORMULA` gives."""
-    return 12 * layers * hidden**2 + (9 * layers + vocabulary + context) * hidden + 2 * hidden
+    return gpt_parameters(layers, hidden, vocabulary, context) + 2 * hidden
 
 
 def _dtype(files: ModelFiles) -> str:

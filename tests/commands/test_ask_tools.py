@@ -1,6 +1,7 @@
 """`chatapp ask --tools`: which tools run, and what is printed of them."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,15 @@ def test_the_bundled_models_pattern(run, use_model: UseModel) -> None:
     result = run("ask", "How many?", "--tools", "calculator,clock")
     assert result.status == 2
     assert "clock would never be called" in result.err
+
+
+def test_a_call_stays_out_of_the_answer_in_a_terminal(
+    run, use_model: UseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_model(ScriptedModel([" She has <<48*76=9", "3648 eggs."]))
+    monkeypatch.setattr("sys.stderr", sys.stdout)  # a terminal shows both in one place
+    out = run("ask", "How many?", "--tools", "calculator").out
+    assert out.endswith("<<48*76=3648>>3648 eggs.\nchatapp: calculator(expression=48*76): 3648\n")
 
 
 def test_calls_in_json(run, use_model: UseModel, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Keep: figures are read from the model's own files, or come from its server; noth
 no server has to list its models.
 """
 
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from chatapp.commands.console import complain, write, write_json
 from chatapp.commands.models.export import export
 from chatapp.commands.models.get import get, remove
 from chatapp.commands.options import JsonOption
+from chatapp.common.userfiles import UserError
 
 if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
@@ -58,14 +60,57 @@ def _row(model: "ListedModel") -> dict[str, Any]:
 @app.command()
 def info(
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="bundled, a folder, a hub id, or a server.", autocompletion=options.models
         ),
-    ],
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="L,H,V,n",
+            help="Count the parameters of a GPT with L layers, width H, V tokens and context n.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model consists of."""
+    if (name is None) == (shape is None):
+        raise UserError("give either the name of a model or --shape")
+    if shape is not None:
+        _show_shape(shape, as_json=as_json)
+    else:
+        assert name is not None
+        _show_model(name, as_json=as_json)
+
+
+def _show_shape(shape: str, *, as_json: bool) -> None:
+    """The parameters of a GPT of a shape, by the formulas. Raises UserError."""
+    from chatapp.models.description import (
+        GPT2_FORMULA,
+        GPT_FORMULA,
+        gpt2_parameters,
+        gpt_parameters,
+    )
+
+    match = re.fullmatch(r"(\d{1,9}),(\d{1,9}),(\d{1,9}),(\d{1,9})", shape, re.ASCII)
+    if match is None:
+        raise UserError(f"--shape is {shape!r}; expected L,H,V,n, such as 12,768,50257,1024")
+    layers, hidden, vocabulary, context = map(int, match.groups())
+    before = gpt2_parameters(layers, hidden, vocabulary, context)
+    after = gpt_parameters(layers, hidden, vocabulary, context)
+    if as_json:
+        write_json({"norms_before": before, "norms_after": after})
+        return
+    lines = {
+        "GPT-2, GPT-3": f"{before:,} by {GPT2_FORMULA}",
+        "GPT": f"{after:,} by {GPT_FORMULA}",
+        "": f"(which leave out the 4LH biases of the attention, {4 * layers * hidden:,})",
+    }
+    _write_lines(lines)
+
+
+def _show_model(name: str, *, as_json: bool) -> None:
     from chatapp.common.settings import load_settings
     from chatapp.common.shading import size_in_words
     from chatapp.engine.files.generation_config import read_generation_config
@@ -130,7 +175,7 @@ def _facts(described: "ModelInfo") -> dict[str, str]:
         "architecture": described.architecture,
         "parameters": f"{described.parameters:,} counted in the checkpoint",
         "": "" if by_formula is None else f"{by_formula:,} by {described.formula}",
-        " ": "(which leaves out the 4LH of the blocks' norms)" if left_out else "",
+        " ": "(which leaves out the 4LH biases of the attention)" if left_out else "",
         **lines,
         "context (n)": f"{described.context:,} tokens",
         **described.parts,

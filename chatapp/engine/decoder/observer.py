@@ -7,7 +7,7 @@
     blocks.3.attention.head.5   what a head makes of the values, unprojected
                                                        (rows, tokens, head size)
     blocks.3.attention          what attention adds to the residual stream  (rows, tokens, width)
-    blocks.3.mlp                what the perceptron adds to it              (rows, tokens, width)
+    blocks.3.mlp                what the MLP adds to it              (rows, tokens, width)
     blocks.3                    the residual stream after the block         (rows, tokens, width)
     final                       after the final norm                        (rows, tokens, width)
 

@@ -14,7 +14,7 @@ def parts(architecture: Architecture) -> dict[str, str]:
         "norm": _norm(architecture),
         "positions": _positions(architecture),
         "attention": _attention(architecture),
-        "perceptron": _perceptron(architecture),
+        "MLP": _mlp(architecture),
         "biases": _biases(architecture),
         "output": _output(architecture),
     }
@@ -41,7 +41,7 @@ def parameter_formula(architecture: Architecture) -> tuple[str, int]:
         in_blocks.update([query, key, key])
     if a.has_projection_bias:
         in_blocks["H"] += 1
-    if a.has_perceptron_bias:
+    if a.has_mlp_bias:
         in_blocks.update(["H", "I", *(["I"] if a.is_gated else [])])
     outside = Counter({"VH": 1 if a.is_tied else 2})
     if a.has_learned_positions:
@@ -105,7 +105,7 @@ def _attention(a: Architecture) -> str:
     return ", ".join(words)
 
 
-def _perceptron(a: Architecture) -> str:
+def _mlp(a: Architecture) -> str:
     gate = "gated " if a.is_gated else ""
     side = ", beside attention" if a.is_parallel else ""
     return f"{gate}{a.activation}, I = {a.inner}{side}"
@@ -115,7 +115,7 @@ def _biases(a: Architecture) -> str:
     places = {
         "queries, keys and values": a.has_attention_bias,
         "attention's output": a.has_projection_bias,
-        "perceptron": a.has_perceptron_bias,
+        "MLP": a.has_mlp_bias,
     }
     found = [place for place, has in places.items() if has]
     return "; ".join(found) if found else "none"

@@ -62,8 +62,8 @@ class Architecture:
 
     attentions: one a block. norm_offset: what is added to the weights of each RMSNorm.
     has_query_key_norm: whether each head's queries and keys are normed. has_norms_after: whether
-    what attention and perceptron give is normed before it is added. is_gated: whether the
-    perceptron is act(x G) ∘ (x U). is_parallel: whether it reads what attention reads.
+    what attention and MLP give is normed before it is added. is_gated: whether the
+    MLP is act(x G) ∘ (x U). is_parallel: whether it reads what attention reads.
     is_tied: whether the output matrix is the token embedding. logit_cap: see `SoftCap`.
     """
 
@@ -82,7 +82,7 @@ class Architecture:
     is_tied: bool
     has_attention_bias: bool = False
     has_projection_bias: bool = False
-    has_perceptron_bias: bool = False
+    has_mlp_bias: bool = False
     has_query_key_norm: bool = False
     has_norms_after: bool = False
     is_parallel: bool = False
@@ -140,7 +140,7 @@ class Architecture:
         yield from _linear(projection, (self.width,), queries, has_bias=self.has_projection_bias)
         yield from self._norm(f"{block}.norm_2", self.width)
         inner = (self.inner, self.inner) if self.is_gated else (self.inner,)
-        biased = self.has_perceptron_bias
+        biased = self.has_mlp_bias
         yield from _linear(f"{block}.mlp.expand", inner, self.width, has_bias=biased)
         yield from _linear(f"{block}.mlp.contract", (self.width,), self.inner, has_bias=biased)
         if self.has_norms_after:

@@ -1,6 +1,6 @@
 """Gemma 3 (Gemma Team 2025), its models of text alone, and how GGUF files hold Gemma 1 to 3.
 
-What has changed since Llama: embeddings are scaled by √H; what attention and perceptron give is
+What has changed since Llama: embeddings are scaled by √H; what attention and MLP give is
 normed before it is added; each head's queries and keys are normed; most blocks see a window of
 tokens, and turn queries and keys faster than those that see all; the weights of norms are kept as
 what is added to 1; the gate is a gelu.

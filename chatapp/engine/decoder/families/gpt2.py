@@ -69,7 +69,7 @@ def _read(fields: ConfigFields) -> Architecture:
         is_tied=fields.flag("tie_word_embeddings"),
         has_attention_bias=True,
         has_projection_bias=True,
-        has_perceptron_bias=True,
+        has_mlp_bias=True,
     )
 
 

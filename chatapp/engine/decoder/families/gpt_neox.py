@@ -1,7 +1,7 @@
 """GPT-NeoX (Black et al. 2022), of which Pythia is made.
 
 What has changed since GPT-2: some of the components of queries and keys are turned by their
-position, so no position is added to the embeddings; attention and perceptron read the same states,
+position, so no position is added to the embeddings; attention and MLP read the same states,
 unless the config says otherwise; the output matrix is its own.
 
     x⁰ = E[ids]
@@ -83,7 +83,7 @@ def _read(fields: ConfigFields) -> Architecture:
         is_tied=fields.flag("tie_word_embeddings"),
         has_attention_bias=has_bias,
         has_projection_bias=has_bias,
-        has_perceptron_bias=True,
+        has_mlp_bias=True,
         is_parallel=fields.flag("use_parallel_residual"),
     )
 

@@ -2,7 +2,7 @@
 
 What has changed since GPT-2: norms divide by the root mean square and take no mean away; queries
 and keys are turned by their position, so no position is added to the embeddings; several heads
-may share keys and values; the perceptron has a gate; nothing has a bias.
+may share keys and values; the MLP has a gate; nothing has a bias.
 
     x⁰ = E[ids]
     x  = x + attention(norm₁(x));  x = x + mlp(norm₂(x))      in each block
@@ -99,7 +99,7 @@ def _read(fields: ConfigFields) -> Architecture:
         read(fields),
         has_attention_bias=has_bias,
         has_projection_bias=has_bias,
-        has_perceptron_bias=fields.flag("mlp_bias"),
+        has_mlp_bias=fields.flag("mlp_bias"),
     )
 
 
