@@ -5,6 +5,7 @@ bundled model of today happens to word it.
 """
 
 import asyncio
+import itertools
 import json
 import re
 import shlex
@@ -28,6 +29,7 @@ from chatapp.tui.screens.compare import CompareScreen
 from chatapp.tui.screens.library import LibraryScreen
 
 TOUR = Path(chatapp.__file__).parent / "docs" / "tour.md"
+PROMPTS = TOUR.parents[2] / "prompts"
 PROGRAMS = {"chatapp": chatapp.cli.main, "finetune": finetune.cli.main}
 _COLORS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 CORRECTION = "Arr, black as me flag, matey."
@@ -79,6 +81,13 @@ def commands(text: str) -> Iterator[str]:
     assert not waiting
 
 
+def printed(text: str, said: Said) -> None:
+    """Asserts that a command has printed the lines that the tour shows of it, in this order."""
+    lines = (line.rstrip() for line in f"{said.out}{said.err}".splitlines())
+    for line in text.splitlines():
+        assert any(line in printed for printed in lines), line
+
+
 # 1. A GPT completes text
 
 GIRL = 'chatapp complete "The little girl went into the garden, and there she saw"'
@@ -118,6 +127,7 @@ def _the_likeliest_is_the_one_that_came(said: Said, walk: Walk) -> None:
 @after(THE)
 def _it_is_less_sure_of_a_story(said: Said, walk: Walk) -> None:
     assert bits(said) > 2 + bits(walk[CAPITAL])
+    assert (round(2 ** bits(walk[CAPITAL])), round(2 ** bits(said))) == (14, 134)
 
 
 @after(f"{THE} --top-p 0.5")
@@ -204,24 +214,29 @@ async def first_chat(driver: Driver) -> None:
 
 # 3 and 4. Demonstrations, and the right ones
 
-TRAIN = 'chatapp run spam --input "The train is late again, so I will be there at nine."'
+BIKE = 'chatapp run spam --input "My bike has a puncture, so I am walking to work this week."'
 
 
 def ham(said: Said) -> float:
     return float(re.search(r"^ +ham +([\d.]+)", said.err, re.MULTILINE)[1])  # type: ignore[index]
 
 
-@after(f"{TRAIN} --shots 0 --show-prompt")
+@after(f"{BIKE} --shots 0 --show-prompt")
 def _without_an_example_it_guesses(said: Said, walk: Walk) -> None:
     assert said.out.strip() in ("spam", "ham")
     assert said.err.count("Email: ") == 1
 
 
-@after(f"{TRAIN} --shots 4 --show-prompt")
+@after(f"{BIKE} --shots 4 --show-prompt")
 def _with_four_it_is_surer_and_right(said: Said, walk: Walk) -> None:
     assert said.out.strip() == "ham"
     assert said.err.count("Email: ") == 5
-    assert ham(said) > max(0.9, ham(walk[f"{TRAIN} --shots 0 --show-prompt"]))
+    assert ham(said) > 0.9 > ham(walk[f"{BIKE} --shots 0 --show-prompt"])
+
+
+def meaning_words(text: str) -> set[str]:
+    """The words of a text that have more than four letters."""
+    return set(re.findall(r"[a-z]{5,}", text.lower()))
 
 
 @after(
@@ -233,7 +248,14 @@ def _the_nearest_beat_random_ones_and_none(said: Said, walk: Walk) -> None:
     accuracy = {row["selection"]: row for row in report["results"] if row["metric"] == "accuracy"}
     nearest = accuracy["knn"]
     assert nearest["mean"] > 0.15 + max(accuracy[name]["mean"] for name in ("random", "none"))
-    assert nearest["vote"] >= nearest["mean"] - 0.1  # "and it is as good"
+    assert nearest["vote"] >= nearest["mean"]  # "and it is as good"
+    figures = [round(accuracy[name]["mean"], 3) for name in ("none", "random", "knn")]
+    assert figures == [0.5, 0.417, 0.917]
+    pool = map(json.loads, (PROMPTS / "spam.jsonl").read_text("utf-8").splitlines())
+    mails = map(json.loads, Path("mails.jsonl").read_text("utf-8").splitlines())
+    content = [[meaning_words(row["text"]) for row in rows] for rows in (pool, mails)]
+    for shown, asked in itertools.product(*content):
+        assert len(shown & asked) <= 2, "a near copy leaks its label"
     assert Path("measured/accuracy.png").is_file()
     assert "mean" in said.out
     assert "vote" in said.out
@@ -425,6 +447,9 @@ def test_every_step_ends_as_the_tour_says(
     for language, name, text in blocks():
         if name:
             Path(name).write_text(text, encoding="utf-8")
+            continue
+        if language == "text":
+            printed(text, walk[command])
             continue
         assert language == "console"
         for command in commands(text):
