@@ -108,7 +108,7 @@ SLOW = {"type": "Split", "pattern": {"Regex": "(a|a|aa)+$"}, "behavior": "Isolat
         (
             "normalizer",
             {"type": "Sequence", "normalizers": [REPLACE] * 9},
-            "memory|ends the|seconds",
+            "memory|fails|seconds",
         ),
         ("normalizer", {"type": "Prepend", "prepend": "a" * 10**6}, "more than 40 characters"),
         ("pre_tokenizer", {**SLOW, "invert": False}, "more than 3 seconds|fails"),
