@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chatapp.common.paths import CHAT_TEMPLATE, GGUF_TEMPLATE
-from chatapp.common.userfiles import parse_json_object, read_json_object
+from chatapp.common.userfiles import open_regular, parse_json_object, read_json_object
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.summary import parameter_formula, parts
 from chatapp.engine.errors import ModelError, NoDecoder
@@ -117,12 +117,17 @@ def bytes_on_disk(path: Path) -> int:
     return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
+_MOST_FRONT_MATTER = 2**16
+"""Bytes of a model card that are read."""
+
+
 def _licence(files: ModelFiles) -> str:
     """The licence that the front matter of the model card names, or a GGUF file."""
     if files.gguf is not None:
         return str(files.gguf.metadata.get("general.license", ""))
     try:
-        card = (files.path / "README.md").read_text(encoding="utf-8", errors="replace")
+        with open_regular(files.path / "README.md") as file:
+            card = file.read(_MOST_FRONT_MATTER).decode("utf-8", "replace")
     except OSError:
         return ""
     front = re.match(r"---\r?\n(.*?)\r?\n---", card, re.DOTALL)

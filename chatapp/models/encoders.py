@@ -18,7 +18,8 @@ import numpy as np
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.paths import cache_dir
 from chatapp.common.userfiles import read_json_object
-from chatapp.engine.errors import ModelError
+from chatapp.engine.errors import ModelError, one_sentence
+from chatapp.engine.files.foreign_files import check_files
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.model import LanguageModel
 from chatapp.models.resolving import find_model, model_identity
@@ -224,16 +225,14 @@ def _load(folder: Path) -> tuple[Any, Any]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     safely = {"trust_remote_code": False, "local_files_only": True}
-    try:
+    check_files(folder)
+    with one_sentence(f"{folder}: a sentence encoder cannot be loaded"):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **safely)
         options = {"use_safetensors": True, "output_loading_info": True, **safely}
         with LOADING:
             model, report = transformers.AutoModel.from_pretrained(
                 folder, dtype=torch.float32, **options
             )
-    except Exception as error:  # transformers lets many kinds through
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{folder}: a sentence encoder cannot be loaded: {reason}") from None
     # The pooler's output is not used; encoders are often published without one.
     missing = {key for key in report["missing_keys"] if not key.startswith("pooler.")}
     if wrong := sorted(missing | {str(key) for key in report["mismatched_keys"]}):

@@ -3,14 +3,12 @@
 import json
 import os
 import shutil
-import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_models import hostile_models
+from hostile_models import answer, hostile_models
 from random_models import save_random
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -20,6 +18,7 @@ from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.exporting import write_gguf
 from chatapp.engine.files.model_files import ModelFiles
 from chatapp.engine.tokenizers import trial
+from chatapp.models.description import describe
 from chatapp.models.loading import load_model, read_tokenizer
 
 MakeGPT2 = Callable[..., tuple[Path, Any]]
@@ -108,7 +107,7 @@ SLOW = {"type": "Split", "pattern": {"Regex": "(a|a|aa)+$"}, "behavior": "Isolat
         (
             "normalizer",
             {"type": "Sequence", "normalizers": [REPLACE] * 9},
-            "memory|ends the|seconds",
+            "memory|fails|seconds",
         ),
         ("normalizer", {"type": "Prepend", "prepend": "a" * 10**6}, "more than 40 characters"),
         ("pre_tokenizer", {**SLOW, "invert": False}, "more than 3 seconds|fails"),
@@ -185,33 +184,39 @@ def seeds(folder: Path, opt: Path, adapter: Path, tmp_path: Path) -> list[Path]:
     return [folder, opt, adapter, tmp_path / "a.gguf", tmp_path / "a.gguf"]
 
 
-def outcomes(seeds: list[Path], into: Path, seed: int, count: int) -> Counter[str]:
-    """How often each thing became of hostile models, loaded in a limited process."""
-    into.mkdir()
-    process = LimitedProcess("hostile_models", "answer", memory=12 * 2**30)
-    counted: Counter[str] = Counter()
-    models = hostile_models(seeds, into, seed)
-    for _ in range(count):
-        path = next(models)
-        try:
-            outcome = process.ask(str(path), 60.0)
-        except LimitPassedError as passed:
-            outcome = f"{path.name}: {passed.limit}"
-        counted[outcome] += 1
-        if outcome in ("loaded True", "a sentence"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    process.close()
-    return counted
+FINE = {"loaded True", "a sentence"}
 
 
 def test_hostile_models_are_loaded_or_refused(seeds: list[Path], tmp_path: Path) -> None:
-    counted = outcomes(seeds, tmp_path / "hostile", seed=7, count=12)
-    assert not {*counted} - {"loaded True", "a sentence"}
+    (tmp_path / "hostile").mkdir()
+    models = hostile_models(seeds, tmp_path / "hostile", seed=7)
+    assert {outcome for _ in range(12) for outcome in answer(str(next(models)))} == FINE
+
+
+def test_a_model_card_of_gigabytes_is_read_in_part(folder: Path) -> None:
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    os.truncate(folder / "README.md", 2**36)
+    assert describe(ModelFiles.read(folder)).licence == "mit"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_a_thousand_hostile_models_are_loaded_or_refused(seeds: list[Path], tmp_path: Path) -> None:
-    counted = outcomes(seeds, tmp_path / "hostile", seed=2026, count=1_000)
-    print(counted, file=sys.stderr)
-    assert not {*counted} - {"loaded True", "a sentence"}
+    """Each in a limited process: none takes a minute, 12 GiB, or the process with it."""
+    (tmp_path / "hostile").mkdir()
+    models = hostile_models(seeds, tmp_path / "hostile", seed=2026)
+    process = LimitedProcess("hostile_models", "answer", memory=12 * 2**30)
+    process.ask(str(seeds[2]), 300.0)  # imports what all of them need
+    others = []
+    for _ in range(1_000):
+        path = next(models)
+        try:
+            outcome = process.ask(str(path), 60.0)
+        except LimitPassedError as passed:
+            outcome = passed.limit
+        if outcome in FINE:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        else:
+            others.append((path.name, outcome))
+    process.close()
+    assert others == []

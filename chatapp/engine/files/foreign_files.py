@@ -30,6 +30,7 @@ _MOST_BYTES = {
     "vocab.*": 256 * 2**20,
     "encoder.json": 256 * 2**20,
     "merges.txt": 256 * 2**20,
+    "*.json": 256 * 2**20,
     "*.model": 256 * 2**20,
     "*.safetensors": 2**63,
     "*.gguf": 2**63,
