@@ -332,13 +332,13 @@ def test_a_narrow_table_leaves_out_what_matters_least_and_says_so() -> None:
         return console.export_text()
 
     assert "s/item" in shown(None) == shown(200)
-    assert "as the terminal is narrow" not in shown(None)
+    assert "because the terminal is narrow" not in shown(None)
     narrow = shown(80)
     assert max(map(len, map(str.rstrip, narrow.splitlines()))) <= 80
     assert "left out because the terminal is narrow: " in narrow
-    assert "s/item" in narrow.partition("as the terminal is narrow")[2]
+    assert "s/item" in narrow.partition("because the terminal is narrow")[2]
     for name in ("mean", "95 %", "majority", "vote"):
-        assert name in narrow.partition("as the terminal is narrow")[0]
+        assert name in narrow.partition("because the terminal is narrow")[0]
     # Never less than the settings, the figures and their baselines.
     assert "majority" in shown(10)
 

@@ -62,7 +62,7 @@ def test_a_long_half_row_is_dropped(tmp_path: Path) -> None:
 def test_another_file_is_left_as_it_was(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
-    with Journal(path) as journal, pytest.raises(PromptError, match=r"line \d: is no row"):
+    with Journal(path) as journal, pytest.raises(PromptError, match=r"line \d: is not a row"):
         list(journal.rows())
     assert path.read_bytes() == content
 

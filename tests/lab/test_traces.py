@@ -283,7 +283,7 @@ def test_other_architectures(kind: str, start: list[int], local: LocalModel) -> 
     for position, row in zip((0, 1, 30), rows, strict=True):
         assert near(torch.from_numpy(row), theirs[:, :, position, : position + 1])
     if norm is None:
-        with pytest.raises(ModelError, match="gpt: this kind of model does not show"):
+        with pytest.raises(ModelError, match="gpt: this kind of model does not expose"):
             trace.layer_logits(3)
         return
     *early, last = (state[0, len(start) + 3] for state in output.hidden_states)
@@ -298,12 +298,12 @@ def test_models_that_cannot_show_it_say_so(local: LocalModel) -> None:
     )
     reference = randomize(transformers.AutoModelForCausalLM.from_config(config))
     trace = inspect(TransformersModel(reference, local.tokenizer, name="mamba"), IDS)
-    with pytest.raises(ModelError, match="mamba: this kind of model does not show its attention"):
+    with pytest.raises(ModelError, match="mamba: this kind of model does not expose its attention"):
         trace.attention(3)
     assert len(trace.lens(3)) == 3
     xl = transformers.XLNetConfig(d_model=32, n_layer=2, n_head=4, d_inner=64, **ENDS)
     reference = randomize(transformers.AutoModelForCausalLM.from_config(xl))
-    with pytest.raises(ModelError, match="xlnet: this kind of model does not read"):
+    with pytest.raises(ModelError, match="xlnet: this model is not autoregressive"):
         inspect(TransformersModel(reference, local.tokenizer, name="xlnet"), IDS)
 
 

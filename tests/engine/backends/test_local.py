@@ -329,7 +329,7 @@ def test_weights_that_are_not_numbers_are_an_error(local: LocalModel) -> None:
     local.decoder.token_embedding = torch.full_like(local.decoder.token_embedding, torch.nan)
     events = run(local, PROMPT, GREEDY)
     assert last(events).reason == "error"
-    assert "not numbers" in last(events).message
+    assert "not finite" in last(events).message
 
 
 def test_no_token_outside_the_tokenizer_is_drawn(make_gpt2: MakeGPT2) -> None:

@@ -33,7 +33,7 @@ from chatapp.lab.traces import TransformersTrace
 
 GREEDY = Sampling(temperature=0, max_tokens=6)
 PROMPT = list(range(270, 290))
-NO_CACHE = f"transformers {transformers.__version__} gives no {cache_name()} so every reply"
+NO_CACHE = f"transformers {transformers.__version__} returned no {cache_name()}, so every reply"
 
 
 @pytest.fixture

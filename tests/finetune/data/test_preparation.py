@@ -9,6 +9,7 @@ from fakes import WordTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatapp.engine.files.model_files import ModelFiles
 from chatapp.prompting.template import ALPACA, CHAT, save_template
 from finetune.config.sections import ConfigError, Data
 from finetune.data.encoding import Encoded, Span
@@ -259,7 +260,7 @@ def test_nothing_measured_is_learned_and_every_row_is_counted(
 def test_the_template_of_a_run(tmp_path: Path) -> None:
     def chosen(name: str) -> str:
         data = Data.model_validate({"train": "x", "template": name})
-        return choose_template(data, tmp_path, ["<|im_end|>"]).name
+        return choose_template(data, ModelFiles.read(tmp_path), ["<|im_end|>"]).name
 
     (tmp_path / "config.json").write_text("{}")
     assert chosen("alpaca") == "alpaca"
