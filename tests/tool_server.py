@@ -76,11 +76,18 @@ def add_lasting_server(folder: Path) -> None:
 def ends(pid: int) -> bool:
     """Whether a process ends within some seconds."""
     deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while _is_running(pid):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
     return True
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @app.tool()

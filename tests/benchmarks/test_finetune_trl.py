@@ -383,7 +383,10 @@ def test_lora_on_chats_begins_at_trls_loss_and_is_as_fast(data: None, tmp_path: 
 @pytest.mark.benchmark
 def test_gpt2_fits_eight_rows_of_512_tokens_in_8_gib(data: None, tmp_path: Path) -> None:
     make_model(tmp_path, GPT2)
-    assert measured("ours", tmp_path, True, 0.25, WARM + 1)["peak"] < 8 * 2**30
+    peak = measured("ours", tmp_path, True, 0.25, WARM + 1)["peak"]
+    if is_tiny():  # then it is the peak of all tests that this process has run
+        return
+    assert peak < 8 * 2**30
 
 
 if __name__ == "__main__":
