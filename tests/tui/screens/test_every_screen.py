@@ -1,14 +1,48 @@
-"""Every screen over the chat is named where help lists the keys of all."""
+"""Every screen over the chat is opened as a user opens it, explains its keys, and is left again."""
 
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
-from textual.screen import ModalScreen
+import pytest
+from fakes import ScriptedModel
+from scenes import SEA, WIDE
+from screen_scenes import compare, learn, list_models, open_branches, rank, read_source
+from stage import Stage
+from textual.binding import Binding
+from tui_driver import Driver, OpenApp
 
 from chatapp.tui import screens
-from chatapp.tui.chat import help
+from chatapp.tui.chat.help import HelpScreen
+from chatapp.tui.widgets.dialog import LeftOnce
+
+
+async def open_history(driver: Driver) -> None:
+    await driver.say("Tell me about the sea.")
+    await driver.press("ctrl+o")
+
+
+async def open_parameters(driver: Driver) -> None:
+    await driver.press("f2")
+
+
+async def open_prompts(driver: Driver) -> None:
+    await driver.press("f5")
+
+
+WAYS: dict[str, Callable[[Driver], Awaitable[object]]] = {
+    "BranchScreen": open_branches,
+    "CompareScreen": compare,
+    "HistoryScreen": open_history,
+    "LearnScreen": learn,
+    "LibraryScreen": open_prompts,
+    "ModelScreen": list_models,
+    "ParametersScreen": open_parameters,
+    "RankScreen": rank,
+    "SourceScreen": read_source,
+}
+"""What a user does to open each, by the name of its class."""
 
 
 def every_screen() -> Iterator[type]:
@@ -16,11 +50,33 @@ def every_screen() -> Iterator[type]:
         loaded = importlib.import_module(f"{screens.__name__}.{module.name}")
         for value in vars(loaded).values():
             is_own = inspect.isclass(value) and value.__module__ == loaded.__name__
-            if is_own and issubclass(value, ModalScreen):
+            if is_own and issubclass(value, LeftOnce):
                 yield value
 
 
-def test_help_lists_the_keys_of_every_screen() -> None:
-    found = list(every_screen())
-    assert len(found) > 5
-    assert [kind.__name__ for kind in found if kind not in help._SCREENS] == []
+@pytest.mark.parametrize("kind", every_screen(), ids=lambda kind: kind.__name__)
+async def test_f1_explains_its_keys_and_esc_leads_back(
+    open_app: OpenApp, stage: Stage, kind: type[LeftOnce[object]]
+) -> None:
+    async with open_app(ScriptedModel([SEA, WIDE]), size=(100, 300)) as driver:
+        await WAYS[kind.__name__](driver)
+        await driver.until(lambda: isinstance(driver.app.screen, kind))
+        opened = driver.app.screen
+        await driver.worked()
+
+        await driver.press("f1")
+        await driver.until(lambda: isinstance(driver.app.screen, HelpScreen))
+        await driver.until(lambda: driver.app.screen.query(".heading"))
+        headings = [str(line.content) for line in driver.app.screen.query(".heading")]
+        where = headings.index(kind.BINDING_GROUP_TITLE)
+        assert where < headings.index("Commands, written in place of a message")
+        region = [*driver.app.screen.query(".keys")][where].region
+        shown = "\n".join(driver.screen_text.splitlines()[region.y : region.bottom])
+        for binding in Binding.make_bindings(kind.BINDINGS):
+            assert (binding.tooltip or binding.description) in shown
+            assert driver.app.get_key_display(binding) in shown
+
+        await driver.press("escape")
+        await driver.until(lambda: driver.app.screen is opened)
+        await driver.press("escape")
+        await driver.until(lambda: driver.app.screen is driver.chat)
