@@ -176,8 +176,8 @@ class CompareScreen(LeftOnce[Compared]):
 
     BINDING_GROUP_TITLE = "Comparing two replies"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("1,left", "choose('left')", "Left", tooltip="The left reply is better"),
-        Binding("2,right", "choose('right')", "Right", tooltip="The right reply is better"),
+        Binding("1", "choose('left')", "Left", tooltip="The left reply is better"),
+        Binding("2", "choose('right')", "Right", tooltip="The right reply is better"),
         Binding(
             "e", "choose('equal')", "Equal", tooltip="Both are equally good; continue with the left"
         ),

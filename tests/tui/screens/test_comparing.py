@@ -111,7 +111,7 @@ async def test_two_settings_of_one_model(open_app: OpenApp, store: Store) -> Non
         assert model.prompts[1] == model.prompts[2]
         assert [each.temperature for each in model.samplings] == [0.7, 0.7, 0.0]
         assert model.samplings[2].seed == 5
-        await left_behind(driver, "right")
+        await left_behind(driver, "2")
         assert driver.texts == ["Hello", "Zero.", "Tea?", FOREIGN]
         assert "‹ 2/2 ›" in driver.screen_text
         await driver.say("Go on")
@@ -194,7 +194,7 @@ async def test_both_grow_at_once_and_one_goes_on_after_the_other(
         await driver.press("enter")
         await driver.until(lambda: shown(driver) == ["One two three", "Uno."])
         await driver.until(lambda: store.message(3).status == "complete")
-        await driver.press("right")  # nothing to choose from yet
+        await driver.press("2")  # nothing to choose from yet
         assert isinstance(driver.app.screen, CompareScreen)
         assert store.message(2).status == "partial"
         model.closed.set()
@@ -271,7 +271,7 @@ async def test_another_model_on_the_right(
         await driver.press("enter")
         await answered(driver)
         assert problem(driver) == ""
-        await left_behind(driver, "right")
+        await left_behind(driver, "2")
         assert driver.texts == ["Tea?", "Other."]
         for _ in range(2):  # it is loaded once
             await open_compare(driver, *"/compare model=runs/other", "enter")
@@ -391,3 +391,15 @@ async def test_both_are_put_into_the_prompt_file_of_the_chat(
         assert [each.temperature for each in model.samplings] == [0.2, 1.0]
         for prompt in model.prompts:
             assert prompt.endswith("Thing: silk\nFeels: soft\n\nThing: stone\nFeels:")
+
+
+async def test_only_the_keys_in_the_footer_decide(open_app: OpenApp, store: Store) -> None:
+    async with open_app(ScriptedModel(["One.", "Two."])) as driver:
+        await open_compare(driver, *"Tea?", "f4")
+        await driver.press("enter")
+        await answered(driver)
+        await driver.press("left", "right")
+        assert isinstance(driver.app.screen, CompareScreen)
+        assert store.comparisons(1) == []
+        await left_behind(driver, "1")
+        assert [each.choice for each in store.comparisons(1)] == ["left"]
