@@ -14,26 +14,35 @@ TRL's documentation (dataset formats), where a message is {"role", "content"}:
           A row for each answer: a correction is good and its reply bad; else what the thumb
           says.
 
-A prompt ends in the user's message that was answered. `finetune` reads the rows of corrections
-as they stand.
+A prompt ends in the user's message that was answered. It has what was in force when that reply
+began: the instructions, a prompt file's demonstrations, the passages before the message; "tools"
+beside it are those that the model could call, and calls stand in the messages as OpenAI's protocol
+writes them. Where the two replies of a preference were given different things, those of the better
+one count. A reply that is one of a prompt file's labels gives no row, because it was chosen from a
+list, not written. `finetune` reads the rows of corrections unchanged.
 
-Keep: a row holds what the model was given and what the user said of the answer, and nothing
-that the user did not say: two replies make a preference only when one of them was put before
-the other.
+Keep: a row holds what the model was given and the user's opinion of the answer, and nothing that
+the user did not express: two replies make a preference only when one of them was put before the
+other.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
+from chatapp.dialogue.store.rows import Conditions
+from chatapp.dialogue.writers.prompt import Exchange, in_protocol
+from chatapp.passages.sources import texts_in_prompt
 from chatapp.prompting.messages import Message
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Store
     from chatapp.dialogue.store.rows import Comparison, Feedback, StoredChat, StoredMessage
 
-_Message = dict[str, str]
+_Message = dict[str, Any]
 
 
 class FeedbackFormat(StrEnum):
@@ -49,66 +58,97 @@ def feedback_rows(store: "Store", chat_id: int, format: FeedbackFormat) -> Itera
 
     Raises StoreError when there is no such chat.
     """
-    chat = store.chat(chat_id)
-    judged = store.feedback(chat_id)
     compared = _compared(store.comparisons(chat_id))
-    by_parent: dict[int, list[Feedback]] = {}
-    for feedback in judged.values():
-        parent_id = store.message(feedback.message_id).parent_id
-        if parent_id is not None:
-            by_parent.setdefault(parent_id, []).append(feedback)
+    judged = store.feedback(chat_id)
+    by_parent: dict[int, list[_Answer]] = {}
+    for answer in _answers(store, chat_id):
+        by_parent.setdefault(answer.reply.parent_id or 0, []).append(answer)
     for parent_id, answers in by_parent.items():
         path = store.path(chat_id, parent_id)
         if format is FeedbackFormat.SFT:
-            prompt = _prompt(chat, path, judged)
             for answer in answers:
-                if answer.correction:
-                    yield {"messages": prompt + _answer(answer.correction)}
+                if answer.feedback.correction:
+                    row = answer.prompt(path, judged)
+                    messages = row.pop("prompt") + _written(answer.feedback.correction)
+                    yield {"messages": messages, **row}
         elif format is FeedbackFormat.DPO:
-            for chosen, rejected in _preferences(answers, compared):
-                yield {
-                    "prompt": _prompt(chat, path, {}),
-                    "chosen": _answer(chosen),
-                    "rejected": _answer(rejected),
-                }
+            for better, chosen, rejected in _preferences(answers, compared):
+                yield {**better.prompt(path), "chosen": chosen, "rejected": rejected}
         else:
-            for text, good in _verdicts(answers):
-                yield {
-                    "prompt": _prompt(chat, path, {}),
-                    "completion": _answer(text),
-                    "label": good,
-                }
+            for answer in answers:
+                for completion, good in _verdicts(answer):
+                    yield {**answer.prompt(path), "completion": completion, "label": good}
 
 
-def _prompt(
-    chat: "StoredChat", path: "Sequence[StoredMessage]", judged: "Mapping[int, Feedback]"
-) -> list[_Message]:
-    answered = answered_messages(chat.system, path, judged)
-    return [{"role": message.role, "content": message.text} for message in answered]
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A reply with its feedback and what was in force when it began."""
+
+    reply: "StoredMessage"
+    feedback: "Feedback"
+    conditions: Conditions
+
+    @property
+    def written(self) -> list[_Message]:
+        """What the model wrote, up to the last feedback, with its calls."""
+        return in_protocol(Exchange("", self.feedback.reply, calls=self.reply.calls).replied())
+
+    def prompt(
+        self, path: "Sequence[StoredMessage]", judged: "Mapping[int, Feedback] | None" = None
+    ) -> dict[str, Any]:
+        """The messages that were answered and the tools, as fields of a row."""
+        messages = answered_messages(self.conditions, path, self.reply, judged)
+        tools = {"tools": list(self.conditions.tools)} if self.conditions.tools else {}
+        return {"prompt": in_protocol(messages), **tools}
+
+
+def _answers(store: "Store", chat_id: int) -> Iterator[_Answer]:
+    """The answers that have feedback, without labels of a prompt file."""
+    chat, known = store.chat(chat_id), store.conditions(chat_id)
+    for id, feedback in store.feedback(chat_id).items():
+        reply = store.message(id)
+        conditions = known.get(id) or conditions_of(chat)
+        # Of a label that an earlier version stored, the store has the remark alone.
+        is_label = conditions.is_label or (id not in known and bool(chat.prompt and reply.remark))
+        if reply.parent_id is not None and not is_label:
+            yield _Answer(reply, feedback, conditions)
+
+
+def conditions_of(chat: "StoredChat") -> Conditions:
+    """What is in force in a chat as far as the chat alone shows it: its instructions."""
+    return Conditions((("system", chat.system),) if chat.system else ())
 
 
 def answered_messages(
-    system: str | None,
+    conditions: Conditions,
     path: "Sequence[StoredMessage]",
+    answer: "StoredMessage",
     judged: "Mapping[int, Feedback] | None" = None,
+    *,
+    with_calls: bool = True,
 ) -> list[Message]:
-    """The messages that were answered, as rows of feedback have them.
+    """The messages that a reply answers, as rows of feedback have them.
 
     Exchanges without a reply are left out, because all that reads these rows wants user and
-    assistant in turn. path: down to the user's message that was answered. judged: what the user
-    has said of earlier replies, whose corrections stand in their place.
+    assistant in turn. path: down to the user's message that was answered. judged: the feedback on
+    earlier replies, whose corrections stand in their place. with_calls: calls of tools and their
+    results are messages, too; otherwise a reply is one message.
     """
-    messages = [Message("system", system)] if system else []
-    for message, reply in pairwise(path):
+    messages = [Message(role, text) for role, text in conditions.opening]
+    for message, reply in pairwise(path) if conditions.goes_on else ():
         if message.role == "user" and reply.role == "assistant":
             feedback = (judged or {}).get(reply.id)
-            text = feedback.correction if feedback and feedback.correction else reply.text
-            if text.strip():
-                messages += [Message("user", message.text), Message("assistant", text)]
-    return [*messages, Message("user", path[-1].text)]
+            correction = feedback.correction if feedback else None
+            text = correction or reply.text
+            calls = reply.calls if with_calls and not correction else ()
+            replied = Exchange("", text, calls=calls).replied()
+            if text.strip() or calls:
+                messages += [Message("user", conditions.prefix + message.text), *replied]
+    passages = "".join(texts_in_prompt(answer.sources))
+    return [*messages, Message("user", conditions.prefix + passages + path[-1].text)]
 
 
-def _answer(text: str) -> list[_Message]:
+def _written(text: str) -> list[_Message]:
     return [{"role": "assistant", "content": text}]
 
 
@@ -125,20 +165,30 @@ def _compared(comparisons: "Iterable[Comparison]") -> set[tuple[int, int]]:
 
 
 def _preferences(
-    answers: "Sequence[Feedback]", compared: set[tuple[int, int]]
-) -> Iterator[tuple[str, str]]:
-    """(better, worse) texts, each pair once."""
+    answers: Sequence[_Answer], compared: set[tuple[int, int]]
+) -> Iterator[tuple[_Answer, list[_Message], list[_Message]]]:
+    """(better answer, better messages, worse messages), each pair of texts once."""
     pairs = [
-        (answer.correction, answer.reply) for answer in answers if answer.correction is not None
+        (answer, _written(answer.feedback.correction), answer.written)
+        for answer in answers
+        if answer.feedback.correction is not None
     ]
     for one, other in combinations(answers, 2):
-        order = _preference(one, other, compared)
+        order = _preference(one.feedback, other.feedback, compared)
         if order:
             better, worse = (one, other) if order > 0 else (other, one)
-            pairs.append((better.reply, worse.reply))
-    for pair in dict.fromkeys(pairs):
-        if pair[0] != pair[1] and all(text.strip() for text in pair):
-            yield pair
+            pairs.append((better, better.written, worse.written))
+    seen: set[tuple[str, ...]] = set()
+    for better, chosen, rejected in pairs:
+        texts = tuple(json.dumps(messages) for messages in (chosen, rejected))
+        if chosen != rejected and texts not in seen and _says(chosen) and _says(rejected):
+            seen.add(texts)
+            yield better, chosen, rejected
+
+
+def _says(messages: Sequence[_Message]) -> bool:
+    """Whether an answer ends in words."""
+    return bool(messages) and bool(messages[-1]["content"].strip())
 
 
 def _preference(one: "Feedback", other: "Feedback", compared: set[tuple[int, int]]) -> int:
@@ -152,9 +202,10 @@ def _preference(one: "Feedback", other: "Feedback", compared: set[tuple[int, int
     return one.thumb - other.thumb if one.thumb * other.thumb < 0 else 0
 
 
-def _verdicts(answers: "Sequence[Feedback]") -> Iterator[tuple[str, bool]]:
-    for answer in answers:
-        if answer.correction is not None:
-            yield answer.correction, True
-        if answer.reply.strip() and (answer.thumb or answer.correction is not None):
-            yield answer.reply, answer.thumb > 0 and answer.correction is None
+def _verdicts(answer: _Answer) -> Iterator[tuple[list[_Message], bool]]:
+    """The completions that the feedback on an answer calls good or bad."""
+    feedback = answer.feedback
+    if feedback.correction is not None:
+        yield _written(feedback.correction), True
+    if _says(answer.written) and (feedback.thumb or feedback.correction is not None):
+        yield answer.written, feedback.thumb > 0 and feedback.correction is None

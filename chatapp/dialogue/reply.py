@@ -13,7 +13,7 @@ from chatapp.common.foreign import without_surrogates
 from chatapp.dialogue.events import Called, Calling, ReplyEvent
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
-from chatapp.dialogue.store.rows import Status, StoredMessage
+from chatapp.dialogue.store.rows import Conditions, Status, StoredMessage
 from chatapp.dialogue.writers.prompt import Prompt
 from chatapp.engine.events import Event, Finished, FinishReason, Token
 from chatapp.engine.model import Generate, LanguageModel, Request, Sampling
@@ -51,7 +51,9 @@ class ReplyRecorder:
         self._generation_id: int | None = None
         self._stored_at = time.monotonic()
 
-    def begin(self, model: str, template: str, prompt: str, sampling: Sampling) -> None:
+    def begin(
+        self, model: str, template: str, prompt: str, sampling: Sampling, conditions: Conditions
+    ) -> None:
         """Record what the reply is generated from."""
         self._generation_id = self._store.begin_generation(
             self.reply.id,
@@ -60,6 +62,7 @@ class ReplyRecorder:
             prompt=prompt,
             sampling=asdict(sampling),
             seed=sampling.seed or 0,
+            conditions=asdict(conditions),
         )
 
     def add(self, event: ReplyEvent) -> None:

@@ -5,8 +5,9 @@ template, closed as that closes it.
 
 The score of a reply of a stored chat by a reward model.
 
-Keep: a reply is scored behind the prompt that the row of a preference (dpo) would have, because
-reward models learn from those: earlier replies as they were written, not as they were corrected.
+Keep: a reply is scored behind the prompt that the row of a preference (dpo) would have under the
+instructions that the chat has now, because reward models learn from such rows: earlier replies as
+they were written, not as they were corrected.
 """
 
 import threading
@@ -14,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from chatapp.dialogue.feedback import answered_messages
+from chatapp.dialogue.feedback import answered_messages, conditions_of
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import StoredMessage
 from chatapp.dialogue.writers.choosing import own_template
@@ -147,7 +148,8 @@ def stored_score(scorer: ReplyScorer, store: Store, reply: StoredMessage) -> flo
     """
     assert reply.parent_id is not None
     path = store.path(reply.chat_id, reply.parent_id)
-    messages = answered_messages(store.chat(reply.chat_id).system, path)
+    conditions = conditions_of(store.chat(reply.chat_id))
+    messages = answered_messages(conditions, path, reply, with_calls=False)
     text = reply.text.strip()
     return scorer.score(_fitting(scorer, messages, text), text)
 

@@ -22,7 +22,7 @@ from chatapp.dialogue.rendering import (
     up_to_call,
 )
 from chatapp.dialogue.reply import ReplyRecorder, reply_events
-from chatapp.dialogue.store.rows import StoredMessage
+from chatapp.dialogue.store.rows import Conditions, StoredMessage
 from chatapp.dialogue.tool_calls import Toolbox, events_with_calls, out_of_reach
 from chatapp.dialogue.writers.choosing import choose_template, writer_for
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer, seeded, trimmed
@@ -32,7 +32,7 @@ from chatapp.engine.model import ContextOverflow, Generate, LanguageModel, Reque
 from chatapp.passages.sources import Source, texts_in_prompt
 from chatapp.prompting.chat_template import Template
 from chatapp.prompting.files.documents import DocumentSet
-from chatapp.prompting.messages import Role
+from chatapp.prompting.messages import Message, Role
 from chatapp.tools.registry import Registry
 from chatapp.tools.tool import ToolError
 
@@ -198,7 +198,7 @@ class Session:
         self.chat.messages = [*plan.path, *([user] if user else []), reply]
         with self._recording(reply) as recorder:
             request = self._request(prompt, plan.forced, cancel)
-            recorder.begin(self.model.name, self.writer.name, prompt.text, request.sampling)
+            self._begin(recorder, prompt, request.sampling)
             dropped = messages_in(prompt.dropped, self.chat.messages)
             yield Started(replace(reply, status="partial"), user, len(prompt.ids), dropped)
             events = self._events(prompt, request, recorder)
@@ -269,6 +269,19 @@ class Session:
             finally:
                 self._remember(reply, recorder)
 
+    def _begin(self, recorder: ReplyRecorder, prompt: Prompt, sampling: Sampling) -> None:
+        """Record what a reply is generated from."""
+        system, writer = self.chat.basis.system, self.writer
+        opening = prompt.opening or ([Message("system", system)] if system else [])
+        conditions = Conditions(
+            tuple((message.role, message.text) for message in opening),
+            writer.prefix,
+            writer.goes_on,
+            prompt.choose is not None,
+            writer.tools,
+        )
+        recorder.begin(self.model.name, writer.name, prompt.text, sampling, conditions)
+
     def _remember(self, before: StoredMessage, recorder: ReplyRecorder) -> None:
         """Keep the tokens of a reply as they were drawn. before: its row as it was."""
         reply, tokens = recorder.reply, recorder.tokens
@@ -296,7 +309,7 @@ class Session:
 
         def go_on() -> Prompt:
             again = self.render([*self.chat.messages[:-1], recorder.reply], None, prompt.sources)
-            recorder.begin(self.model.name, self.writer.name, again.text, request.sampling)
+            self._begin(recorder, again, request.sampling)
             return again
 
         return events_with_calls(

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from chatapp.dialogue.feedback import FeedbackFormat, feedback_rows
 from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import APPLICATION_ID, MIGRATIONS, StoreError
-from chatapp.dialogue.store.rows import Comparison, Feedback
+from chatapp.dialogue.store.rows import Basis, Comparison, Conditions, Feedback
+from chatapp.passages.sources import Source
+from chatapp.prompting.messages import Call
 from chatapp.prompting.template import PLAIN
 
 HOSTILE = "[/b] \x1b[2J “quotes” \\n\n\nend"
@@ -265,3 +268,96 @@ def test_finetune_reads_the_corrections(store: Store, replies: list[int], tmp_pa
     document = found.document()
     assert document["kept"] == 2
     assert document["dropped"] == {}
+
+
+# What was in force at the reply
+
+CAPITALS = """
+instruction = "Name the capital."
+input_prefix = "Country: "
+output_prefix = "Capital:"
+examples = [{input = "France", output = "Paris"}]
+"""
+SPAM = """
+instruction = "Classify."
+labels = ["spam", "ham"]
+examples = [{input = "Win!", output = "spam"}, {input = "Lunch?", output = "ham"}]
+"""
+
+
+def say(store: Store, *replies: str, **facts: Any) -> Session:
+    """A session whose model gives these replies."""
+    model = ScriptedModel(list(replies))
+    return Session(Chat(store, **facts), model, template=PLAIN)
+
+
+def test_a_row_has_the_instructions_that_were_in_force_at_its_reply(store: Store) -> None:
+    session = say(store, "Yes.", "No.", "Maybe.", basis=Basis("Be kind."))
+    list(session.say("Tea?"))
+    yes = session.chat.messages[-1]
+    list(session.regenerate(yes.id))
+    no = session.chat.messages[-1]
+    store.set_ranking([yes.id, no.id])
+    session.chat.hold_with(Basis("Be rude."))
+    list(session.say("Sure?"))
+    store.set_thumb(session.chat.messages[-1].id, 1)
+    (preference,) = rows(store, "dpo")
+    kind, rude = ({"role": "system", "content": text} for text in ("Be kind.", "Be rude."))
+    assert preference["prompt"] == [kind, user("Tea?")]
+    (verdict,) = rows(store, "kto")
+    assert verdict["prompt"] == [rude, user("Tea?"), assistant("No."), user("Sure?")]
+
+
+def test_a_row_has_the_passages_and_the_tools_of_its_reply(store: Store) -> None:
+    tool = {"type": "function", "function": {"name": "clock"}}
+    passage = Source("notes.md", "line 1", "Tea is at five.", 0.9, 1)
+    call = Call("clock", {"zone": "UTC"}, "16:50", "done", 4)
+    chat_id = store.create_chat()
+    question = store.add_message(chat_id, None, "user", "When is tea?")
+    reply = store.add_message(chat_id, question.id, "assistant", "Wait Soon.", sources=[passage])
+    store.update_calls(reply.id, [call])
+    store.begin_generation(
+        reply.id,
+        **{"model": "m", "template": "t", "prompt": "p", "sampling": {}, "seed": 1},
+        conditions=asdict(Conditions(tools=(tool,))),
+    )
+    store.set_thumb(reply.id, 1)
+    (row,) = rows(store, "kto")
+    assert row["prompt"] == [
+        user("Passages of documents:\n\n[1] notes.md, line 1\nTea is at five.\n\nWhen is tea?")
+    ]
+    assert row["tools"] == [tool]
+    before, result, after = row["completion"]
+    assert before["content"] == "Wait"
+    assert before["tool_calls"][0]["function"] == {"name": "clock", "arguments": '{"zone": "UTC"}'}
+    assert result["role"] == "tool"
+    assert result["content"] == "16:50"
+    assert after == assistant("Soon.")
+
+
+def test_a_row_has_the_demonstrations_of_the_prompt_file(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "capitals.toml"
+    path.write_text(CAPITALS)
+    session = say(store, "Rome", "Oslo", basis=Basis(prompt=str(path)))
+    list(session.say("Italy"))
+    list(session.say("Norway"))
+    session.chat.hold_with(Basis())
+    store.set_thumb(session.chat.messages[-1].id, 1)
+    (row,) = rows(store, "kto")
+    assert row["prompt"] == [
+        {"role": "system", "content": "Name the capital."},
+        *(user("Country: France"), assistant("Paris")),
+        *(user("Country: Italy"), assistant("Rome")),
+        user("Country: Norway"),
+    ]
+
+
+def test_a_label_of_a_prompt_file_is_no_reply(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "spam.toml"
+    path.write_text(SPAM)
+    session = say(store, "spam", basis=Basis(prompt=str(path)))
+    list(session.say("You won!"))
+    label = session.chat.messages[-1]
+    store.set_thumb(label.id, -1)
+    store.set_correction(label.id, "ham")
+    assert [*rows(store, "kto"), *rows(store, "dpo"), *rows(store, "sft")] == []

@@ -18,6 +18,7 @@ from chatapp.dialogue.store.rows import (
     Basis,
     ChatSummary,
     Comparison,
+    Conditions,
     Deleted,
     Ending,
     Feedback,
@@ -331,6 +332,12 @@ class Store:
     def generations(self, chat_id: int) -> list[Generation]:
         """All generations of a chat, oldest first."""
         return [Generation.of(row) for row in self._database.rows(queries.GENERATIONS, chat_id)]
+
+    def conditions(self, chat_id: int) -> dict[int, Conditions]:
+        """What was in force when the replies of a chat began, by message id. Replies that an
+        earlier version generated, and those not generated here, are without."""
+        rows = self._database.rows(queries.CONDITIONS, chat_id)
+        return {row["message_id"]: Conditions.of(row["conditions"]) for row in rows}
 
     def sent_prompt(self, message_id: int) -> str | None:
         """The prompt of a reply's first generation; None for a reply not generated here."""

@@ -147,6 +147,7 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
     ),
     "how a reply came about": ("ALTER TABLE messages ADD COLUMN remark TEXT NOT NULL DEFAULT ''",),
     "reward model": ("ALTER TABLE chats ADD COLUMN reward TEXT NOT NULL DEFAULT ''",),
+    "what was in force at a reply": ("ALTER TABLE turns ADD COLUMN conditions TEXT",),
 }
 """By name, in the order in which they run: the statements of each migration."""
 

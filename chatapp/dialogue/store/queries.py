@@ -61,6 +61,10 @@ WITH_MESSAGE = {
 _OF_CHAT = "IN (SELECT id FROM messages WHERE chat_id = ?)"
 GENERATIONS = f"""
     SELECT {_columns(Generation)} FROM turns WHERE message_id {_OF_CHAT} ORDER BY id"""
+CONDITIONS = f"""
+    SELECT message_id, conditions FROM turns WHERE id IN
+        (SELECT min(id) FROM turns WHERE message_id {_OF_CHAT} GROUP BY message_id)
+    AND conditions IS NOT NULL"""
 COMPARISONS = f"""
     SELECT {_columns(Comparison)} FROM comparisons WHERE left_id {_OF_CHAT} ORDER BY id"""
 FEEDBACK = f"""

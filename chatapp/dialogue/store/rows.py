@@ -7,6 +7,7 @@ a column that is added later disturbs nothing.
 import json
 import re
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
@@ -134,14 +135,39 @@ class StoredMessage:
         return cls(**{**row, "sources": sources, "calls": calls})
 
 
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What was in force when a reply was generated, beside the chat so far.
+
+    opening: the messages before the chat as (role, text): its instructions, and a prompt file's
+    demonstrations. prefix: what the prompt file puts before a message. goes_on: the chat so far
+    was in the prompt. is_label: the reply is one of the prompt file's labels. tools: those that
+    the model could call, as `Tool.to_dict` gives them.
+    """
+
+    opening: tuple[tuple[Role, str], ...] = ()
+    prefix: str = ""
+    goes_on: bool = True
+    is_label: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, stored: str) -> "Conditions":
+        """What the column `conditions` of `turns` has, which is JSON."""
+        fields = json.loads(stored)
+        opening = tuple((role, text) for role, text in fields["opening"])
+        return cls(**{**fields, "opening": opening, "tools": tuple(fields["tools"])})
+
+
 class Origin(TypedDict):
-    """What a reply is generated from."""
+    """What a reply is generated from. conditions: a `Conditions`, as a dictionary."""
 
     model: str
     template: str
     prompt: str
     sampling: dict[str, Any]
     seed: int
+    conditions: dict[str, Any]
 
 
 class Ending(TypedDict):

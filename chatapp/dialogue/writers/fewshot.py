@@ -59,6 +59,9 @@ class FewShotWriter(Writer):
         self.documents = prompt.documents
         self.calls = prompt.calls
         self._selector = selector
+        method = prompt.select.selector
+        self.goes_on = not (method.ranks or method.draws or prompt.labels)
+        self.prefix = prompt.input_prefix
         sampling_of(prompt)
 
     @classmethod
@@ -82,12 +85,6 @@ class FewShotWriter(Writer):
             return cls(model, name, prompt, selector_for(prompt, model), template)
         except ModelError as error:
             raise PromptError(f"{prompt.path}: {error}") from None
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether a prompt holds the chat so far, and not the message alone."""
-        method = self.prompt.select.selector
-        return not (method.ranks or method.draws or self.prompt.labels)
 
     def sampling(self, base: Sampling) -> Sampling:
         """How replies are drawn: as the file says, and as `base` where it says nothing."""
@@ -137,6 +134,7 @@ class FewShotWriter(Writer):
             dropped_shots=self._shots(chosen[index] for index in fitted.dropped),
             choose=partial(self._label, prompt, question) if prompt.labels and not begun else None,
             messages=() if begun else self._sent(layout, fitted.kept, asked, kept),
+            opening=tuple(TurnsLayout(prompt, self._template).messages(fitted.kept, asked)[:-1]),
         )
 
     def _length_alone(self, system: str | None, message: str, max_tokens: int) -> int:

@@ -122,6 +122,7 @@ class Prompt:
     that did not fit.
     marks: what stands around a thought that the reply may begin with; None where it cannot.
     is_thinking: whether the prompt ends within a thought.
+    opening: what a prompt file puts before the chat, as turns.
     """
 
     segments: tuple[Segment, ...]
@@ -135,6 +136,7 @@ class Prompt:
     is_thinking: bool = False
     sources: tuple[Source, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
+    opening: tuple[Message, ...] = ()
 
     @property
     def text(self) -> str:
@@ -146,10 +148,15 @@ class Prompt:
     @property
     def messages_sent(self) -> list[dict[str, Any]]:
         """The messages as `Request.messages` has them."""
-        return [
-            {"role": each.role, "content": each.text, **_call_sent(each, place)}
-            for place, each in enumerate(self.messages)
-        ]
+        return in_protocol(self.messages)
+
+
+def in_protocol(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as OpenAI's protocol writes them."""
+    return [
+        {"role": each.role, "content": each.text, **_call_sent(each, place)}
+        for place, each in enumerate(messages)
+    ]
 
 
 def _call_sent(message: Message, place: int) -> dict[str, Any]:
@@ -167,13 +174,16 @@ class Writer(ABC):
     """Writes prompts for one model in one layout, and remembers what it encoded.
 
     name: of the layout. stop: the strings at which a reply is cut off. documents: those that the
-    layout itself draws on. calls: how the model calls tools. tools: those it is told of.
+    layout itself draws on. calls: how the model calls tools. goes_on: a prompt has the chat so far,
+    not the message alone. prefix: what is put before each message. tools: those it is told of.
     """
 
     name: str
     stop: tuple[str, ...]
     documents: DocumentSet | None = None
     calls: CallPattern = CALCULATOR
+    goes_on: bool = True
+    prefix: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
 
     def __init__(self, model: LanguageModel) -> None:

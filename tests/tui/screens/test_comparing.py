@@ -240,7 +240,7 @@ async def test_a_message_of_the_chat_is_answered_again(open_app: OpenApp, store:
         assert not screen(driver).query(Prompt)
         await driver.press(*"top_k=1", "enter")
         await answered(driver)
-        await left_behind(driver, "left")
+        await left_behind(driver, "1")
         assert driver.texts == ["Tea?", "Two."]
         assert [message.text for message in store.siblings(2)] == ["One.", "Two.", "Three."]
         assert model.samplings[-1].top_k == 1
