@@ -24,7 +24,7 @@ def test_the_tokens_of_a_text(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("Hello <|endoftext|>")
     assert json.loads(printed("tokens", "--file", str(file), "--json")) == document
-    assert "Hello" in printed("tokens", "Hello")
+    assert "Hello" in printed("tokens", "Hello").replace("│", "")
 
 
 def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
@@ -48,3 +48,43 @@ def test_a_text_or_a_file(tmp_path: Path) -> None:
     for arguments in (["tokens"], ["tokens", "a", "--file", "b"]):
         with pytest.raises(UserError, match="give either a text or --file"):
             CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_cuts_and_bytes_are_seen_without_colours() -> None:
+    lines = printed("tokens", "naïve").splitlines()
+    assert lines[0][0] == lines[0][-1] == "│"
+    assert lines[0].count("│") > 2
+    assert lines[0].replace("│", "") == "na<C3><AF>ve"
+    assert lines[1] == "ï = C3 AF"
+
+
+def test_the_steps_of_a_text() -> None:
+    document = json.loads(printed("tokens", "Hello there", "--steps", "--json"))
+    ends = [word["steps"][-1]["tokens"] for word in document["words"]]
+    assert [token for end in ends for token in end] == document["pieces"]
+    shown = printed("tokens", "Hello there", "--steps").splitlines()
+    assert shown[0] == "│H│e│l│l│o│"
+    assert shown[-1] == f"{len(document['ids'])} tokens, the same as the tokenizer's own"
+
+
+def test_a_vocabulary_is_learned_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("hug 10\npug 5\npun 12\nbun 4\nhugs 5\n")
+    learn = ("tokens", "--learn", str(file), "--merges", "3")
+    document = json.loads(printed(*learn, "--json"))
+    assert [(step["token"], step["count"]) for step in document["steps"]] == [
+        ("ug", 20),
+        ("un", 16),
+        ("hug", 15),
+    ]
+    assert document["alphabet"] == list("bghnpsu")
+    assert "20  u + g = ug" in printed(*learn)
+    assert "##g + ##s = ##gs" in printed(*learn, "--method", "wordpiece")
+    file.write_text(" \n")
+    for arguments, words in (
+        (learn, "there are no words"),
+        ((*learn, "--steps"), "takes a file and no other text"),
+        (("tokens", "--learn", str(tmp_path / "none")), "none"),
+    ):
+        with pytest.raises(UserError, match=words):
+            CliRunner().invoke(app, list(arguments), catch_exceptions=False)

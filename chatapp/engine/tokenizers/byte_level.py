@@ -5,6 +5,7 @@ becomes a special token, and a character is never cut in two on its way to the s
 """
 
 import codecs
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,19 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
+_ESCAPED = re.compile("[\udc80-\udcff]+")
+
+
+def readable(data: bytes) -> str:
+    """Bytes as text; those that are no whole character by their numbers, as `<C3 AF>`."""
+
+    def numbers(escaped: re.Match[str]) -> str:
+        part = escaped[0].encode("utf-8", "surrogateescape")
+        return f"<{part.hex(' ').upper()}>"
+
+    return _ESCAPED.sub(numbers, data.decode("utf-8", "surrogateescape"))
+
+
 class _ByteStream:
     """Tokens to text through an incremental UTF-8 decoder."""
 
@@ -63,6 +77,7 @@ class _ByteStream:
 class BPETokenizer:
     """The `Tokenizer` protocol over a byte-level tokenizer of the tokenizers library.
 
+    backend: the tokenizer of the library.
     end_id: the end-of-text token. It and the other special tokens decode to no text.
     text_size: one more than the largest id that text can become.
     """
@@ -77,7 +92,7 @@ class BPETokenizer:
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer = tokenizer
+        self.backend = tokenizer
         self._alphabet = _byte_alphabet()
         self._added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
         self.end_id = end_id
@@ -93,7 +108,7 @@ class BPETokenizer:
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
         with one_sentence("the tokenizer cannot cut this text"):
-            ids: list[int] = self._tokenizer.encode(
+            ids: list[int] = self.backend.encode(
                 without_surrogates(text), add_special_tokens=False
             ).ids
         return ids
@@ -104,7 +119,7 @@ class BPETokenizer:
     @property
     def start(self) -> list[int]:
         """The special tokens that the library puts before a text when it is asked for them."""
-        return tokens_before(self._tokenizer.encode("a").ids, self.encode("a"))
+        return tokens_before(self.backend.encode("a").ids, self.encode("a"))
 
     def stream(self) -> _ByteStream:
         return _ByteStream(self)
@@ -114,15 +129,23 @@ class BPETokenizer:
         added = self._added.get(id)
         if added is not None:
             return b"" if added.special else added.content.encode()
-        token = _token(self._tokenizer, id)
-        return b"" if token is None else bytes(self._alphabet[character] for character in token)
+        token = _token(self.backend, id)
+        return b"" if token is None else self._bytes(token)
+
+    def _bytes(self, token: str) -> bytes:
+        return bytes(self._alphabet[character] for character in token)
+
+    def shown(self, token: str) -> str:
+        """A token, or a part of one, by its entry of the vocabulary, for display."""
+        return readable(self._bytes(token))
 
     def piece(self, id: int) -> str:
-        """A token's own text for display: a special token's name, U+FFFD for partial bytes."""
+        """A token's own text for display: a special token's name, partial characters as
+        `readable` has them."""
         added = self._added.get(id)
         if added is not None:
             return str(added.content)
-        return self.token_bytes(id).decode("utf-8", "replace")
+        return readable(self.token_bytes(id))
 
 
 def _from_gguf(files: TokenizerFiles, file: "GGUFFile") -> BPETokenizer:

@@ -5,6 +5,7 @@ be read becomes a `ModelError` of one sentence.
 """
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 # What no token of SentencePiece goes across, and its sign for a space.
 _LINE, _SPACE = "\n", "\u2581"
+
+# How SentencePiece writes a byte of a character that it has no token for.
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class _DecodingStream:
@@ -121,9 +125,20 @@ class TransformersTokenizer:
         return _DecodingStream(self)
 
     def piece(self, id: int) -> str:
-        """A token's own text for display, with U+2581 of SentencePiece as a space."""
+        """A token's own text for display; see `shown`."""
         token = self._tokenizer.convert_ids_to_tokens(id) if 0 <= id < self.size else None
-        return "" if token is None else str(token).replace(_SPACE, " ")
+        return "" if token is None else self.shown(str(token))
+
+    def shown(self, token: str) -> str:
+        """A token, or a part of one, by its entry of the vocabulary: with U+2581 of SentencePiece
+        as a space, and a byte as `<C3>`."""
+        byte = _BYTE.fullmatch(token)
+        return f"<{byte[1]}>" if byte else token.replace(_SPACE, " ")
+
+    @property
+    def backend(self) -> Any:
+        """The tokenizer of the tokenizers library; None for one that is written in Python."""
+        return getattr(self._tokenizer, "backend_tokenizer", None)
 
 
 def open_tokenizer(files: TokenizerFiles) -> tuple[PieceTokenizer, list[int]]:
