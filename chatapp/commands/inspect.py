@@ -56,10 +56,10 @@ TokenOption = Annotated[
     typer.Option(help="The token's index, from 0; -1 is the last and the default."),
 ]
 LayerOption = Annotated[
-    int | None, typer.Option(help="Show this layer's attention only, numbered from 1.")
+    int | None, typer.Option(help="Show this layer's attention only, numbered from 0.")
 ]
 HeadOption = Annotated[
-    int | None, typer.Option(help="Show this head's attention only, numbered from 1.")
+    int | None, typer.Option(help="Show this head's attention only, numbered from 0.")
 ]
 TopOption = Annotated[int, typer.Option(min=1, max=100, help="Number of alternatives to show.")]
 OutputOption = Annotated[
@@ -139,10 +139,10 @@ def _position(token: int | None, count: int) -> int:
 
 
 def _place(name: str, value: int | None, size: int) -> int | None:
-    """A layer or head counted from 0, given as an option that counts from 1. Raises UserError."""
-    if value is not None and not 1 <= value <= size:
-        raise UserError(f"--{name} is {value}; the model has {size}, numbered from 1")
-    return None if value is None else value - 1
+    """A layer or head, given as an option. Raises UserError where there is none."""
+    if value is not None and not 0 <= value < size:
+        raise UserError(f"--{name} is {value}; the model has {size}, numbered from 0")
+    return value
 
 
 def _in_full(trace: "Trace", sections: list[str], top: int) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def _heat_map(cells: list[list[float]], width: int) -> RenderableType:
     columns = 3 if 4 + 3 * heads <= width else 1
     label = "".join(head_name(head, columns) for head in range(heads))
     lines = [Text("    " + label, "dim", no_wrap=True)]
-    for layer, row in enumerate(cells, start=1):
+    for layer, row in enumerate(cells):
         line = Text(f"{layer:>3} ", "dim", no_wrap=True)
         for weight in row:
             color = cell_color(weight)

@@ -70,8 +70,8 @@ def cell_number(weight: float, columns: int) -> str:
 
 
 def head_name(head: int, columns: int) -> str:
-    """A head's number above its column of a map, from 1; its last digit where there is one."""
-    return f"{head + 1:>{columns}}" if columns > 1 else str((head + 1) % 10)
+    """A head's number above its column of a map, from 0; its last digit where there is one."""
+    return f"{head:>{columns}}" if columns > 1 else str(head % 10)
 
 
 def contrast(one: RGB, other: RGB) -> float:

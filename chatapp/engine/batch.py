@@ -67,7 +67,11 @@ def generate_many(
     upcoming = next(waiting, None)
     while upcoming is not None or not batch.is_empty:
         while upcoming is not None and batch.has_room(upcoming[1]):
-            yield from batch.join(*upcoming)
+            number, request = upcoming
+            if request.interventions:  # a pass of several rows is of one model
+                yield from ((number, event) for _, event in one_after_another(model, [request]))
+            else:
+                yield from batch.join(number, request)
             upcoming = next(waiting, None)
         yield from batch.step()
 
@@ -216,7 +220,7 @@ class SharedBatch:
         return self._draw(request, self._model.generate(request))
 
     def _draw(self, request: Request, alone: Iterator[Event]) -> Iterator[Event]:
-        if not self._batch.has_room(request):
+        if request.interventions or not self._batch.has_room(request):
             yield from alone
             return
         number = next(self._numbers)

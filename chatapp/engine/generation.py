@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check_changeable
 from chatapp.engine.errors import first_line
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.files.generation_config import read_generation_config
@@ -62,8 +63,9 @@ class Continuation:
 
     piece: a token's own text. ends: token ids that end a reply, beside those the request names.
     context: the model's window.
-    sequence: the tokens of prompt and reply. reused: tokens of the prompt that came from a cache,
-    for whoever computes it to say. has_ended: after its `Finished`, nothing comes.
+    sequence: the tokens of prompt and reply. interventions: see `Request`. reused: tokens of the
+    prompt that came from a cache, for whoever computes it to say. has_ended: after its `Finished`,
+    nothing comes.
     Raises ValueError for a stop string without a character.
     """
 
@@ -77,6 +79,7 @@ class Continuation:
         context: int,
     ) -> None:
         self.sequence = list(request.ids)
+        self.interventions = request.interventions
         self.has_ended = False
         self._prompt_tokens = len(request.ids)
         self._forced = request.forced
@@ -198,6 +201,8 @@ class LocalGenerator(ABC):
 
     start: Sequence[int] = ()
     takes_messages = False
+    takes_interventions = False
+    """Whether parts of it can be switched off."""
 
     def __init__(
         self,
@@ -239,6 +244,13 @@ class LocalGenerator(ABC):
         the lock.
         """
 
+    def change(self, interventions: Interventions) -> None:
+        """Compute from now on with these; nothing computed with others is used again.
+
+        For whoever holds the lock. Raises InterventionError for a model that takes none.
+        """
+        check_changeable(self.name, interventions, is_changeable=self.takes_interventions)
+
     @abstractmethod
     def forget(self) -> None:
         """Drop the cache, after a computation that broke off."""
@@ -269,6 +281,7 @@ class LocalGenerator(ABC):
     def open(self, request: Request) -> Continuation:
         """What is to become of a request. Raises as `LanguageModel.generate` does."""
         self.check_ids([*request.ids, *request.forced])
+        check_changeable(self.name, request.interventions, is_changeable=self.takes_interventions)
         if len(request.ids) >= self.context:
             raise ContextOverflow(
                 f"the prompt has {len(request.ids)} tokens; the model's window of {self.context} "
@@ -310,9 +323,10 @@ class LocalGenerator(ABC):
             mean: NDArray[np.float32] = states.mean(0, dtype=torch.float32).numpy()
         return mean
 
-    def logits(self, ids: Sequence[int]) -> Tensor:
+    def logits(self, ids: Sequence[int], interventions: Interventions = UNCHANGED) -> Tensor:
         """Logits (vocabulary,) after `ids`, as generation computes them, from its cache."""
         with self.lock, torch.inference_mode():
+            self.change(interventions)
             return self._next_logits(ids, lambda: None)[0]
 
     def check_text(self, ids: Sequence[int]) -> None:
@@ -346,6 +360,7 @@ class LocalGenerator(ABC):
         """Compute and draw one token. Raises one of `FAILURES`."""
         reply.raise_if_cancelled()
         with self.lock:
+            self.change(reply.interventions)
             logits, reused = self._next_logits(reply.sequence, reply.raise_if_cancelled)
             # Drawing too: it takes torch's threads, of which the lock knows the number.
             drawn = reply.draw(logits)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from chatapp.common.parameters import Sampling as Sampling  # the protocol's: a Request has it
 from chatapp.common.userfiles import UserError
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.events import Event, Finished
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Request:
         and cannot be forced.
     tools: those that this reply may call, as in that protocol; a call stands between `CALLING`'s
         marks in the reply.
+    interventions: what is changed inside the model; only its own decoder takes any.
     """
 
     ids: Sequence[int]
@@ -86,6 +88,7 @@ class Request:
     forced: Sequence[int] = ()
     messages: Sequence[Mapping[str, Any]] = ()
     tools: Sequence[Mapping[str, Any]] = ()
+    interventions: Interventions = UNCHANGED
 
 
 Generate = Callable[[Request], Iterator[Event]]

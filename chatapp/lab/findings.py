@@ -224,8 +224,8 @@ class Attention(Finding):
         """Which layers and heads count, in words."""
         if self.layer is None and self.head is None:
             return "average of all heads"
-        layer = "average of all layers" if self.layer is None else f"layer {self.layer + 1}"
-        head = "average of its heads" if self.head is None else f"head {self.head + 1}"
+        layer = "average of all layers" if self.layer is None else f"layer {self.layer}"
+        head = "average of its heads" if self.head is None else f"head {self.head}"
         return f"{layer}, {head}"
 
     def on(self, target: int) -> list[list[float]]:

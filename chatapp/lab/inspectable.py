@@ -5,11 +5,13 @@ generation uses it.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from chatapp.engine.backends.encoder_decoder import EncoderDecoderModel
 from chatapp.engine.backends.local import LocalModel
 from chatapp.engine.backends.transformers_model import TransformersModel
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, check_changeable
 from chatapp.engine.errors import ModelError
 from chatapp.engine.generation import LocalGenerator
 from chatapp.engine.model import LanguageModel, Sampling
@@ -21,15 +23,18 @@ from chatapp.lab.traces import DecoderTrace, Trace, TransformersTrace
 class Inspectable(Protocol):
     """What can be looked into."""
 
-    def inspect(self, ids: Sequence[int]) -> Trace:
+    def inspect(self, ids: Sequence[int], interventions: Interventions = UNCHANGED) -> Trace:
         """Let the model read `ids` and keep what happens in it.
 
+        interventions: what is changed inside the model while it reads.
         Raises ContextOverflow when they exceed the window, ValueError when there are none,
         ModelError when this model does not show its inside.
         """
         ...
 
-    def stepper(self, ids: Sequence[int], sampling: Sampling) -> Stepper:
+    def stepper(
+        self, ids: Sequence[int], sampling: Sampling, interventions: Interventions = UNCHANGED
+    ) -> Stepper:
         """Continue `ids` one token at a time. Raises as `inspect` does."""
         ...
 
@@ -47,24 +52,28 @@ class _InspectableGenerator:
     def __init__(self, model: LocalGenerator) -> None:
         self._model = model
 
-    def inspect(self, ids: Sequence[int]) -> Trace:
+    def inspect(self, ids: Sequence[int], interventions: Interventions = UNCHANGED) -> Trace:
         """See `Inspectable.inspect`."""
         model = self._model
         _check_is_one_stack(model)
         model.check_text(ids)
         if isinstance(model, LocalModel):
             with model.lock:
-                return DecoderTrace(model.decoder, ids, model.piece, model.start)
+                return DecoderTrace(model.decoder, ids, model.piece, model.start, interventions)
+        check_changeable(model.name, interventions, is_changeable=False)
         if isinstance(model, TransformersModel) and not model.is_permuted:
             return TransformersTrace(model, ids)
         raise ModelError(f"{model.name}: this model is not autoregressive and cannot be inspected")
 
-    def stepper(self, ids: Sequence[int], sampling: Sampling) -> Stepper:
+    def stepper(
+        self, ids: Sequence[int], sampling: Sampling, interventions: Interventions = UNCHANGED
+    ) -> Stepper:
         """See `Inspectable.stepper`."""
         model = self._model
         _check_is_one_stack(model)
         model.check_text(ids)
-        return Stepper(model.logits, model.piece, ids, sampling, model.context, model.end_ids)
+        logits = partial(model.logits, interventions=interventions)
+        return Stepper(logits, model.piece, ids, sampling, model.context, model.end_ids)
 
 
 def _check_is_one_stack(model: LocalGenerator) -> None:

@@ -25,6 +25,7 @@ from chatapp.engine.backends.transformers_internals import (
 )
 from chatapp.engine.backends.transformers_model import TransformersModel
 from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.errors import ModelError, first_line
 from chatapp.lab.predictions import Prediction, predictions
 
@@ -110,8 +111,8 @@ class Recorder:
 class DecoderTrace(Trace):
     """The trace of a decoder of this program. Tokens before the text have no positions.
 
-    start: those tokens. The states after each layer and the queries and keys of each head are
-    kept, which is linear in the positions.
+    start: those tokens. interventions: what is changed while the model reads. The states after each
+    layer and the queries and keys of each head are kept, which is linear in the positions.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class DecoderTrace(Trace):
         ids: Sequence[int],
         piece: Callable[[int], str],
         start: Sequence[int] = (),
+        interventions: Interventions = UNCHANGED,
     ) -> None:
         shape = decoder.architecture
         super().__init__(ids, layers=shape.layers, heads=shape.heads, piece=piece)
@@ -130,7 +132,8 @@ class DecoderTrace(Trace):
         queries = [f"{block}.attention.query" for block in blocks]
         keys = [f"{block}.attention.key" for block in blocks]
         seen = Recorder([*states, *queries, *keys])
-        decoder.hidden([[*start, *ids]], observe=seen)
+        changes = interventions.shifted(len(start))
+        decoder.hidden([[*start, *ids]], observe=seen, changes=changes)
         self._states = [seen.values[point][0, self._start :] for point in states]
         self._queries = [seen.values[point][0] for point in queries]
         self._keys = [seen.values[point][0] for point in keys]

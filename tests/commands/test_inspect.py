@@ -126,8 +126,8 @@ def test_sections_can_be_chosen(run: Run, folder: str) -> None:
     only = run("inspect", TEXT, "--model", folder, "--layers").out
     assert "Layers" in only
     assert "Tokens" not in only
-    one = run("inspect", TEXT, "--model", folder, "--attention", "--layer", "2", "--head", "1").out
-    assert "layer 2, head 1" in one
+    one = run("inspect", TEXT, "--model", folder, "--attention", "--layer", "1", "--head", "0").out
+    assert "layer 1, head 0" in one
 
 
 def test_colours_only_where_there_are_some(
@@ -214,8 +214,8 @@ def test_a_picture_of_its_own(run: Run, folder: str, tmp_path: Path) -> None:
         (["x", "--output", "a.svg", "--json"], "not both"),
         (["x", "--token", "1"], "--token is 1; the text has 1 tokens"),
         (["x", "--token", "-2"], "--token is -2"),
-        (["x", "--layer", "3"], "--layer is 3; the model has 2"),
-        (["x", "--head", "0"], "--head is 0; the model has 2"),
+        (["x", "--layer", "2"], "--layer is 2; the model has 2"),
+        (["x", "--head", "-1"], "--head is -1; the model has 2"),
         ([], "there is no text"),
         (["x", "--top-p", "7"], "top_p is 7.0"),
     ],

@@ -36,7 +36,8 @@ def points(decoder: Decoder) -> dict[str, tuple[int, ...]]:
         shapes[f"{name}.attention.query"] = (1, shape.heads, size, shape.head_size)
         shapes |= {f"{name}.attention.key": of_keys, f"{name}.attention.value": of_keys}
         shapes |= {f"{name}.attention.head.{index}": head for index in range(shape.heads)}
-        shapes |= {f"{name}.attention": states, f"{name}.mlp": states, name: states}
+        neurons = {f"{name}.mlp.neurons": (1, size, shape.inner)}
+        shapes |= {f"{name}.attention": states} | neurons | {f"{name}.mlp": states, name: states}
     return shapes | {"final": states}
 
 

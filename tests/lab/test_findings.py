@@ -93,7 +93,7 @@ def test_attention_is_averaged_over_what_is_not_chosen(
     assert np.allclose(attention.on(2), weights[:, :, 2])
     assert max(attention.shares[1:]) == pytest.approx(1.0)
     numbers = [int(number) for number in re.findall(r"(?:layer|head) (\d)", attention.chosen)]
-    assert numbers == [place + 1 for place in (layer, head) if place is not None]
+    assert numbers == [place for place in (layer, head) if place is not None]
 
 
 def test_the_first_token_attends_to_itself(trace: Trace) -> None:

@@ -24,12 +24,13 @@ def points(layers: int, heads: int) -> dict[str, tuple[int, ...]]:
     """The shape of each point for two rows of twenty tokens, width 32."""
     states, head = (2, 20, 32), (2, 20, 32 // heads)
     each_head = (2, heads, 20, 32 // heads)
-    shapes: dict[str, tuple[int, ...]] = {"embed": states}
+    shapes: dict[str, tuple[int, ...]] = {"positions": states, "embed": states}
     for layer in range(layers):
         name = f"blocks.{layer}"
         shapes |= {f"{name}.attention.{part}": each_head for part in ("query", "key", "value")}
         shapes |= {f"{name}.attention.head.{index}": head for index in range(heads)}
-        shapes |= {f"{name}.attention": states, f"{name}.mlp": states, name: states}
+        neurons = {f"{name}.mlp.neurons": (2, 20, 4 * 32)}
+        shapes |= {f"{name}.attention": states} | neurons | {f"{name}.mlp": states, name: states}
     return shapes | {"final": states}
 
 

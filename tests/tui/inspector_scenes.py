@@ -62,7 +62,7 @@ INSPECTOR_SCENES = {
     "attention": Scene(
         inspect("3", "left", "enter", "left", "tab", "up", "up"),
         SAID,
-        ("on pinned attends to The 8.2%", "layer 5, head 1: 3.1% on sailed", "6 2 4 1 3"),
+        ("on pinned attends to The 8.2%", "layer 4, head 0: 3.1% on sailed", "5 2 4 1 3"),
         pictured=True,
     ),
     "layers": Scene(

@@ -178,7 +178,7 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.until("attends to", "average of all heads", "L        1       2")
     terminal.change("Tab")
     terminal.press("Up")
-    terminal.until("layer 2, head 1")
+    terminal.until("layer 1, head 0")
     terminal.press("Escape")
     terminal.until("‹ 2/2 ›", without="attends to")
 

@@ -16,6 +16,7 @@ from chatapp.engine.cache.key_values import CachePool, KeyValueCache
 from chatapp.engine.cache.prefix_tree import PrefixTree
 from chatapp.engine.cache.prompt_lookup import Lookup
 from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Event
 from chatapp.engine.files.model_files import ModelFiles
@@ -81,6 +82,8 @@ class LocalModel(LocalGenerator):
     start: see `LanguageModel.start`; they are counted nowhere.
     """
 
+    takes_interventions = True
+
     batch_tokens = 256
     """Most new tokens of one pass for scoring, a single longer row excepted."""
 
@@ -106,6 +109,7 @@ class LocalModel(LocalGenerator):
         self._pool = CachePool(partial(decoder.new_cache, self.batch_tokens), CACHE_BYTES)
         self._cache, _ = self._pool.take([decoder.architecture.vocabulary])
         self._lookup = Lookup()
+        self._interventions = UNCHANGED
         self._read_last: tuple[list[int], Tensor] = ([], torch.empty(0))
         """The tokens that `read` was given last, and the logits after them."""
 
@@ -143,6 +147,13 @@ class LocalModel(LocalGenerator):
     def precision(self) -> str:
         return self.decoder.precision
 
+    def change(self, interventions: Interventions) -> None:
+        if interventions != self._interventions:
+            self._interventions = interventions
+            self._pool.clear()
+            self._lookup = Lookup()
+            self._read_last = ([], torch.empty(0))
+
     def next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
     ) -> tuple[Tensor, int]:
@@ -161,6 +172,7 @@ class LocalModel(LocalGenerator):
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
     ) -> tuple[Tensor, int, KeyValueCache]:
         """`next_logits` of a prompt, and the cache that holds it until the next computation."""
+        self.change(UNCHANGED)
         tokens = [*self.start, *ids]
         last, logits = self._read_last
         if tokens == last == self._cache.ids:  # several replies to one prompt
@@ -185,7 +197,10 @@ class LocalModel(LocalGenerator):
             return known, len(ids) - 1
         self._cache, reused = self._pool.take(ids)
         forward = partial(
-            self.decoder.forward, cache=self._cache, raise_if_cancelled=raise_if_cancelled
+            self.decoder.forward,
+            cache=self._cache,
+            raise_if_cancelled=raise_if_cancelled,
+            changes=self._interventions.shifted(len(self.start)),
         )
         # Guesses are for decoding: not while a prompt is read, and on a GPU, where a pass of
         # several tokens is not recorded, it costs as much as many steps.
@@ -236,6 +251,7 @@ class LocalModel(LocalGenerator):
         Returns for each of them the indices of its tokens among the states, and the states
         (tokens, width). A token that the cache held before has a negative index, no state.
         """
+        self.change(UNCHANGED)
         self._cache, _ = self._pool.take(rows[waiting[0]][: firsts[waiting[0]]])
         tree = PrefixTree(self._cache.ids)
         paths: dict[int, list[int]] = {}

@@ -109,6 +109,9 @@ class QueryKeyNorm:
 
     def __call__(self, x: Tensor) -> None:
         """x: (rows, tokens, heads + key/value heads, head size), in place."""
+        if x.requires_grad:  # a gradient needs x as it was
+            x.copy_(F.rms_norm(x.clone(), x.shape[-1:], None, self.epsilon) * self.weight)
+            return
         torch.mul(F.rms_norm(x, x.shape[-1:], None, self.epsilon), self.weight, out=x)
 
 

@@ -29,7 +29,7 @@ def _tanh_gelu(x: Tensor) -> Tensor:
     On a CPU, torch's sigmoid is several times as fast as its tanh, and ½(1 + tanh u) is the
     sigmoid of 2u.
     """
-    if x.device.type != "cpu" or x.numel() < _STEPS_FROM:
+    if x.device.type != "cpu" or x.numel() < _STEPS_FROM or x.requires_grad:
         return F.gelu(x, approximate="tanh")
     doubled = torch.addcmul(torch.tensor(_GELU), x, x, value=0.044715 * _GELU).mul_(x)
     return doubled.sigmoid_().mul_(x)

@@ -24,8 +24,10 @@ from chatapp.engine.decoder.attention import Attention, within
 from chatapp.engine.decoder.blocks import ACTIVATIONS, KeyValues, Pass, Rotation, make_norm
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.rotary import Rotary
-from chatapp.engine.decoder.observer import Observer
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
+from chatapp.engine.decoder.observer import Changer, Observer, together
 from chatapp.engine.decoder.recorded_step import Step
+from chatapp.engine.errors import ModelError
 from chatapp.engine.kernels import native
 from chatapp.engine.kernels.linear import Linear, linear_layer
 from chatapp.engine.kernels.native_layers import (
@@ -55,12 +57,14 @@ class MLP:
         self.activation = ACTIVATIONS[architecture.activation]
         self.is_gated = architecture.is_gated
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, run: Pass) -> Tensor:
         inner = self.expand(x)
-        if not self.is_gated:
-            return self.contract(self.activation(inner))
-        gate, up = inner.chunk(2, -1)
-        return self.contract(self.activation(gate).mul_(up))
+        if self.is_gated:
+            gate, up = inner.chunk(2, -1)
+            neurons = self.activation(gate).mul_(up)
+        else:
+            neurons = self.activation(inner)
+        return self.contract(run.observed(f"{self.point}.neurons", neurons))
 
 
 class Block:
@@ -105,7 +109,7 @@ class Block:
 
     def mlp_update(self, x: Tensor, run: Pass) -> Tensor:
         """What the MLP adds to the states."""
-        added = self.mlp(self.norm_2(x))
+        added = self.mlp(self.norm_2(x), run)
         if self.norm_after_2 is not None:
             added = self.norm_after_2(added)
         return run.observed(self.mlp.point, added)
@@ -217,6 +221,7 @@ class Decoder:
         layer: int | None = None,
         raise_if_cancelled: Callable[[], None] | None = None,
         observe: Observer | None = None,
+        changes: Interventions = UNCHANGED,
     ) -> Tensor:
         """Hidden states after the final norm, or after fewer blocks.
 
@@ -230,8 +235,57 @@ class Decoder:
         raise_if_cancelled: called before each block; what it raises abandons the pass, and
             the cache stays as it was.
         observe: looks at the points of the pass, and may change them.
+        changes: what is changed before `observe` sees it; a cache must have been filled with
+            the same.
         Returns (rows, new, width), on the model's device.
         """
+        return self._hidden(
+            ids,
+            cache,
+            positions=positions,
+            mask=mask,
+            layer=layer,
+            raise_if_cancelled=raise_if_cancelled,
+            observe=observe,
+            changes=changes,
+        )
+
+    def hidden_with_gradients(
+        self,
+        ids: Sequence[Sequence[int]],
+        observe: Observer,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        changes: Interventions = UNCHANGED,
+    ) -> Tensor:
+        """`hidden` of a pass that autograd follows from the tensors that `observe` puts in place.
+
+        To have the gradient at a point, return `value.detach().requires_grad_()` there, and keep
+        it. Logits come from `head`. Raises ModelError unless the weights are float32.
+        """
+        if self.precision != "float32":
+            raise ModelError(
+                f"gradients need float32 weights, and these are {self.precision}; load the model "
+                "with --precision float32"
+            )
+        with torch.inference_mode(False), torch.enable_grad():
+            return self._hidden(
+                ids, positions=positions, mask=mask, observe=observe, changes=changes
+            )
+
+    def _hidden(
+        self,
+        ids: Sequence[Sequence[int]],
+        cache: KeyValueCache | None = None,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        layer: int | None = None,
+        raise_if_cancelled: Callable[[], None] | None = None,
+        observe: Observer | None = None,
+        changes: Interventions = UNCHANGED,
+    ) -> Tensor:
         start = 0 if cache is None else len(cache)
         new = len(ids[0])
         following = torch.arange(start, start + new, device=self.device)
@@ -241,6 +295,7 @@ class Decoder:
             keys = torch.cat([torch.arange(start, device=self.device), at])
             masks = self._masks(mask.to(self.device), at, keys)
         turns = self._turns(at)
+        observe = together([Changer(changes, at) if changes else None, observe])
         rows = None
         if cache is not None and masks is None and positions is None and observe is None:
             rows = self._native_rows(at, turns, cache)
@@ -265,7 +320,7 @@ class Decoder:
         raise_if_cancelled: Callable[[], None] | None = None,
     ) -> Tensor:
         """The pass itself, with all on the model's device: (rows · new, width)."""
-        x = self._embed(ids, positions)
+        x = self._embed(ids, positions, run)
         # Rows of all sequences alike: what multiplies need not know whose they are.
         x = run.observed("embed", x.view(ids.numel(), -1))
         for block in self.blocks[:layer]:
@@ -274,12 +329,13 @@ class Decoder:
             x = block(x, run)
         return run.observed("final", self.norm(x)) if layer is None else x
 
-    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def _embed(self, ids: Tensor, positions: Tensor, run: Pass) -> Tensor:
         x = F.embedding(ids, self.token_embedding).float()
         if self.architecture.embedding_scale != 1:
             x = x * self.architecture.embedding_scale
         if self.position_embedding is not None:
-            x = x + F.embedding(positions, self.position_embedding)
+            of_positions = F.embedding(positions, self.position_embedding)
+            x = x + run.observed("positions", of_positions.expand_as(x))
         return x
 
     def _native_rows(
@@ -323,20 +379,23 @@ class Decoder:
         *,
         all_positions: bool = False,
         raise_if_cancelled: Callable[[], None] | None = None,
+        changes: Interventions = UNCHANGED,
     ) -> Tensor:
         """Logits after `ids`, which follow what the cache holds.
+
+        changes: see `hidden`.
 
         Returns (vocabulary,) of the last position, or (len(ids), vocabulary) with
         `all_positions`, on the CPU.
         """
         cache = self.new_cache() if cache is None else cache
-        if len(ids) == 1 and self.device.type == "cuda":
+        if len(ids) == 1 and self.device.type == "cuda" and not changes:
             after = self._step(ids[0], cache).cpu()
             return after[None] if all_positions else after
         logits = []
         for start in range(0, len(ids), CHUNK):
             chunk = [ids[start : start + CHUNK]]
-            x = self.hidden(chunk, cache, raise_if_cancelled=raise_if_cancelled)[0]
+            x = self.hidden(chunk, cache, raise_if_cancelled=raise_if_cancelled, changes=changes)[0]
             if all_positions or start + CHUNK >= len(ids):
                 logits.append(self.head(x if all_positions else x[-1:]).cpu())
         return torch.cat(logits) if all_positions else logits[0][0]

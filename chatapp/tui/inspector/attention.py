@@ -94,7 +94,7 @@ class HeatMap(ScrollView, can_focus=True):
             names = [head_name(head, room) for head in range(heads)]
             segments = [Segment("  L ", dim), Segment("".join(names), dim)]
             return Strip(segments).adjust_cell_length(width, base)
-        segments = [Segment(f"{y:>3} ", dim)]
+        segments = [Segment(f"{y - 1:>3} ", dim)]
         for head, weight in enumerate(self._cells[y - 1]):
             style = base + self._style(weight, (y - 1, head) == self.cell)
             segments.append(Segment(cell_number(weight, room), style))

@@ -87,7 +87,7 @@ async def test_attention_is_the_traces(open_app: OpenApp, gpt2: LocalModel) -> N
         assert heat.cell == (1, 1)
         await driver.press_and_rest("up")
         await expect(6, (0, 1), 4)
-        assert "layer 1, head 2" in words(driver, "attention-detail")
+        assert "layer 0, head 1" in words(driver, "attention-detail")
         await driver.press_and_rest("a")
         await expect(6, None, 4)
         text.focus()

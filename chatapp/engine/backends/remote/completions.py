@@ -29,6 +29,7 @@ from chatapp.engine.backends.remote.stream import (
     Usage,
     read_chunk,
 )
+from chatapp.engine.decoder.interventions import check_changeable
 from chatapp.engine.errors import ModelError
 from chatapp.engine.events import Alternative, Event, Finished, FinishReason, Token
 from chatapp.engine.model import ContextOverflow, Generate, Request, Sampling, Tokenizer
@@ -132,8 +133,9 @@ class RemoteModel:
     ) -> "_Reply":
         """A reply to a prompt of about this length, forced tokens included.
 
-        Raises ContextOverflow.
+        Raises ContextOverflow, and InterventionError because a server's model stays as it is.
         """
+        check_changeable(self.name, request.interventions, is_changeable=False)
         sampling = request.sampling
         room = self.context - prompt_tokens
         if room < 1:
