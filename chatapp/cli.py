@@ -1,6 +1,6 @@
 """The command line: `chatapp` is the chat, its commands are one-shot.
 
-Keep: nobody sees a traceback. What the user can put right is one sentence and exit status 2;
+Invariant: no user sees a traceback. What the user can correct is one sentence and exit status 2;
 anything else is one sentence, exit status 1, and a traceback in the log.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chatapp.dialogue.store import Store
 
 app = typer.Typer(
-    rich_markup_mode=None,  # help texts hold foreign text, and start without rich
+    rich_markup_mode=None,  # help texts contain foreign text, and start without rich
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -79,7 +79,7 @@ def chat(
             "--continue and --unsaved cannot be used together; an unsaved chat is always new"
         )
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if not in_terminal and "TEXTUAL_DRIVER" not in os.environ:  # set by what serves a browser
+    if not in_terminal and "TEXTUAL_DRIVER" not in os.environ:  # set by the browser server
         raise UserError("the chat needs a terminal; `chatapp ask` answers without one")
     if inline and not sys.stderr.isatty():
         raise UserError("--inline draws on standard error, which is not a terminal")
@@ -105,9 +105,9 @@ def main() -> None:
 
 
 def _open_store(*, unsaved: bool, may_ask: bool) -> "Store":
-    """Where the chats are. Raises StoreError.
+    """Open the store of the chats. Raises StoreError.
 
-    unsaved: in memory alone. may_ask: whether the user can be offered that.
+    unsaved: in memory only. may_ask: whether the user can be asked about that.
     """
     from chatapp.common.paths import database_path
     from chatapp.dialogue.store import Store
@@ -127,7 +127,7 @@ def _open_store(*, unsaved: bool, may_ask: bool) -> "Store":
 
 
 def _report(error: Exception) -> int:
-    """Say what went wrong; returns the exit status."""
+    """Report an error; return the exit status."""
     if isinstance(error, UserError):
         complain(str(error))
         return 2
@@ -136,7 +136,7 @@ def _report(error: Exception) -> int:
 
 
 def _log(error: Exception) -> str:
-    """Write the traceback to the log file; returns where it is."""
+    """Write the traceback to the log file; return its path."""
     from chatapp.common.paths import log_dir
 
     path = log_dir() / "chatapp.log"

@@ -1,7 +1,6 @@
-"""Segments of a prompt as tokens of a model.
+"""Encodes the segments of a prompt as tokens.
 
-Keep: a special token comes of a marker of a template alone, and every other text is encoded as
-text, whatever stands in it.
+Invariant: special tokens come only from markers of a template; every other text is encoded as text.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +11,7 @@ from chatapp.prompting.messages import Segment
 
 
 class Encode(Protocol):
-    """The `encode` of a tokenizer, or one that remembers."""
+    """The `encode` of a tokenizer, or a caching version of it."""
 
     def __call__(self, text: str, *, begins: bool) -> list[int]: ...
 
@@ -24,9 +23,9 @@ def ids_of(
     *,
     begins: bool = True,
 ) -> list[int]:
-    """The tokens of segments that stand one after the other.
+    """The tokens of consecutive segments.
 
-    begins: whether they begin a sequence; else they go on from text.
+    begins: whether they begin a sequence; otherwise they continue text.
     """
 
     def of(segment: Segment, begins: bool) -> list[int]:
@@ -38,8 +37,9 @@ def ids_of(
 def in_order(
     segments: Iterable[Segment], of: Callable[[Segment, bool], list[int]], *, begins: bool = True
 ) -> list[int]:
-    """As `ids_of`. of: the tokens of a segment, and whether it begins a sequence or follows a
-    special token."""
+    """Like `ids_of`. of: computes the tokens of a segment, given whether it begins a sequence or
+    follows a special token.
+    """
     ids: list[int] = []
     for segment in segments:
         ids += of(segment, begins)
@@ -63,14 +63,14 @@ def segment_ids(
 
 
 class Started(Protocol):
-    """What is known of a model that puts tokens before each sequence; see `LanguageModel`."""
+    """What callers need of a model that puts tokens before each sequence; see `LanguageModel`."""
 
     tokenizer: Tokenizer
     start: Sequence[int]
 
 
 def without_start(segments: Sequence[Segment], model: Started) -> list[Segment]:
-    """The segments without the tokens that the model puts before each sequence itself."""
+    """The segments without the tokens that the model itself puts before each sequence."""
     start = len(model.start)
     first = [segment_ids(segment, model.tokenizer) for segment in segments[:start]]
     return list(segments[start:] if first == [[id] for id in model.start] else segments)

@@ -1,1 +1,1 @@
-"""What every room may use: text made safe, files of users, settings, validation."""
+"""Code that every room may use: safe text, user files, settings, validation."""

@@ -1,7 +1,7 @@
-"""Makes foreign text (of users, models and files) safe to show in a terminal.
+"""Makes foreign text (from users, models and files) safe to show in a terminal.
 
-Keep: what `printable` returns holds no character that a terminal obeys, except newline and tab, and
-no lone surrogate, so that it can always be written as UTF-8.
+Invariant: the result of `printable` contains no character that a terminal obeys, except newline and
+tab, and no lone surrogate, so it can always be encoded as UTF-8.
 """
 
 import re
@@ -13,7 +13,7 @@ _REPLACEMENT = "\ufffd"
 
 
 def _stand_ins() -> dict[int, str]:
-    """What is shown instead of each character that a terminal would obey."""
+    """The replacement of each character that a terminal would obey, by code point."""
     # Unicode has a visible picture for each C0 control and for DEL, but for no C1 control.
     pictures = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "\u2421"}
     obeyed = [
@@ -31,27 +31,26 @@ _STAND_INS = _stand_ins()
 
 
 def without_surrogates(text: str) -> str:
-    """`text` with each lone surrogate as U+FFFD, so that it can be encoded as UTF-8."""
+    """Replace each lone surrogate by U+FFFD, so that the text can be encoded as UTF-8."""
     return _SURROGATE.sub(_REPLACEMENT, text)
 
 
 def printable(text: str) -> str:
-    """`text` with every control character as a visible stand-in, newline and tab kept.
+    """Replace each control character by a visible one; newline and tab stay.
 
     C0 controls and DEL become their control pictures (ESC is shown as ␛); C1 controls,
-    bidirectional controls and lone surrogates become U+FFFD. Idempotent, and it keeps the
-    number of characters.
+    bidirectional controls and lone surrogates become U+FFFD. Idempotent, and the number of
+    characters stays the same.
     """
     return without_surrogates(text).translate(_STAND_INS)
 
 
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Characters that are shown as nothing, although their category is that of visible ones."""
+"""Characters that show nothing, although Unicode classes them as visible."""
 
 
 def revealed(text: str) -> str:
-    """`text` with each invisible or bidirectional character, and each space but the usual one, as
-    the escape that JSON has for it."""
+    """Replace invisible and bidirectional characters, and unusual spaces, by their JSON escapes."""
     return "".join(_escape(each) if _is_hidden(each) else each for each in text)
 
 

@@ -1,7 +1,7 @@
-"""A child process for foreign programs and files: bounded in memory and time, and kept warm.
+"""A child process for foreign programs and files, with limits on memory and time, reused.
 
-Keep: whatever foreign bytes do, they do it to the child, which gets no environment but what an
-interpreter needs, no open file, and ends with this process. One request is answered at a time.
+Invariant: foreign bytes can harm only the child. It gets a minimal environment and no open files,
+it ends with this process, and it answers one request at a time.
 """
 
 import json
@@ -21,10 +21,10 @@ from chatapp.common.userfiles import UserError
 _ENVIRONMENT = ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.05
-"""Between two looks at whether the caller still waits."""
+"""Interval at which the child is asked whether the caller still waits."""
 
 _AHEAD = 4
-"""Items that the child may be ahead of whoever takes them."""
+"""Items that the child may send before the caller has taken them."""
 
 _PROGRAM = """\
 import sys
@@ -35,11 +35,11 @@ serve({module!r}, {function!r}, {memory!r})
 
 Limit = Literal["time", "memory", "end"]
 Answer = Callable[[Any], Iterable[Any]]
-"""Gives the items that answer a request; both are JSON. A `UserError` reaches the caller."""
+"""Yields the items that answer a request; both are JSON. The caller receives its `UserError`s."""
 
 
 class LimitPassedError(Exception):
-    """A request was given up. limit: "time" and "memory" passed their bounds, "end" is a crash."""
+    """A request was given up. limit: "time" or "memory" was exceeded; "end" is a crash."""
 
     def __init__(self, limit: Limit) -> None:
         super().__init__(limit)
@@ -47,14 +47,15 @@ class LimitPassedError(Exception):
 
 
 def do_nothing() -> None:
-    """What is called while waiting where nobody wants to stop it."""
+    """The default of `wait`: nothing can stop the request."""
 
 
 class LimitedProcess:
-    """A process that answers requests by a function of a module, started with the first one.
+    """A process that answers requests by calling a function of a module; the first request starts
+    it.
 
-    module, function: an `Answer`, imported in the process. memory: bytes of address space, where
-        the system bounds it (Linux). After a limit was passed, the next request starts anew.
+    module, function: an `Answer`, imported in the process. memory: bytes of address space, enforced
+    on Linux only. After an exceeded limit, the next request starts a new process.
     """
 
     def __init__(self, module: str, function: str, *, memory: int) -> None:
@@ -66,18 +67,17 @@ class LimitedProcess:
         self._child: _Child | None = None
 
     def ask(self, request: Any, seconds: float) -> Any:
-        """The only item of an answer. Raises as `stream` does."""
+        """Return the only item of an answer. Raises as `stream` does."""
         (item,) = self.stream(request, seconds)
         return item
 
     def stream(
         self, request: Any, seconds: float, wait: Callable[[], None] = do_nothing
     ) -> Iterator[Any]:
-        """The items of an answer, as they come.
+        """Yield the items of an answer as they arrive.
 
-        seconds: that may pass until the next item. wait: called again and again while waiting;
-            what it raises ends the request.
-        Raises LimitPassedError, and a UserError of the function as a UserError.
+        seconds: limit until the next item. wait: called repeatedly while waiting; an exception of
+        it ends the request. Raises LimitPassedError, and passes on a UserError of the function.
         """
         with self._lock:
             if self._child is None or not self._child.is_usable:
@@ -87,7 +87,7 @@ class LimitedProcess:
                 yield from self._child.answers(request, seconds, wait)
             except UserError:
                 raise
-            except BaseException:  # a caller that leaves early among them
+            except BaseException:  # includes a caller that stops iterating early
                 self._end()
                 raise
 
@@ -125,7 +125,7 @@ class _Child:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it runs, and is a child of this process rather than of one that forked."""
+        """Whether it runs and is a child of this process, not of one that forked."""
         return self._owner == os.getpid() and not self._ended and self._process.poll() is None
 
     def answers(self, request: Any, seconds: float, wait: Callable[[], None]) -> Iterator[Any]:
@@ -154,7 +154,7 @@ class _Child:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
-            with suppress(OSError):  # what was not sent yet need not be
+            with suppress(OSError):  # unsent data need not be sent
                 stream.close()
 
     def _next(self, seconds: float, wait: Callable[[], None]) -> dict[str, Any]:
@@ -173,13 +173,13 @@ class _Child:
             return answer
 
     def _read(self) -> None:
-        """Take the lines of the process as fast as they are wanted; b"" after the last."""
+        """Read the lines of the process as fast as the caller takes them; b"" after the last."""
         assert self._process.stdout is not None
         line = b"-"
         while line and not self._ended:
             try:
                 line = self._process.stdout.readline()
-            except (OSError, ValueError):  # closed meanwhile
+            except (OSError, ValueError):  # closed in the meantime
                 line = b""
             while not self._ended:
                 try:
@@ -190,7 +190,7 @@ class _Child:
 
 
 def serve(module: str, function: str, memory: int) -> None:
-    """Answer requests on standard input until it ends; what a child process runs."""
+    """Answer requests on standard input until it ends; the child process runs this."""
     import importlib
     import logging
 
@@ -203,7 +203,7 @@ def serve(module: str, function: str, memory: int) -> None:
 
 
 def _answered(answer: Answer, line: bytes) -> dict[str, Any]:
-    """Write the items of an answer; gives how it ended."""
+    """Write the items of an answer; return how it ended."""
     try:
         for item in answer(json.loads(line)):
             _write({"item": item})
@@ -212,7 +212,7 @@ def _answered(answer: Answer, line: bytes) -> dict[str, Any]:
         return {"sentence": str(error)}
     except MemoryError:
         return {"limit": "memory"}
-    except BaseException:  # whatever a library makes of bytes made to break it
+    except BaseException:  # whatever a library raises on malicious bytes
         return {"limit": "end"}
 
 
@@ -224,7 +224,7 @@ def _write(answer: dict[str, Any]) -> None:
 def _bound(memory: int) -> None:
     try:
         import resource
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows
         return
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

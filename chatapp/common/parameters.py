@@ -1,9 +1,9 @@
 """The sampling parameters: how the next token is drawn from the logits.
 
-Keep: a parameter is described here and nowhere else. Settings, environment variables, flags,
-the fields of F2, /set, /compare, the table [generate] of prompt files, presets, requests to
-servers and the defaults of models are made from `PARAMETERS`, so that another field of `Sampling`
-appears in all of them. And whose value wins is decided in `Choices` alone.
+`PARAMETERS` is the only description of them. Settings, environment variables, flags, the fields of
+F2, /set, /compare, the table [generate] of prompt files, presets, requests to servers and model
+defaults are all derived from it, so a new field of `Sampling` appears everywhere. `Choices` alone
+decides whose value wins.
 """
 
 import math
@@ -17,17 +17,14 @@ from chatapp.common.userfiles import suggestion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """What one sampling parameter is.
+    """One sampling parameter.
 
-    kind: of its values. default: None where the parameter may be left open.
-    low, high: the bounds; above_low, below_high: the bound itself is outside.
-    off: the value that changes nothing; None where there is no such value.
-    meaning: some words, without a full stop.
-    request_fields: what servers call it; none when they cannot be asked for it.
-    is_extension: whether OpenAI's protocol of completions lacks it, so that not every server
-        heeds it.
-    is_heeded_here: whether it acts on what has been drawn, so that no server needs to know it.
-    config_field: what a model's generation_config.json calls it; "" when that has no such value.
+    kind: the type of its values. default: None where the parameter may stay unset. low, high: the
+    bounds; above_low, below_high: the bound itself is excluded. off: the value without effect, or
+    None. meaning: a few words, without a full stop. request_fields: its names in server requests;
+    none when servers do not know it. is_extension: OpenAI's completions protocol lacks it, so some
+    servers ignore it. is_heeded_here: it acts on the drawn tokens, here, so no server needs to know
+    it. config_field: its name in a model's generation_config.json, or "".
     """
 
     name: str
@@ -46,11 +43,11 @@ class Parameter:
 
     @property
     def help(self) -> str:
-        """The meaning, and which value is off."""
+        """The meaning, and the value that switches it off."""
         return self.meaning if self.off is None else f"{self.meaning}; {self.off} is off"
 
     def parsed(self, text: str) -> float | int | None:
-        """The value that a user has written; "" leaves it open. Raises ValueError."""
+        """The value that a user wrote; "" means unset. Raises ValueError."""
         if not text and self.default is None:
             return None
         try:
@@ -60,7 +57,7 @@ class Parameter:
         return self.checked(value)
 
     def checked(self, value: object) -> float | int | None:
-        """A value as this parameter's kind. Raises ValueError in one sentence."""
+        """Convert a value to this parameter's type. Raises ValueError with one sentence."""
         if value is None and self.default is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | self.kind):
@@ -81,7 +78,7 @@ class Parameter:
 
     @property
     def range_in_words(self) -> str:
-        """As in "from 0 (off) to below 1"."""
+        """For example "from 0 (off) to below 1"."""
         low, high = (
             f"{each} (off)" if each == self.off else each for each in (self.low, self.high)
         )
@@ -106,7 +103,7 @@ def _described(default: float | int | None, **description: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """A value for each parameter. Raises ValueError for one that is out of range."""
+    """A value for each parameter. Raises ValueError for a value out of range."""
 
     temperature: float = _described(
         0.7,
@@ -179,7 +176,7 @@ class Sampling:
         request_fields=("max_tokens",),
         config_field="max_new_tokens",
     )
-    # By the rule of chatapp.engine.stopping.
+    # Counted by the rule of chatapp.engine.stopping.
     max_repeats: int = _described(
         4, low=0, off=0, meaning="stop when a phrase repeats n times", is_heeded_here=True
     )
@@ -192,16 +189,16 @@ class Sampling:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> "Sampling":
-        """Values by name, as a file gives them; defaults for the others.
+        """Build from values by name, as a file has them; the rest are defaults.
 
-        Raises ValueError in one sentence for a name or a value that cannot be.
+        Raises ValueError with one sentence for an unknown name or an invalid value.
         """
         return cls(**{name: parameter(name).checked(value) for name, value in values.items()})  # type: ignore[arg-type]
 
     def changed(self, name: str, text: str) -> "Sampling":
-        """With the value of one parameter as a user has written it; "" leaves the seed open.
+        """A copy with one parameter changed to the text that a user wrote; "" unsets the seed.
 
-        Raises ValueError in one sentence.
+        Raises ValueError with one sentence.
         """
         return replace(self, **{name: parameter(name).parsed(text)})  # type: ignore[arg-type]
 
@@ -217,7 +214,7 @@ PARAMETERS: Mapping[str, Parameter] = {
 
 
 def parameter(name: str) -> Parameter:
-    """The parameter of a name. Raises ValueError with the nearest name, or all of them."""
+    """Look up a parameter. Raises ValueError that suggests the nearest name or lists all."""
     try:
         return PARAMETERS[name]
     except KeyError:
@@ -229,7 +226,7 @@ Values = Mapping[str, float | int | None]
 
 
 def known_values(values: Mapping[str, object]) -> Values:
-    """Those of the values that a parameter can have: a newer version may have stored others."""
+    """Drop the values that no parameter can have: a newer version may have stored them."""
     known = {}
     for name, value in values.items():
         with suppress(ValueError):
@@ -240,23 +237,23 @@ def known_values(values: Mapping[str, object]) -> Values:
 Origin = Literal[
     "default", "model", "settings file", "environment", "prompt file", "this chat", "flag"
 ]
-"""Whose a value is, the weakest first: the program's, then the model's makers', then the user's."""
+"""Who chose a value, weakest first: the program, the authors of the model, the user."""
 
 _ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The values that somebody chose. by_origin: those of each origin but the program."""
+    """The chosen values. by_origin: those of each origin except the program."""
 
     by_origin: Mapping[Origin, Values] = field(default_factory=dict)
 
     def of(self, origin: Origin, values: Values) -> "Choices":
-        """With these as all the values of an origin."""
+        """A copy in which these are all the values of an origin."""
         return Choices({**self.by_origin, origin: dict(values)})
 
     def changed_to(self, sampling: Sampling) -> "Choices":
-        """With what differs in `sampling` as chosen in this chat."""
+        """A copy in which the changes in `sampling` are chosen for this chat."""
         now = self.sampling
         new = {
             name: getattr(sampling, name)
@@ -266,7 +263,7 @@ class Choices:
         return self.of("this chat", {**self.by_origin.get("this chat", {}), **new})
 
     def for_all_chats(self) -> "Choices":
-        """With what was chosen in this chat as the settings file's."""
+        """A copy that moves the choices of this chat to the settings file."""
         merged = {
             name: value
             for origin in ("settings file", "this chat")
@@ -284,14 +281,14 @@ class Choices:
 
     @property
     def origins(self) -> dict[str, Origin]:
-        """Whose value is in force, for each parameter."""
+        """Who chose the value in force, for each parameter."""
         origins: dict[str, Origin] = dict.fromkeys(PARAMETERS, _ORIGINS[0])
         for origin in _ORIGINS:
             origins |= dict.fromkeys(self.by_origin.get(origin, {}), origin)
         return origins
 
     def document(self, sampling: Sampling) -> dict[str, dict[str, object]]:
-        """The values of a `sampling` that was made of these, and whose they are, as data."""
+        """The values of a `sampling` built from these choices, and their origins, as JSON data."""
         return {
             name: {"value": getattr(sampling, name), "from": origin}
             for name, origin in self.origins.items()

@@ -1,8 +1,8 @@
-"""Where configuration, chats, caches and logs live.
+"""Locations of configuration, chats, caches and logs.
 
-Keep: every file this program keeps for its user lies in one of these folders, and the environment
-variable CHATAPP_HOME, when set, moves all of them below one folder. No function here creates
-anything.
+Invariant: every file that the program stores for its user is in one of these folders; the
+environment variable CHATAPP_HOME, when set, moves all of them below one folder. No function here
+creates anything.
 """
 
 import os
@@ -11,18 +11,20 @@ from pathlib import Path
 import platformdirs
 
 TEMPLATE_FILE = "chatapp_template.json"
-"""The dialogue template a model was trained in; it lies beside the model's weights."""
+"""The dialogue template that a model was trained with, stored next to its weights."""
 
 RUN_RECORD = "run.json"
-"""What a run of finetune writes into its folder before its first step."""
+"""The file that a run of finetune writes into its folder before the first step."""
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-"""What a tokenizer of the hub says of itself, and the chat template beside it: its own file, or
-a key of the former."""
+"""A tokenizer's configuration on the hub, and the chat template: a file next to it, or one of its
+keys.
+"""
 
 GGUF_TEMPLATE = "chatapp.template"
-"""The key of a GGUF file, of this program alone, of the dialogue template it was trained in."""
+"""The key of a GGUF file for the dialogue template it was trained with; only this program reads it.
+"""
 
 
 def _folder(kind: str, default: Path) -> Path:
@@ -36,37 +38,37 @@ def config_dir() -> Path:
 
 
 def prompts_dir() -> Path:
-    """The folder of the user's own prompt files, with their personas below it."""
+    """The folder of the user's prompt files, with the personas below it."""
     return config_dir() / "prompts"
 
 
 def tools_dir() -> Path:
-    """The folder of the user's own tools."""
+    """The folder of the user's tools."""
     return config_dir() / "tools"
 
 
 def data_dir() -> Path:
-    """The folder of the chats and of models the user keeps."""
+    """The folder of the chats and the user's models."""
     return _folder("data", platformdirs.user_data_path("chatapp", appauthor=False))
 
 
 def models_dir() -> Path:
-    """The folder of models the user keeps, one folder each."""
+    """The folder of the user's models, one folder each."""
     return data_dir() / "models"
 
 
 def fetched_path() -> Path:
-    """The record of the models that `models get` brought. The file need not exist."""
+    """The record of the models that `models get` downloaded. The file may be missing."""
     return data_dir() / "fetched.json"
 
 
 def used_models_path() -> Path:
-    """The record of the models that were made or used on this machine. It need not exist."""
+    """The record of the models that were trained or used on this machine. It may be missing."""
     return data_dir() / "folders.json"
 
 
 def cache_dir() -> Path:
-    """The folder of what can be made again."""
+    """The folder of files that can be made again."""
     return _folder("cache", platformdirs.user_cache_path("chatapp", appauthor=False))
 
 
@@ -81,27 +83,27 @@ def database_path() -> Path:
 
 
 def drafts_dir() -> Path:
-    """The folder of what is being written, a file for each running program."""
+    """The folder of unsent drafts, one file per running program."""
     return data_dir() / "drafts"
 
 
 def settings_path() -> Path:
-    """The settings file. It need not exist."""
+    """The settings file. It may be missing."""
     return config_dir() / "settings.toml"
 
 
 def presets_path() -> Path:
-    """The parameters the user has given a name. The file need not exist."""
+    """The user's named sampling parameters. The file may be missing."""
     return data_dir() / "presets.json"
 
 
 def allowed_tools_path() -> Path:
-    """The tools that the user has allowed for good. The file need not exist."""
+    """The tools that the user allowed permanently. The file may be missing."""
     return data_dir() / "allowed_tools.json"
 
 
 def trusted_folders_path() -> Path:
-    """The folders whose code may run in training, one a line. The file need not exist."""
+    """The folders whose code may run in training, one per line. The file may be missing."""
     return config_dir() / "trusted_folders.txt"
 
 

@@ -1,7 +1,7 @@
-"""Sampling parameters that the user has given a name, in one JSON file.
+"""Named sampling parameters of the user, in one JSON file.
 
-Keep: a file that cannot be read is never written to, and a write replaces the whole file at
-once, so that no preset is ever lost but by its own removal.
+Invariant: a file that cannot be read is never written to, and a write replaces the whole file
+atomically, so a preset is lost only when it is removed.
 """
 
 import json
@@ -17,13 +17,13 @@ _LONGEST = 60
 
 
 class PresetsError(UserError):
-    """What is wrong with the presets or a request to them, in one sentence for the user."""
+    """One sentence for the user on the presets or on a request to them."""
 
 
 def read_presets(path: Path) -> dict[str, Sampling]:
-    """The presets of a file by name, in the order of names; none when there is no file.
+    """Read the presets of a file, sorted by name; none when there is no file.
 
-    Raises PresetsError when the file cannot be read or holds anything else.
+    Raises PresetsError when the file cannot be read or contains anything else.
     """
     try:
         data = read_json_object(path, PresetsError)
@@ -41,7 +41,7 @@ def read_presets(path: Path) -> dict[str, Sampling]:
 
 
 def save_preset(path: Path, name: str, sampling: Sampling) -> None:
-    """Keep parameters under a name, in place of those it stood for. Raises PresetsError."""
+    """Store parameters under a name, replacing a preset of that name. Raises PresetsError."""
     name = without_surrogates(" ".join(name.split()))
     if not 0 < len(name) <= _LONGEST:
         raise PresetsError(f"a preset needs a name of 1 to {_LONGEST} characters")
@@ -49,12 +49,12 @@ def save_preset(path: Path, name: str, sampling: Sampling) -> None:
 
 
 def remove_preset(path: Path, name: str) -> None:
-    """Forget a preset; nothing to do when there is none. Raises PresetsError."""
+    """Remove a preset, if it exists. Raises PresetsError."""
     _change(path, lambda presets: presets.pop(name, None))
 
 
 def no_preset(name: str, known: list[str]) -> str:
-    """That there is no preset of this name, in words."""
+    """The sentence that no preset has this name."""
     return f"there is no preset {name!r}{suggestion(name, known)}"
 
 

@@ -1,8 +1,8 @@
 """The user's settings: defaults, then one TOML file, then CHATAPP_* variables, then flags.
 
-Keep: every value is checked where it comes from, so that whatever is wrong is refused in one
-sentence that names the file and line, the variable or the flag. The first frame waits for the
-settings, so nothing here imports pydantic, which alone takes a tenth of a second.
+Invariant: every value is checked at its origin, and an error is one sentence that names the file
+and line, the variable or the flag. The first frame waits for the settings, so nothing here imports
+pydantic, which takes a tenth of a second.
 """
 
 import os
@@ -32,14 +32,14 @@ from chatapp.common.userfiles import (
 
 
 class SettingsError(UserError):
-    """A setting that cannot be used. The message is one sentence for the user."""
+    """An invalid setting. The message is one sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChoice:
-    """Another key for an action, both still unchecked. keys: one, or some with commas between.
+    """A user's key for an action, both still unchecked.
 
-    origin: where the user has written it.
+    keys: one key, or several with commas between. origin: where the user wrote it.
     """
 
     action: str
@@ -49,15 +49,14 @@ class KeyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user can choose once and for all.
+    """The settings of a user.
 
-    model: "bundled", a folder, or a hub id. template: a built-in template's name; empty for
-    the model's own. theme: a Textual theme's name. chat_list: whether the list of chats stands
-    beside the chat, "shown" or "hidden". precision: "auto", or what a GPT-2's
-    matrices are multiplied as. device: "auto", or where models are computed. sampling: how
-    replies are drawn; in the file its fields stand beside the others (`temperature = 0.7`).
-    keys: the table `[keys]`, of key by action. origins: where the user has set a sampling
-    parameter, by its name.
+    model: "bundled", a folder, or a hub id. template: a built-in template's name; empty for the
+    model's own. theme: a Textual theme's name. chat_list: the list of chats next to the chat is
+    "shown" or "hidden". precision: "auto", or the number format of a GPT-2's matrix products.
+    device: "auto", or where models are computed. sampling: the sampling parameters, which the file
+    has at its top level (`temperature = 0.7`). keys: the table `[keys]`, key by action. origins:
+    where the user set each sampling parameter.
     """
 
     model: str = "bundled"
@@ -71,7 +70,7 @@ class Settings:
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def choices(self, model: Values) -> Choices:
-        """The sampling values that the user has chosen, and below them those of a model."""
+        """The sampling values that the user chose, above those of a model."""
         by_origin: dict[Origin, dict[str, Any]] = {"model": dict(model)}
         for name, parameter in PARAMETERS.items():
             value = getattr(self.sampling, name)
@@ -88,9 +87,9 @@ _NAMES = (*_TEXTS, *PARAMETERS, "keys")
 def load_settings(overrides: Mapping[str, object] | None = None) -> Settings:
     """The settings in force.
 
-    overrides: values of command-line flags by setting; a None is a flag not given.
-    Raises SettingsError for a key that does not exist, a value of the wrong type or out of
-    range, and a file that cannot be read.
+    overrides: values of command-line flags by setting; None for an absent flag. Raises
+    SettingsError for an unknown key, a value of the wrong type or out of range, and an unreadable
+    file.
     """
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
@@ -109,10 +108,9 @@ def load_settings(overrides: Mapping[str, object] | None = None) -> Settings:
 
 
 def keep_settings(values: Mapping[str, str | float | int | None]) -> None:
-    """Write settings into the file, by name, and leave everything else there as it is.
+    """Write settings into the file, by name; the rest of the file stays unchanged.
 
-    values: None takes a setting out of the file.
-    Raises SettingsError, and changes nothing, when that cannot be done.
+    values: None removes a setting. Raises SettingsError, and changes nothing, when that fails.
     """
     import tomlkit
 
@@ -130,7 +128,7 @@ def keep_settings(values: Mapping[str, str | float | int | None]) -> None:
                 document[name] = value
             else:
                 new[name] = value
-        # Before the first table, where keys of the top level stand.
+        # Before the first table, where top-level keys belong.
         write_whole(path, tomlkit.dumps(new) + tomlkit.dumps(document))
     except SettingsError as error:
         raise SettingsError(f"{failure}: {error}") from None
@@ -139,7 +137,7 @@ def keep_settings(values: Mapping[str, str | float | int | None]) -> None:
 
 
 def _file_text() -> str:
-    """The settings file's text; "" when there is none. Raises SettingsError."""
+    """The text of the settings file; "" when there is none. Raises SettingsError."""
     try:
         return read_text(settings_path(), SettingsError)
     except FileNotFoundError:
@@ -168,7 +166,7 @@ def _from_environment() -> Iterator[tuple[str, object, str]]:
 
 
 def _number(name: str, text: str) -> object:
-    """The number that `text` stands for when the setting is one; else the text itself."""
+    """Parse `text` as a number if the setting is one; otherwise return the text."""
     try:
         return PARAMETERS[name].kind(text)
     except (KeyError, ValueError):
@@ -182,7 +180,7 @@ def _from_flags(overrides: Mapping[str, object]) -> Iterator[tuple[str, object, 
 
 
 def _checked(name: str, value: Any, origin: str) -> Any:
-    """`value` as the setting's type. Raises SettingsError that names its origin."""
+    """Convert `value` to the setting's type. Raises SettingsError that names its origin."""
     if name not in _NAMES:
         raise SettingsError(f"{origin}: there is no setting {name!r}{suggestion(name, _NAMES)}")
     if name == "keys":

@@ -1,11 +1,7 @@
-"""How tokens and numbers are written and coloured wherever a model is looked into.
+"""How tokens, numbers and sizes are written and coloured in views of a model.
 
-Keep: what `visible` returns is one line that a terminal can be given, and every colour comes with
-words or numbers beside it, so that nothing is lost where there are none.
-
-Numbers of bytes in words.
-
-Keep: powers of ten, as file managers, hubs and makers of memory count.
+Invariant: `visible` returns one line that is safe in a terminal, and every colour comes with words
+or numbers, so that nothing is lost without colours.
 """
 
 from itertools import pairwise
@@ -26,12 +22,12 @@ _WHITE: RGB = (255, 255, 255)
 
 
 def visible(piece: str) -> str:
-    """A token's text on one line, its line breaks and tabs as marks."""
+    """A token's text on one line, with marks for line breaks and tabs."""
     return printable(piece).translate(_MARKS)
 
 
 def percent(share: float) -> str:
-    """A probability in five columns."""
+    """A probability, five columns wide."""
     if share >= 0.9995:
         return " 100%"
     if 0 < share < 0.0005:
@@ -46,9 +42,9 @@ def bar(share: float, width: int) -> str:
 
 
 def likelihood_color(probability: float) -> RGB:
-    """Red for a token that surprises, green for one that was certain.
+    """Red for a surprising token, green for a certain one.
 
-    The scale is that of the square root, because most tokens worth a look are below 0.25.
+    The scale is the square root, because most interesting tokens are below 0.25.
     """
     return _between(_LIKELIHOOD, probability**0.5)
 
@@ -59,29 +55,29 @@ def weight_color(weight: float) -> RGB:
 
 
 def cell_color(weight: float) -> RGB:
-    """A weight's colour in a map of all heads, where most are small."""
+    """The colour of a weight in a map of all heads, where most weights are small."""
     return weight_color(weight**0.5)
 
 
 def cell_number(weight: float, columns: int) -> str:
-    """A weight in a map: in percent, or in tenths where there is one column."""
+    """A weight in a map: in percent, or in tenths if the map has one column per weight."""
     number = min(99, round(100 * weight)) if columns > 1 else min(9, int(10 * weight))
     return f"{number:>{columns}}"
 
 
 def head_name(head: int, columns: int) -> str:
-    """A head's number above its column of a map, from 0; its last digit where there is one."""
+    """The heading of a head's column in a map, from 0; its last digit if there is one column."""
     return f"{head:>{columns}}" if columns > 1 else str(head % 10)
 
 
 def contrast(one: RGB, other: RGB) -> float:
-    """The contrast ratio of two colours as WCAG 2.2 has it, from 1 to 21."""
+    """The contrast ratio of two colours by WCAG 2.2, from 1 to 21."""
     darker, lighter = sorted((_luminance(one), _luminance(other)))
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def _luminance(color: RGB) -> float:
-    """The relative luminance of an sRGB colour (WCAG 2.2), from 0 to 1."""
+    """The relative luminance of an sRGB colour by WCAG 2.2, from 0 to 1."""
     parts = (value / 255 for value in color)
     red, green, blue = (
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
@@ -90,12 +86,12 @@ def _luminance(color: RGB) -> float:
 
 
 def ink_on(color: RGB) -> RGB:
-    """Black or white, whichever is easier to read on a colour: never below a contrast of 4.5."""
+    """Black or white, whichever is easier to read on a colour: a contrast of 4.5 at least."""
     return max(_BLACK, _WHITE, key=lambda ink: contrast(ink, color))
 
 
 def hexadecimal(color: RGB) -> str:
-    """A colour as styles have it: #rrggbb."""
+    """A colour as style sheets have it: #rrggbb."""
     return "#{:02x}{:02x}{:02x}".format(*color)
 
 
@@ -113,6 +109,9 @@ _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def size_in_words(count: int) -> str:
-    """A number of bytes for a sentence: 40.0 kB, 98.4 MB, 1.5 GB."""
+    """A number of bytes in words: 40.0 kB, 98.4 MB, 1.5 GB.
+
+    Powers of ten, as in file managers and on hubs.
+    """
     unit, name = next((it for it in _UNITS if count >= it[0]), _UNITS[-1])
     return f"{count / unit:,.1f} {name}"

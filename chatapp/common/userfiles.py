@@ -1,7 +1,7 @@
-"""Files that users write, and sentences that say what is wrong with them.
+"""Files that users write, and sentences on their faults.
 
-Keep: what cannot be read or written is one printable sentence that names the file; a write puts
-a whole new file in the place of the old one, or leaves the old one unchanged.
+Invariant: an unreadable or unwritable file gives one printable sentence that names it; a write
+replaces the whole file or leaves it unchanged.
 """
 
 import difflib
@@ -21,31 +21,31 @@ from typing import Any, BinaryIO
 from chatapp.common.foreign import printable
 
 Location = tuple[str | int, ...]
-"""A place in a TOML or JSON file: keys, and numbers in a list, from 0."""
+"""A place in a TOML or JSON file: keys, and list indices from 0."""
 
 _BOM = b"\xef\xbb\xbf"
 
 _BINARY = getattr(os, "O_BINARY", 0)
-"""Windows would otherwise translate the ends of lines."""
+"""Without it, Windows would translate line ends."""
 
 
 class UserError(Exception):
-    """What the user can put right, in one sentence on one printable line; exit status 2."""
+    """A fault that the user can correct: one sentence on one printable line; exit status 2."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(printable(" ".join(sentence.splitlines())))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence on an unknown word: the known one probably meant, or nothing."""
+    """The end of a sentence on an unknown word: the nearest known word, or ""."""
     close = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def missing_path(name: str, what: str = "file or folder") -> str:
-    """A sentence on a path that leads nowhere, so that no hub need be asked for it; else nothing.
+    """A sentence on a path that does not exist, so that no hub is asked for it; otherwise "".
 
-    A hub id looks like a relative path. It is taken for one where its first part is a folder here.
+    A hub id looks like a relative path. It is taken for a path if its first part is a folder here.
     """
     path = os.path.expanduser(name)
     folder, last = os.path.split(path)
@@ -58,15 +58,15 @@ def missing_path(name: str, what: str = "file or folder") -> str:
 
 
 def suggestion(word: str, known: Collection[str]) -> str:
-    """The end of a sentence on an unknown word: the known one probably meant, or all of them."""
+    """The end of a sentence on an unknown word: the nearest known word, or all of them."""
     return did_you_mean(word, known) or f"; there are {', '.join(known) or 'none yet'}"
 
 
 def line_of(source: str, location: Location) -> int | None:
-    """The line on which a TOML source sets a key, from 1; None when that cannot be said.
+    """The line on which a TOML source sets a key, from 1; None when unknown.
 
-    tomllib keeps no positions, and this reads less than all of TOML: three quotes within a
-    comment or a string of one line can move or hide the line, never more than that.
+    tomllib returns no positions, and this parser covers only part of TOML: three quotes within a
+    comment or a one-line string can move or hide the line, nothing more.
     """
     blanked = re.sub(
         r'("""|\'\'\').*?\1', lambda match: "\n" * match[0].count("\n"), source, flags=re.DOTALL
@@ -82,15 +82,15 @@ def line_of(source: str, location: Location) -> int | None:
                 return number
         elif assignment and (keys := _dotted(assignment[1])):
             key = (*table, *keys)
-            if location[: len(key)] == key:  # also of what is written within the line
+            if location[: len(key)] == key:  # includes values of inline tables
                 return number
     return None
 
 
 def _table_of(keys: tuple[str, ...], is_item: bool, lengths: dict[Location, int]) -> Location:
-    """Where the table of a header is, with its number in each list of tables.
+    """The location that a table's header names, with its index in each list of tables.
 
-    lengths: of the lists, so far; brought up to date.
+    lengths: of the lists so far; updated.
     """
     table: Location = ()
     for depth, key in enumerate(keys, 1):
@@ -103,7 +103,7 @@ def _table_of(keys: tuple[str, ...], is_item: bool, lengths: dict[Location, int]
 
 
 def _dotted(text: str) -> tuple[str, ...]:
-    """The parts of a dotted key of TOML; none when it is no key."""
+    """The parts of a dotted TOML key; empty when the text is no key."""
     try:
         value: Any = tomllib.loads(f"{text} = 0")
     except (ValueError, RecursionError):
@@ -116,18 +116,18 @@ def _dotted(text: str) -> tuple[str, ...]:
 
 
 def dotted_key(location: Location) -> str:
-    """A place as a sentence names it, such as trips[2].city; numbers count from 1."""
+    """A location as a sentence names it, such as trips[2].city, with indices from 1."""
     parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in location)
     return "".join(parts).removeprefix(".")
 
 
 def quoted(text: str, limit: int = 60) -> str:
-    """A user's text for a sentence: in quotes, escaped and short."""
+    """A user's text for a sentence: quoted, escaped and shortened."""
     return repr(text) if len(text) <= limit else repr(text[:limit]) + "…"
 
 
 def shown(value: object) -> str:
-    """A value of a TOML or JSON file for a sentence, saying what type it has."""
+    """A value of a TOML or JSON file for a sentence, with its type."""
     match value:
         case None:
             return "null"
@@ -145,8 +145,10 @@ def shown(value: object) -> str:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A file that was found rather than named, opened to be read: never a pipe or a device, which
-    may have no end, and never waited for. Raises OSError."""
+    """Open a file that the user did not name, for reading. Raises OSError.
+
+    A pipe or a device is refused without waiting, because it may be endless.
+    """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -156,10 +158,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path, error: type[UserError] = UserError) -> str:
-    """The text of a UTF-8 file, without a byte order mark.
+    """Read a UTF-8 file, without its byte order mark.
 
-    Raises FileNotFoundError when there is no such file, for callers that can do without it, and
-    `error` for a file that cannot be read or is not UTF-8, naming the line.
+    Raises FileNotFoundError when the file is missing, for callers that can do without it, and
+    `error` when it is unreadable or not UTF-8, naming the line.
     """
     try:
         data = path.read_bytes()
@@ -167,7 +169,7 @@ def read_text(path: Path, error: type[UserError] = UserError) -> str:
         raise
     except OSError as problem:
         raise error(f"{path}: cannot be read: {reason(problem)}") from None
-    except ValueError:  # a NUL character, or one that the file system cannot write
+    except ValueError:  # a NUL character, or one that the file system rejects
         raise error(f"{quoted(str(path))}: is not a valid path") from None
     try:
         return data.removeprefix(_BOM).decode()
@@ -177,7 +179,7 @@ def read_text(path: Path, error: type[UserError] = UserError) -> str:
 
 
 def read_required(path: Path, error: type[UserError] = UserError) -> str:
-    """As `read_text`, for a file there has to be: raises `error` when it is missing, too."""
+    """Read a required file like `read_text`; a missing one raises `error`, too."""
     try:
         return read_text(path, error)
     except FileNotFoundError as problem:
@@ -185,25 +187,25 @@ def read_required(path: Path, error: type[UserError] = UserError) -> str:
 
 
 def encoding_hint(data: bytes) -> str:
-    """The end of a sentence on bytes that are no UTF-8: what they may be, and what to do."""
+    """The end of a sentence on bytes that are not UTF-8: their probable encoding, and the remedy."""
     wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     guess = "UTF-16" if wide else "Latin-1 or Windows-1252"
     return f"(perhaps {guess}); save the file as UTF-8"
 
 
 def read_toml(path: Path, error: type[UserError] = UserError) -> dict[str, Any]:
-    """The tables of a TOML file. Raises as `read_text` does, and `error` for broken TOML."""
+    """Read a TOML file. Raises as `read_text` does, and `error` for invalid TOML."""
     return parse_toml(read_text(path, error), path, error)
 
 
 def parse_toml(text: str, path: Path, error: type[UserError] = UserError) -> dict[str, Any]:
-    """The tables in the text of a file. Raises `error` for broken TOML."""
+    """Parse the text of a TOML file. Raises `error` for invalid TOML."""
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise error(f"{path}: is nested too deeply") from None
     except ValueError as problem:
-        # tomllib says the place last.
+        # tomllib puts the position last.
         match = re.fullmatch(r"(.*) \(at (line \d+, column \d+|end of document)\)", str(problem))
         what, place = match.groups() if match else (str(problem), "")
         if place == "end of document":
@@ -214,12 +216,12 @@ def parse_toml(text: str, path: Path, error: type[UserError] = UserError) -> dic
 
 
 def read_json_object(path: Path, error: type[UserError] = UserError) -> dict[str, Any]:
-    """The object in a JSON file. Raises as `read_text` does, and `error` for anything else."""
+    """Read a JSON file that contains an object. Raises as `read_text` does, and `error` otherwise."""
     return parse_json_object(read_text(path, error), str(path), error)
 
 
 def parse_json_object(text: str, origin: str, error: type[UserError] = UserError) -> dict[str, Any]:
-    """The object that a text of JSON is. origin: where it stands. Raises `error`."""
+    """Parse a text that is one JSON object. origin: its file, for the sentence. Raises `error`."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as problem:
@@ -230,16 +232,16 @@ def parse_json_object(text: str, origin: str, error: type[UserError] = UserError
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Put a file in its place at once; see `whole_file`. Raises OSError."""
+    """Replace a file atomically; see `whole_file`. Raises OSError."""
     with whole_file(path) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_named(path: Path, text: str, *, replace: bool = False) -> None:
-    """Put a file that the user has named in its place at once, within a folder that exists.
+    """Replace a file that the user named atomically, within an existing folder.
 
-    replace: whether a file may be there already. Raises OSError, FileExistsError among them, and
-    ValueError for a name that no file can have.
+    replace: whether the file may exist already. Raises OSError, including FileExistsError, and
+    ValueError for an impossible file name.
     """
     if not replace and os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -250,18 +252,18 @@ def write_named(path: Path, text: str, *, replace: bool = False) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A draft beside `path`, to be written, that takes its place when the block has ended.
+    """A draft next to `path` that replaces it when the block has ended.
 
-    It gets the permissions of the file before it; missing folders are made, for this user
-    alone. A link stays one, and a device or a pipe is its own draft. Raises OSError; after an
-    error the file before it is unchanged.
+    The draft gets the permissions of the old file; missing folders are made, for this user only. A
+    link stays a link, and a device or a pipe is written directly. Raises OSError; after an error
+    the old file is unchanged.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
         yield path
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The name is cut so that a long one still fits with what is added.
+    # A long name is cut, so that it still fits with the suffix.
     draft = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(4)}.new")
     draft.open("xb").close()
     try:

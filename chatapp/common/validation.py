@@ -1,8 +1,7 @@
-"""A user's data checked against a model of pydantic's.
+"""Checks a user's data against a pydantic model.
 
-Keep: what is wrong is told in the same words for every file: where, which key, what it is, and
-what was expected. This imports pydantic, so it is imported where a file has been read, and
-never before the first frame.
+Invariant: errors have the same wording for every file: place, key, value, expectation. This module
+imports pydantic, so import it only after a file was read, never before the first frame.
 """
 
 from collections.abc import Iterator
@@ -47,17 +46,17 @@ def validated(
     what: str,
     source: str = "",
 ) -> Model:
-    """Data as a model. Raises `error` for the first thing that is wrong.
+    """Convert data to a model. Raises `error` for the first fault.
 
     origin: the file, for the sentence. what: the kind of file, as in "prompt file". source: its
-    text where that is TOML, for the line.
-    A validator of the model raises ValueError with what stands after the key's name.
+    text if that is TOML, for the line number. A validator of the model raises ValueError with the
+    words that follow the key's name.
     """
     try:
         return model.model_validate(data)
     except ValidationError as problem:
         details = problem.errors()
-    # A key that does not exist is likely why another one is missing: it comes first.
+    # An unknown key is the likely reason why another one is missing, so it comes first.
     first = min(details, key=lambda each: not _is_unknown(each))
     location, table = _resolved(model, first["loc"])
     sentence = _sentence(first, what, table)
@@ -66,7 +65,7 @@ def validated(
 
 
 def strict_model(schema: type) -> type[BaseModel]:
-    """A model of a dataclass, whose own module then loads without pydantic."""
+    """A pydantic model of a dataclass, whose own module then needs no pydantic."""
     definitions: dict[str, Any] = {
         each.name: (each.type, ... if each.default is MISSING else each.default)
         for each in fields(schema)
@@ -76,7 +75,7 @@ def strict_model(schema: type) -> type[BaseModel]:
 
 
 def located(origin: object, source: str, location: Location) -> str:
-    """The beginning of a sentence on a key: the file, the line where it is known, the key."""
+    """The beginning of a sentence on a key: the file, the line if known, the key."""
     line = line_of(source, location)
     return f"{origin}{f', line {line}' if line else ''}: {quoted(dotted_key(location))}"
 
@@ -86,7 +85,7 @@ def _is_unknown(details: ErrorDetails) -> bool:
 
 
 def _sentence(details: ErrorDetails, what: str, table: type[BaseModel]) -> str:
-    """What stands after the key's name. table: where the key stands."""
+    """The words after the key's name. table: the one that contains the key."""
     kind, context = details["type"], details.get("ctx", {})
     if _is_unknown(details):
         return f"is not a key of a {what}{suggestion(str(details['loc'][-1]), table.model_fields)}"
@@ -105,9 +104,9 @@ def _sentence(details: ErrorDetails, what: str, table: type[BaseModel]) -> str:
 
 
 def _resolved(model: type[BaseModel], location: Location) -> tuple[Location, type[BaseModel]]:
-    """The location in the user's own keys, and the model of the table that its last one is in.
+    """The location in the user's keys, and the model of the last table in it.
 
-    Pydantic puts the name of a union's branch among the keys.
+    Pydantic inserts the name of a union's branch among the keys.
     """
     own: list[int | str] = []
     table, inner, in_union = model, model, False
@@ -129,13 +128,13 @@ def _resolved(model: type[BaseModel], location: Location) -> tuple[Location, typ
 
 
 def _is_union(annotation: Any) -> bool:
-    """Whether there is more than one kind of value, None aside."""
+    """Whether it allows more than one type, apart from None."""
     kinds = set(get_args(annotation)) - {NoneType}
     return get_origin(annotation) in (Union, UnionType) and len(kinds) > 1
 
 
 def _branches(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The tables of a union by the tags that tell them apart."""
+    """The tables of a union, by their tags."""
     for branch in get_args(annotation):
         tags = [each.tag for each in getattr(branch, "__metadata__", ()) if isinstance(each, Tag)]
         for tag in tags:
@@ -143,7 +142,7 @@ def _branches(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The tables that an annotation names, however deep."""
+    """The tables that an annotation names, at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):

@@ -1,1 +1,1 @@
-"""A prompt file, a pool and a model: demonstrations chosen, labels scored, texts answered."""
+"""A prompt file, a pool and a model: chooses demonstrations, scores labels, generates answers."""

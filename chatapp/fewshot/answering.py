@@ -1,12 +1,12 @@
-"""Answers to inputs by a prompt file and a model, a label or a text: what `run` and `eval` do.
+"""Answers inputs by a prompt file and a model, with a label or a text: for `run` and `eval`.
 
-How labels become tokens: a label is what `layout` prints after the output prefix, a space
-and the label, and nothing behind it. Only where the tokens of one label begin those of
-another ("entity", "entity type"), which could then never win, each label is followed by the
-first token of what stands between two examples, as if to say that it is over.
+A label's tokens are those that `layout` prints after the output prefix, a space and the label. Only
+where the tokens of one label begin those of another ("entity", "entity type"), which could then
+never win, each label is followed by the first token of the text between two examples, which marks
+its end.
 
-Keep: what is scored or continued are the tokens of the prompt's segments, encoded one by one, so
-that the prompt shown is the prompt the model saw.
+Invariant: the scored or continued tokens are those of the prompt's segments, encoded one by one, so
+the prompt shown is the prompt that the model saw.
 """
 
 import math
@@ -32,24 +32,24 @@ from chatapp.prompting.messages import Segment
 from chatapp.prompting.selection.methods import Selector, vote
 from chatapp.prompting.template import PLAIN
 
-# Labelled at once: enough to share what their prompts have in common, few to lose.
+# Labelled in one batch: enough to share common parts of prompts, few to lose.
 _BATCH = 16
 
-# Texts whose tokens are remembered; demonstrations come back, inputs do not.
+# Texts whose tokens are cached; demonstrations recur, inputs do not.
 _REMEMBERED = 2**14
 
 
 LookUp = Callable[[str, int, Callable[[str], int]], tuple[str, ...]]
-"""Passages of documents for an input, which take at most so many tokens, counted by a function."""
+"""Finds passages of documents for an input, up to a number of tokens counted by a function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An input with its prompt, ready to be answered.
+    """An input with its prompt.
 
-    segments: of the prompt; with channel scoring of the one for the first label.
-    examples, dropped: what is shown and what did not fit, each nearest first.
-    passages: of documents, as they stand before the input.
+    segments: of the prompt; with channel scoring of the one for the first label. examples, dropped:
+    the shown ones and those that did not fit, each nearest first. passages: of documents, as placed
+    before the input.
     """
 
     input: str
@@ -66,13 +66,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a question.
+    """The answer to a question.
 
-    probabilities: of the labels, in their order; empty for a generated text.
-    likelihoods: what they were computed from; None for a vote, a head and a generated text.
-    finished: how a generation ended; None otherwise.
-    prompt_tokens: of the prompt with its demonstrations. seconds: spent on this answer, its
-        share where several were asked at once.
+    probabilities: of the labels, in their order; empty for a generated text. likelihoods: their
+    source; None for a vote, a head and a generated text. finished: how a generation ended; None
+    otherwise. prompt_tokens: of the prompt with its demonstrations. seconds: spent on this answer,
+    or its share of a batch.
     """
 
     question: Question
@@ -85,7 +84,7 @@ class Answer:
 
 
 class Answering(Protocol):
-    """What answers inputs: prompts of a model, or its head."""
+    """Answers inputs with prompts of a model, or with its head."""
 
     def prepare(self, text: str) -> Question: ...
     def answer(self, questions: Sequence[Question]) -> list[Answer]: ...
@@ -95,10 +94,10 @@ class Answering(Protocol):
 class Answerer:
     """A prompt file and a model.
 
-    prompt: its `select`, `scoring` and `style` say how. selector: chooses from its pool; None
-        shows no demonstrations. sampling: of generated answers; what the prompt file says if
-        None. template: what turns are written in. look_up: finds the passages for an input.
-    Raises PromptError when the prompt file asks for a sampling there is not.
+    prompt: its `select`, `scoring` and `style` apply. selector: chooses from its pool; None shows
+    no demonstrations. sampling: of generated answers; None for the prompt file's. template: renders
+    turns. look_up: finds the passages for an input. Raises PromptError for invalid sampling
+    parameters in the prompt file.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class Answerer:
 
     @property
     def label_tokens(self) -> dict[str, int]:
-        """How many tokens of each label are scored."""
+        """The number of scored tokens of each label."""
         return {label: len(ids) for label, ids in self._labels.items()}
 
     def prepare(self, text: str) -> Question:
@@ -148,7 +147,7 @@ class Answerer:
         )
 
     def _passages(self, text: str) -> tuple[str, ...]:
-        """What stands before an input of the documents: at most half of the window."""
+        """The passages of the documents for an input: at most half of the window."""
         if self._look_up is None:
             return ()
         alone = sum(map(self._count, self._layout.render([], text)))
@@ -160,10 +159,10 @@ class Answerer:
         return list(chain.from_iterable(self.answers(questions)))
 
     def answers(self, questions: Iterable[Question]) -> Iterator[list[Answer]]:
-        """Answer questions in their order, each taken when there is room for it.
+        """Answer questions in their order, taking each when there is room for it.
 
-        Labels of some are scored together, and texts of some are generated at once. Yields
-        those that are there, at least one.
+        Labels are scored in batches, and texts are generated together. Yields the finished answers,
+        at least one at a time.
         """
         if self._prompt.select.selector.votes:
             return ([self._by_vote(question)] for question in questions)
@@ -206,11 +205,11 @@ class Answerer:
         return len(segment_ids(segment, self._model.tokenizer, self._encode))
 
     def _room(self, text: str) -> int:
-        """The tokens that a prompt may take, with its label."""
+        """The tokens that a prompt may have, with its label."""
         window = self._model.context
         if not self._prompt.labels:
             return window - min(self._sampling.max_tokens, window // 4)
-        # What `fit` does not know of: the token that ends a label, and other inputs.
+        # `fit` does not count the token that ends a label, or other inputs.
         spare = max(len(ids) for ids in self._labels.values()) - max(
             len(self._answer_ids(label)) for label in self._labels
         )
@@ -238,13 +237,13 @@ class Answerer:
     def _ids(self, segments: Sequence[Segment], *, begins: bool = True) -> list[int]:
         """The tokens of a prompt; the end-of-text token where there are none.
 
-        begins: whether they stand at the beginning; else they go on from a prompt.
+        begins: whether they begin a sequence; otherwise they continue a prompt.
         """
         ids = ids_of(segments, self._model.tokenizer, self._encode, begins=begins)
         return ids or [self._model.tokenizer.end_id]
 
     def _score(self, questions: Sequence[Question]) -> list[Likelihoods]:
-        """Every log-likelihood that the prompt's scoring needs, in one call of the model."""
+        """All log-likelihoods that the prompt's scoring needs, in one call of the model."""
         pairs: list[tuple[list[int], list[int]]] = []
         for question in questions:
             kept = [example.index for example in question.examples]
@@ -299,13 +298,16 @@ class Answerer:
             question = asked.popleft()
             output = text if self._prompt.text is not None else text.strip()
             tokens = len(self._ids(question.segments))
-            # Those at once share the time: of all answers together, it is what they took.
+            # Answers of a batch share its time equally.
             seconds = time.perf_counter() - ended
             yield [Answer(question, output, {}, None, finished, tokens, seconds)]
             ended = time.perf_counter()
 
     def _events(self, questions: Iterable[Question]) -> Iterator[tuple[int, Event]]:
-        """Of generated answers; where a server writes the turns, in its model's own template."""
+        """The events of generated answers.
+
+        If a server renders the turns, in its model's own template.
+        """
         return self._model.generate_many(
             Request(
                 self._ids(question.segments),
@@ -317,7 +319,7 @@ class Answerer:
         )
 
     def _messages(self, question: Question) -> list[dict[str, str]]:
-        """What a server is sent that writes turns itself; nothing for other models."""
+        """The messages for a server that renders turns itself; none for other models."""
         layout = self._layout
         if not isinstance(layout, TurnsLayout) or not self._model.takes_messages:
             return []
@@ -327,7 +329,7 @@ class Answerer:
 
 
 def sampling_of(prompt: PromptFile, base: Sampling | None = None) -> Sampling:
-    """The sampling a prompt file asks for; what it leaves open is `base`'s.
+    """The sampling of a prompt file; parameters that it leaves out are `base`'s.
 
     Raises PromptError that names the key with a value out of range.
     """

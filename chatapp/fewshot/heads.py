@@ -1,6 +1,6 @@
-"""Labels from the head that a run of finetune put on a model, in place of likelihoods.
+"""Labels from the head that a run of finetune added to a model, instead of likelihoods.
 
-Keep: a head reads the input alone, as it was trained to: no instruction, no demonstrations.
+Invariant: a head reads only the input, as in training: no instruction, no demonstrations.
 """
 
 import time
@@ -15,7 +15,7 @@ from chatapp.prompting.messages import Segment
 
 
 def head_of(model: LanguageModel) -> HeadModel | None:
-    """The head with labels of texts that stands beside a model's files; None of other models.
+    """The label head stored with a model's files, or None.
 
     Raises ModelError.
     """
@@ -28,9 +28,9 @@ def head_of(model: LanguageModel) -> HeadModel | None:
 
 
 class HeadAnswerer:
-    """The labels of a prompt file, chosen by a head that has the same ones.
+    """Answers with the labels of a prompt file, chosen by a head that has the same ones.
 
-    Raises PromptError when it has others.
+    Raises PromptError when the labels differ.
     """
 
     def __init__(self, head: HeadModel, prompt: PromptFile) -> None:
@@ -42,7 +42,7 @@ class HeadAnswerer:
         self._head, self._prompt = head, prompt
 
     def prepare(self, text: str) -> Question:
-        """An input as the head reads it."""
+        """The question of an input, as the head reads it."""
         return Question(text, [Segment("user", text.strip())], [], [])
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:

@@ -1,7 +1,7 @@
-"""From log-likelihoods to probabilities of labels: three ways to decide between them.
+"""From log-likelihoods to probabilities of labels, in three ways.
 
-Keep: everything here is arithmetic on the numbers of a `Likelihoods`, so that an answer can be
-decided again, by another rule, without the model.
+Invariant: these functions need only the numbers of a `Likelihoods`, so another rule can decide an
+answer again without the model.
 """
 
 import math
@@ -12,18 +12,18 @@ from statistics import fmean
 from chatapp.prompting.files.promptfile import Scoring
 
 CONTENT_FREE = ("N/A", "", "[MASK]")
-"""What stands in for an input that says nothing (Zhao et al. 2021)."""
+"""Inputs without content (Zhao et al. 2021)."""
 
 ByLabel = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Likelihoods:
-    """What the model said of one input: sums over tokens, in nats, by label.
+    """The likelihoods for one input: sums over tokens, in nats, by label.
 
-    direct: log p(label | demonstrations, input).
-    content_free: the same with each of CONTENT_FREE for the input; empty if not asked for.
-    channel: log p(input | turned demonstrations, label); empty if not asked for.
+    direct: log p(label | demonstrations, input). content_free: the same with each of CONTENT_FREE
+    as the input; empty if not needed. channel: log p(input | reversed demonstrations, label); empty
+    if not needed.
     """
 
     direct: ByLabel = field(default_factory=dict)
@@ -32,13 +32,12 @@ class Likelihoods:
 
 
 def probabilities(likelihoods: Likelihoods, scoring: Scoring) -> dict[str, float]:
-    """The probability of each label, normalised over the labels.
+    """The probability of each label, normalized over the labels.
 
-    direct: p(label | input).
-    calibrated: p(label | input) / p(label), where p(label) is the mean over the content-free
-        inputs: contextual calibration with W = diag(p)⁻¹ and b = 0 (Zhao et al. 2021).
-    channel: p(input | label), every label as likely as any other beforehand (Min et al. 2021).
-    Raises ValueError when the numbers that the scoring needs are not there.
+    direct: p(label | input). calibrated: p(label | input) / p(label), where p(label) is the mean
+    over the content-free inputs: contextual calibration with W = diag(p)⁻¹ and b = 0 (Zhao et al.
+    2021). channel: p(input | label), with equal prior probabilities (Min et al. 2021). Raises
+    ValueError when the required numbers are missing.
     """
     needed = {
         "direct": likelihoods.direct,

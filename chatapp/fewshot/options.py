@@ -1,7 +1,7 @@
-"""What the options of `run` and `eval` make of a prompt file.
+"""Applies the options of `run` and `eval` to a prompt file.
 
-Keep: an option says what the prompt file's own key would say, and is refused in a sentence that
-names it and the values there are.
+Invariant: an option means what the prompt file's key means, and an invalid one is refused in a
+sentence that names it and its possible values.
 """
 
 from collections.abc import Collection
@@ -25,7 +25,7 @@ _Name = TypeVar("_Name", bound=str)
 
 
 def one_of(value: str, known: Collection[_Name], option: str) -> _Name:
-    """The value as one of the known names. Raises PromptError that lists them."""
+    """Check that a value is one of the known names. Raises PromptError that lists them."""
     if value not in known:
         raise PromptError(_not_known(option, value, known))
     return cast(_Name, value)
@@ -36,7 +36,7 @@ def _not_known(option: str, value: str, known: Collection[str]) -> str:
 
 
 def method_and_encoder(value: str) -> tuple[str, str | None]:
-    """`knn` or `knn:minilm`: how to select, and by which encoder. Raises PromptError."""
+    """Split `knn` or `knn:minilm` into method and encoder. Raises PromptError."""
     name, colon, encoder = value.partition(":")
     method = _named(name)
     if colon and not method.needs_encoder:
@@ -71,7 +71,7 @@ def changed(
     seed: int | None = None,
     style: str | None = None,
 ) -> PromptFile:
-    """The prompt file with some of its keys changed; None leaves one as it is.
+    """A copy of the prompt file with changed keys; None leaves one unchanged.
 
     seed: of the selection, and of sampling. Raises PromptError.
     """
@@ -79,7 +79,7 @@ def changed(
     if select is not None:
         method, encoder = method_and_encoder(select)
         keys["method"] = method
-        # The file's encoder stays in force where the option names none.
+        # The file's encoder applies unless the option names one.
         keys |= {"encoder": encoder} if encoder else {}
     if order is not None:
         keys["order"] = one_of(order, ORDERS, "--order")
@@ -97,10 +97,10 @@ def changed(
 def selector_for(
     prompt: PromptFile, model: LanguageModel | None, progress: Progress | None = None
 ) -> Selector | None:
-    """What chooses demonstrations as the prompt file says; None where there are none to choose.
+    """The selector for the prompt file; None when it has no demonstrations.
 
-    model: for the encoder `lm`. Raises ModelError when the encoder cannot be had, PromptError
-    when its embeddings cannot be used.
+    model: for the encoder `lm`. Raises ModelError when the encoder is not available, PromptError
+    when its embeddings are invalid.
     """
     if not len(prompt.pool) or prompt.text is not None:
         return None

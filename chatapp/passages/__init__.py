@@ -1,1 +1,1 @@
-"""A folder of texts gives passages for a prompt: files found, read, cut, indexed and searched."""
+"""Passages of a folder of texts for a prompt: find, read, cut, index and search files."""

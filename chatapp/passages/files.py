@@ -1,7 +1,7 @@
-"""Which files a search goes through: files, folders and patterns, with .gitignore respected.
+"""Lists the files to search: files, folders and patterns, respecting .gitignore.
 
-Keep: what is found is a regular file that no link led to from within a folder, so that no walk
-goes round or leaves the folders that the user has named.
+Invariant: every listed file is a regular file that no link within a folder led to, so a walk ends
+and stays in the folders that the user named.
 """
 
 import glob
@@ -19,17 +19,16 @@ from chatapp.common.userfiles import missing_path, open_regular, quoted, reason
 from chatapp.prompting.files.documents import DocumentsError
 
 MOST_FILES = 50_000
-"""Beyond it a folder was hardly meant: a whole disk, a cache."""
+"""More files are probably a mistake: a whole disk, a cache."""
 
 _IGNORE_FILE = ".gitignore"
 _MOST_RULES = 2**20
-"""Bytes of one that are read."""
+"""Bytes of a .gitignore that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file with what tells whether it has changed: its size in bytes, and when it was
-    modified, in nanoseconds."""
+    """A file with the facts that show a change: size in bytes, modification time in nanoseconds."""
 
     path: str
     size: int
@@ -38,13 +37,13 @@ class SourceFile:
 
 @dataclass(slots=True)
 class Listing:
-    """The files of some paths by name, and how many were left out for each reason."""
+    """The files of some paths by name, and the number left out for each reason."""
 
     files: dict[str, SourceFile] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
 
     def add(self, path: Path) -> None:
-        """Take a file, or count why not. Raises DocumentsError when there are too many."""
+        """Add a file, or count why not. Raises DocumentsError when there are too many."""
         name = str(path)
         try:
             status = path.lstat()
@@ -66,10 +65,11 @@ class Listing:
 
 
 def list_files(paths: Sequence[str]) -> Listing:
-    """The files that paths stand for: a file itself, a folder with all below it but what its
-    .gitignore files and names with a dot in front leave out, a pattern with what it matches.
+    """List the files that paths name.
 
-    Raises DocumentsError, in a sentence, for a path that leads nowhere.
+    A path is a file, a folder with everything below it (except names that begin with a dot and
+    those ignored by its .gitignore files), or a pattern with its matches. Raises DocumentsError, in
+    a sentence, for a path that does not exist.
     """
     listing = Listing()
     for name in paths:
@@ -126,7 +126,7 @@ _Rules = list[tuple[str, GitIgnoreSpec]]
 
 
 def _rules_above(top: Path) -> _Rules:
-    """The rules of the repository that a folder lies in, from above the folder."""
+    """The rules of the repository around a folder, from above the folder."""
     above = list(top.parents)
     roots = [place for place, folder in enumerate(above) if (folder / ".git").exists()]
     if not roots or (top / ".git").exists():
@@ -144,7 +144,7 @@ def _rules_of(folder: Path) -> Iterator[tuple[str, GitIgnoreSpec]]:
 
 
 def _is_ignored(path: str, rules: _Rules) -> bool:
-    """Whether the innermost rule that says something of a path says to leave it out."""
+    """Whether the innermost rule that matches a path ignores it."""
     for folder, spec in reversed(rules):
         said = spec.check_file(path.removeprefix(folder)).include
         if said is not None:

@@ -1,10 +1,10 @@
-"""The text of an HTML page, paragraph by paragraph, in time that grows with its length alone.
+"""The text of an HTML page, paragraph by paragraph, in time linear in its length.
 
-Python's own parser looks for the end of an unfinished tag again from each `<`, which takes
-seconds for 160 kB that are made to do harm.
+Python's own parser searches for the end of an unfinished tag again from each `<`, which takes
+seconds for 160 kB of hostile input.
 
-Keep: nothing a reader of the page would not see becomes text: no script, style or comment, and
-nothing is fetched.
+Invariant: only what a reader of the page would see becomes text: no script, style or comment, and
+nothing is downloaded.
 """
 
 import html
@@ -23,8 +23,8 @@ _HEADINGS = frozenset(f"h{level}" for level in range(1, 7))
 
 _MARKUP = re.compile(r"<(?:!--|[!?]|/?[a-zA-Z])")
 _NAME = re.compile(r"[^\s/>]*")
-# A quote opens a value only behind "=". No alternative gives back what it has taken, and a quote
-# that is never closed is looked for once.
+# A quote opens a value only behind "=". No alternative backtracks, and a quote that is never closed
+# is searched once.
 _REST = re.compile(r"""(?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+')|=)*+>""")
 
 HtmlBlock = tuple[str, str, str, int]
@@ -32,9 +32,9 @@ HtmlBlock = tuple[str, str, str, int]
 
 
 def html_blocks(text: str) -> list[HtmlBlock]:
-    """The paragraphs of a page, its headings and list items among them, in their order.
+    """The paragraphs of a page in order, including headings and list items.
 
-    A page of broken HTML gives what a lenient reader makes of it.
+    Broken HTML is read leniently.
     """
     page = _Page()
     for kind, value, line in _pieces(text):
@@ -49,8 +49,10 @@ def html_blocks(text: str) -> list[HtmlBlock]:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str, int]]:
-    """Texts, start tags and end tags in turn: (kind, text or name, line). What never ends, such
-    as a comment without its end, hides what comes after it."""
+    """Yield texts, start tags and end tags as (kind, text or name, line).
+
+    An unfinished construct, such as a comment without its end, hides what follows.
+    """
     place, line = 0, 1
     while place < len(text):
         mark = _MARKUP.search(text, place)
@@ -72,10 +74,10 @@ def _pieces(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _markup(text: str, mark: re.Match[str]) -> tuple[str, str, int]:
-    """A tag's kind and name, both empty for what is none, and where it ends; 0 if nowhere."""
+    """A tag's kind and name, both empty for other markup, and its end; 0 if there is none."""
     start = mark.start()
     if mark[0] == "<!--":
-        end = text.find("-->", start + 2)  # "<!-->" is one that is empty
+        end = text.find("-->", start + 2)  # "<!-->" is an empty one
         return "", "", end + 3 if end >= 0 else 0
     if mark[0] in ("<!", "<?"):
         return "", "", text.find(">", start) + 1
@@ -94,7 +96,7 @@ def _unescaped(text: str) -> str:
 
 
 class _Page:
-    """The blocks of a page as far as it is read."""
+    """The blocks of a page, as far as it was read."""
 
     def __init__(self) -> None:
         self.blocks: list[HtmlBlock] = []
@@ -133,7 +135,7 @@ class _Page:
         self._parts.append(text if self._preformatted else re.sub(r"\s+", " ", text))
 
     def end_block(self, tag: str = "") -> None:
-        """Let what was read since the last block be one; a heading if that tag ends it."""
+        """End the current block; it is a heading if that tag ends one."""
         text = "".join(self._parts)
         self._parts.clear()
         if not self._preformatted:

@@ -1,10 +1,10 @@
-"""Passages of files, kept in an SQLite file and renewed for the files that changed.
+"""Passages of files in an SQLite file, renewed for changed files.
 
-A file counts as unchanged while its size and time are what they were; one with another time and
-the same digest is not read again. SQLite's FTS5 keeps the words.
+A file counts as unchanged while its size and time are the same; one with another time and the same
+digest is not parsed again. SQLite's FTS5 indexes the words.
 
-Keep: each file's passages change in one transaction, so that a killed process loses a batch of
-files at most, and two processes that renew one index at once do the same work twice, no harm.
+Invariant: each file's passages change in one transaction, so a killed process loses at most one
+batch of files, and two processes that renew one index at once only do the same work twice.
 """
 
 import math
@@ -25,20 +25,21 @@ from chatapp.passages.reading import Piece, Unreadable
 from chatapp.prompting.files.documents import DocumentsError
 
 Progress = Callable[[int, int], None]
-"""Called with how many bytes are read, and of how many."""
+"""Called with the number of bytes read, and their total."""
 
 _BATCH = 200
 """Files between two commits."""
 
 _RACY_SECONDS = 2.0
-"""A file that was read so soon after it changed may have changed again within one tick of the
-file system's clock, as git has it."""
+"""A file read so soon after its change may change again within one tick of the file system's clock;
+git has the same rule.
+"""
 
 _MOST_WORDS = 64
-"""Words of a question that are looked up; SQLite bounds how many queries one statement joins."""
+"""Words of a question that are looked up; SQLite limits the number of joined queries."""
 
 _LEAST_FTS5_IDF = 1e-6
-"""What FTS5 takes for the inverse document frequency of a word in half of the passages or more."""
+"""FTS5's inverse document frequency of a word in half of the passages or more."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -76,8 +77,8 @@ END;
 class Passage:
     """A passage that was found.
 
-    file: its path. place: where in it, in words. score: how near it is to the query, larger
-        is nearer; what it counts, the method says. identity: of its row in the index.
+    file: its path. place: its position in the file, in words. score: its similarity to the query by
+    the search method, larger is nearer. identity: of its row in the index.
     """
 
     identity: int
@@ -94,16 +95,16 @@ class Index:
     """
 
     def __init__(self, file: Path, size: int) -> None:
-        """size: of a passage, in characters; an index of another size is another file."""
+        """size: of a passage, in characters; each size has its own index file."""
         self._file = file
         self._size = size
 
     def renew(
         self, files: dict[str, SourceFile], reader: DocumentReader, progress: Progress
     ) -> Counter[str]:
-        """Bring the index up to date with the files there are now.
+        """Update the index to the current files.
 
-        Returns how many files give no passages, for each reason.
+        Returns the number of files without passages, for each reason.
         """
         with self._open() as database:
             known = {
@@ -138,7 +139,7 @@ class Index:
             return row[0], row[1]
 
     def texts(self) -> tuple[list[int], list[str]]:
-        """The identity and the text of each passage, its headings before it."""
+        """The identity and the text of each passage, preceded by its headings."""
         with self._open() as database:
             rows = database.execute("SELECT id, title, text FROM passages ORDER BY id").fetchall()
         return [row["id"] for row in rows], [f"{row['title']}\n{row['text']}" for row in rows]
@@ -146,9 +147,9 @@ class Index:
     def by_words(self, query: str, limit: int) -> list[tuple[int, float]]:
         """The passages with the highest BM25 (k1 = 1.2, b = 0.75) for the words of a query.
 
-        Returns (identity, score) pairs, the best first. The term frequencies are those of
-        SQLite's FTS5; the inverse document frequency is Lucene's, ln(1 + (N - n + 0.5) / (n + 0.5))
-        for a word in n of N passages, because that of FTS5 is 0 for a word in half of them.
+        Returns (identity, score) pairs, the best first. The term frequencies are those of SQLite's
+        FTS5; the inverse document frequency is Lucene's, ln(1 + (N - n + 0.5) / (n + 0.5)) for a
+        word in n of N passages, because that of FTS5 is 0 for a word in half of them.
         """
         with self._open() as database:
             (passages,) = database.execute("SELECT count(*) FROM passages").fetchone()
@@ -171,8 +172,10 @@ class Index:
             return [(row["id"], row["score"]) for row in rows]
 
     def passages(self, scores: Sequence[tuple[int, float]]) -> list[Passage]:
-        """The passages with these identities, in their order. One that another process has
-        replaced meanwhile is left out."""
+        """The passages with these identities, in their order.
+
+        One that another process has replaced in the meantime is left out.
+        """
         with self._open() as database:
             found = []
             for identity, score in scores:
@@ -192,9 +195,9 @@ class Index:
         file: SourceFile,
         report: Callable[[float], None],
     ) -> None:
-        """Read a file that may have changed, and put its passages in the place of the old.
+        """Read a file that may have changed, and replace its passages.
 
-        report: called often with how much of the file is read, from 0 to 1.
+        report: called often with the fraction of the file that was read, from 0 to 1.
         """
         path, read_at = Path(file.path), time.time_ns()
         row = database.execute(
@@ -233,7 +236,7 @@ class Index:
                 database.execute("PRAGMA synchronous = NORMAL")
                 database.execute("PRAGMA foreign_keys = ON")
                 if not database.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-                    # As one: who finds a table finds the triggers too.
+                    # In one transaction: whoever finds a table finds the triggers too.
                     database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
                 yield database
             finally:
@@ -252,7 +255,7 @@ def _replace_file(
     digest: bytes | None,
     left_out: str = "",
 ) -> int | None:
-    """The new row of a file, whose passages before it are gone."""
+    """Insert a new row for a file and delete its old passages; return the row's identity."""
     database.execute("DELETE FROM files WHERE path = ?", (file.path,))
     return database.execute(
         "INSERT INTO files (path, size, modified, read_at, digest, left_out)"
@@ -262,7 +265,9 @@ def _replace_file(
 
 
 def _report_share(progress: Progress, done: int, size: int, of: int, share: float) -> None:
-    """done: bytes of the files before one of `size` bytes, of which `share` is read."""
+    """Report progress. done: bytes of the files before one of `size` bytes, of which `share` is
+    read.
+    """
     progress(min(done + int(share * size), of), of)
 
 
@@ -272,7 +277,7 @@ def _is_unchanged(file: SourceFile, row: sqlite3.Row) -> bool:
 
 
 def _title(path: Path, piece: Piece) -> str:
-    """What is searched beside a passage's own words: its file's name and its headings."""
+    """Searched in addition to a passage's own words: its file's name and its headings."""
     return printable(f"{path.stem} {piece.headings}".strip())
 
 

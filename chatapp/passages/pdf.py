@@ -1,7 +1,7 @@
 """The text of a PDF, page by page, by pypdf.
 
-A PDF is a program of sorts: one can be made that takes all memory or never ends. So it is read in
-a limited process alone; see reader.py.
+A hostile PDF can take all memory or never end, so it is read only in a limited process; see
+reader.py.
 """
 
 import io
@@ -28,6 +28,6 @@ def pdf_pages(data: bytes) -> list[str]:
             room -= len(pages[-1])
     except (PdfError, MemoryError):
         raise
-    except Exception:  # whatever the library makes of bytes made to break it
+    except Exception:  # whatever the library raises on malicious bytes
         raise PdfError("PDFs that cannot be read") from None
     return pages

@@ -1,6 +1,6 @@
-"""Documents found and read in a limited process, so that no file can stop this one.
+"""Finds and reads documents in a limited process, so that no file can stop this one.
 
-Keep: no byte of a document, and no pattern of a .gitignore, is looked at outside that process.
+Invariant: no byte of a document, and no pattern of a .gitignore, is parsed outside that process.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _SECONDS = 60.0
 _LISTING_SECONDS = 20.0
 _MOST_MEMORY = 2 * 2**30
 _BATCH = 1_000
-"""Passages, or names of files, that are passed on at once."""
+"""Passages, or names of files, in one message."""
 
 _LIMITS = {
     "time": f"files that take longer than {_SECONDS:.0f} seconds",
@@ -37,14 +37,14 @@ _UNLISTED = {
 class DocumentReader:
     """Finds and reads documents, one at a time.
 
-    wait, of each method: called again and again while it goes on; what it raises ends it.
+    wait, of each method: called repeatedly during the work; an exception of it ends the work.
     """
 
     def __init__(self) -> None:
         self._process = LimitedProcess(__name__, "answer", memory=_MOST_MEMORY)
 
     def list_files(self, paths: Sequence[str], wait: Callable[[], None] = do_nothing) -> Listing:
-        """As `files.list_files`. Raises DocumentsError."""
+        """See `files.list_files`. Raises DocumentsError."""
         listing = Listing()
         try:
             for files, left_out in self._process.stream({"list": paths}, _LISTING_SECONDS, wait):
@@ -62,11 +62,10 @@ class DocumentReader:
     def read(
         self, path: str, size: int, known: str, wait: Callable[[], None] = do_nothing
     ) -> Iterator[tuple[str, float, list[Piece]]]:
-        """The passages of a file in batches: (digest, how much of it is read, passages).
+        """The passages of a file in batches: (digest, fraction of the file, passages).
 
-        size: of a passage, in characters. known: the digest that it had; with the same it gives
-            no batch.
-        Raises Unreadable.
+        size: of a passage, in characters. known: the old digest; with an equal one there is no
+        batch. Raises Unreadable.
         """
         request = {"read": path, "size": size, "known": known}
         try:
@@ -83,7 +82,7 @@ class DocumentReader:
 
 
 def answer(request: dict[str, Any]) -> Iterator[Any]:
-    """What the limited process answers."""
+    """Answer requests in the limited process."""
     if "list" in request:
         yield from _listed(request["list"])
     else:

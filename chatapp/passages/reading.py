@@ -1,15 +1,11 @@
-"""Files to blocks of text: paragraphs, headings, pages and rows, each with its place.
+"""Converts files to blocks of text with their places, and blocks to passages.
 
-What a file is, its suffix says: .html, .pdf, .csv, .jsonl and Markdown are read as such, and all
-else that holds text as text, source code too.
+The suffix decides the type of a file: .html, .pdf, .csv, .jsonl and Markdown; any other text file,
+including source code, is plain text.
 
-Keep: a block is printable text, whatever bytes its file holds, and a file that gives none says
-why in a few words.
-
-Blocks of a document to passages of a stated size.
-
-Keep: every word of the blocks is in one passage, in order, and no passage is longer than the
-size.
+Invariant: a block is printable text, whatever bytes its file contains, and a file without text
+gives a reason in a few words. Every word of the blocks is in one passage, in order, and no passage
+is longer than the given size.
 """
 
 import csv
@@ -32,7 +28,7 @@ _MOST_CHARACTERS = 8 * MOST_BYTES
 """Of all blocks of a file: every row of a table repeats the names of its columns."""
 
 _LOOKED_AT = 8192
-"""Bytes in which a NUL makes a file a binary one, as git has it."""
+"""Bytes in which a NUL makes a file binary; git has the same rule."""
 
 _MARKDOWN = (".md", ".markdown", ".mdx")
 _HTML = (".html", ".htm", ".xhtml")
@@ -47,11 +43,10 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a document that is not cut if it need not be.
+    """A piece of a document that should not be cut.
 
-    place: where it begins, in words: "line 12", "page 3". title: of the heading that it is, ""
-        for others. level: of the heading, from 1. alone: a row, which shares its passage with
-        no other.
+    place: its beginning, in words: "line 12", "page 3". title: if it is a heading, else "". level:
+    of the heading, from 1. alone: a row, which shares its passage with no other block.
     """
 
     text: str
@@ -62,7 +57,7 @@ class Block:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a file holds. Raises Unreadable when that is nothing, too much or out of reach."""
+    """The content of a file. Raises Unreadable when it is empty, too large or inaccessible."""
     try:
         with open_regular(path) as file:
             data = file.read(MOST_BYTES + 1)
@@ -76,7 +71,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_blocks(path: Path, data: bytes) -> list[Block]:
-    """The text of a file that holds `data`. Raises Unreadable when there is none."""
+    """The text of a file with the content `data`. Raises Unreadable when there is none."""
     suffix = path.suffix.lower()
     if suffix in _PICTURES:
         raise Unreadable("pictures")
@@ -100,8 +95,11 @@ def _text_blocks(suffix: str, text: str) -> Iterator[Block]:
 
 
 def _bounded(blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks. Raises Unreadable when they are many times their file, as rows can be whose
-    columns have long names."""
+    """Pass the blocks on.
+
+    Raises Unreadable when they are many times larger than their file, as rows can be under long
+    column names.
+    """
     characters = 0
     for block in blocks:
         characters += len(block.text)
@@ -121,12 +119,12 @@ def _text(data: bytes) -> str:
 
 
 def cleaned(text: str) -> str:
-    """A text with lines that end in a newline alone, and nothing a terminal would obey."""
+    """Normalize line ends to newlines and remove what a terminal would obey."""
     return printable(re.sub(r"\r\n?|[\f\v\x85\u2028\u2029]", "\n", text))
 
 
 def _paragraphs(text: str, *, markdown: bool) -> Iterator[Block]:
-    """What stands between empty lines; in Markdown headings too, but for those in code."""
+    """Text between empty lines; in Markdown also headings, except those in code."""
     lines: list[str] = []
     fence = ""
 
@@ -176,7 +174,7 @@ def _pdf_blocks(data: bytes) -> Iterator[Block]:
 
 def _table_rows(text: str, delimiter: str) -> Iterator[Block]:
     """Each row below the first as lines of "column: value"."""
-    # The module's limit is everybody's: others raise it, and what is read should not hang on them.
+    # The module's limit is global and others raise it; the text must not depend on it.
     csv.field_size_limit(2**31 - 1)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
@@ -192,7 +190,7 @@ def _table_rows(text: str, delimiter: str) -> Iterator[Block]:
 
 
 def _json_rows(text: str) -> Iterator[Block]:
-    """Each line as lines of "key: value"; as it stands when it is no object."""
+    """Each line as lines of "key: value", or unchanged when it is no object."""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -218,8 +216,7 @@ _SENTENCE_END = re.compile(r"[.!?…][\"'”’)]*\s|\n")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A passage of one document. headings: those it stands under. place: they, and where it
-    begins."""
+    """A passage of one document. headings: those above it. place: they, and its position."""
 
     headings: str
     place: str
@@ -227,8 +224,11 @@ class Piece:
 
 
 def cut(blocks: Sequence[Block], size: int) -> Iterator[Piece]:
-    """Passages of at most `size` characters: whole paragraphs while they fit together, and a
-    new one at each heading and row. A longer block is cut after a sentence, else after a word."""
+    """Cut blocks into passages of at most `size` characters.
+
+    A passage has whole paragraphs as long as they fit; each heading and each row begins a new one.
+    A longer block is cut after a sentence, else after a word.
+    """
     headings: list[Block] = []
     kept: list[str] = []
     begins = ""
@@ -277,6 +277,6 @@ def _parts(text: str, size: int) -> Iterator[str]:
 def _end(piece: str, size: int) -> int:
     """Where to cut a text of size + 1 characters."""
     ends = [match.end() for match in _SENTENCE_END.finditer(piece)]
-    # A sentence that ends early would leave a crumb; then a word is good enough.
+    # An early end of a sentence would give a tiny piece; then cut after a word.
     end = ends[-1] if ends and ends[-1] > size // 2 else piece.rfind(" ")
     return min(end, size) if end > 0 else size

@@ -1,6 +1,6 @@
-"""Searching documents: by the words they share with a query, by meaning, or by both.
+"""Searches documents by words, by meaning, or by both.
 
-Keep: a search sees the files as they are now; it names a passage that no longer is, never.
+Invariant: a search sees the current files and never returns a passage that no longer exists.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from chatapp.prompting.selection.similarity import Index as Similarity
 
 _FORMAT = 1
-"""Of the index's file; raised with its tables, or with what becomes of a text."""
+"""Of the index's file; raise it when its tables or the cutting of texts change."""
 
 _DEPTH = 50
-"""How far down a ranking is looked at where two are merged."""
+"""Results of each ranking that are merged."""
 
 _DAMPING = 60
 """The constant of reciprocal rank fusion, as in its paper."""
@@ -33,7 +33,7 @@ _DAMPING = 60
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a search goes through. left_out: files without passages, counted by reason."""
+    """The extent of a search. left_out: files without passages, counted by reason."""
 
     files: int
     passages: int
@@ -50,9 +50,9 @@ def _counted(count: int, what: str) -> str:
 
 
 class Documents:
-    """The passages of some files and folders, to be searched.
+    """The passages of some files and folders.
 
-    asked: which, and how. model: for the encoder "lm".
+    asked: which, and how to search. model: for the encoder "lm".
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Documents:
         self._similarity: tuple[list[str], list[int], Similarity] | None = None
 
     def renew(self, progress: Progress | None = None) -> Coverage:
-        """Read what has changed. Raises DocumentsError when there is nothing to search.
+        """Read changed files. Raises DocumentsError when there is nothing to search.
 
-        progress: called often while files are found and read; what it raises ends the reading.
+        progress: called often while files are found and read; an exception of it ends the reading.
         """
         report = progress or (lambda done, of: None)
         listing = self._reader.list_files(self.asked.paths, lambda: report(0, 1))
@@ -87,12 +87,12 @@ class Documents:
         return coverage
 
     def search(self, query: str, progress: Progress | None = None) -> list[Passage]:
-        """As many passages as were asked for at most, the nearest to the query first.
+        """The passages nearest to the query, nearest first, up to the requested number.
 
-        A score is BM25, the cosine of embeddings, or for "both" the sum over the two rankings
-        of 1 / (60 + rank): reciprocal rank fusion (Cormack, Clarke and Büttcher 2009).
-        progress: also of texts that are encoded; see `renew`.
-        Raises DocumentsError, and ModelError when the encoder cannot be had.
+        A score is BM25, the cosine of embeddings, or for "both" the sum over the two rankings of 1
+        / (60 + rank): reciprocal rank fusion (Cormack, Clarke and Büttcher 2009). progress: also
+        counts encoded texts; see `renew`. Raises DocumentsError, and ModelError when the encoder is
+        not available.
         """
         self.renew(progress)
         limit = self.asked.limit
@@ -131,7 +131,7 @@ class Documents:
 
 
 def fused(rankings: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
-    """Rankings merged by reciprocal rank fusion, the best first; equal ones by identity."""
+    """Merge rankings by reciprocal rank fusion, the best first; equal ones by identity."""
     scores: dict[int, float] = {}
     for ranking in rankings:
         for rank, identity in enumerate(ranking, 1):

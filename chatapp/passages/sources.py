@@ -1,8 +1,7 @@
-"""The passages that a reply is grounded in: which of those found fit a prompt, and how they
-stand in it.
+"""The passages that support a reply: which of those found fit a prompt, and their form in it.
 
-Keep: a passage is numbered in the prompt as it is in the reply's list of sources, and what is
-stored with a reply gives the same prompt again, whatever became of the files.
+Invariant: a passage has the same number in the prompt and in the reply's list of sources, and the
+data stored with a reply gives the same prompt again, whatever happens to the files.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +21,7 @@ _LEAD = "Passages of documents:\n\n"
 class Source:
     """A passage that was found for a message.
 
-    file, place, text, score: see `Passage`. number: in the prompt, from 1; 0 is left out for
+    file, place, text, score: see `Passage`. number: in the prompt, from 1; 0 if it was left out for
     length.
     """
 
@@ -34,21 +33,21 @@ class Source:
 
     @property
     def in_prompt(self) -> str:
-        """What stands in the prompt for it."""
+        """Its text in the prompt."""
         return f"[{self.number}] {self.name}, {self.place}\n{self.text}\n\n"
 
     @property
     def name(self) -> str:
-        """Of its file, without the folder, on one line and printable."""
+        """The name of its file, without the folder, on one printable line."""
         return " ".join(printable(PurePath(self.file).name).split())
 
 
 def fitting(
     passages: "Iterable[Passage]", room: int, count: Callable[[str], int]
 ) -> tuple[Source, ...]:
-    """The passages as sources, numbered as far as they fit, the nearest first.
+    """Number the passages that fit, nearest first, and return all as sources.
 
-    room: tokens there are for them. count: the tokens of a text.
+    room: available tokens. count: counts the tokens of a text.
     """
     sources: list[Source] = []
     room -= count(_LEAD)
@@ -66,6 +65,6 @@ def fitting(
 
 
 def texts_in_prompt(sources: Iterable[Source]) -> tuple[str, ...]:
-    """What stands before the question: each numbered passage, the first with what opens them."""
+    """The texts before the question: each numbered passage, the first with an introduction."""
     first, *others = [source.in_prompt for source in sources if source.number] or [""]
     return (_LEAD + first, *others) if first else ()

@@ -1,1 +1,1 @@
-"""Text only: messages, templates and prompts. Nothing here knows a tensor or a screen."""
+"""Messages, templates and prompts as text. Nothing here depends on tensors or screens."""

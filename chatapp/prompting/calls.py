@@ -1,8 +1,8 @@
-"""How a model calls a tool in its text: the patterns that models know, and a reply without them.
+"""How a model calls a tool in its text: the patterns of models, and a reply without its calls.
 
-Keep: for any way to cut a reply into pieces, what comes out is the reply up to the end of its
-first call. Text that turns out to be no call comes out as it was written, and no character that
-could still belong to a call comes out early.
+Invariant: however a reply is cut into pieces, the output is the reply up to the end of its first
+call. Text that turns out to be no call comes out unchanged, and a character that may still belong
+to a call is held back.
 """
 
 import json
@@ -15,22 +15,23 @@ from chatapp.prompting.messages import Call, CallPattern, InlineCalls, JSONCalls
 from chatapp.prompting.thinking import possible_start
 
 _LONGEST = 100_000
-"""Characters of a call; a longer one is text."""
+"""Characters of a call; anything longer is text."""
 
 DEEPEST = 100
-"""Lists and objects within each other in a call's arguments; what nests deeper is no call, because
-Python stores and shows it by recursion, which has an end."""
+"""Nested lists and objects in the arguments of a call. Deeper ones are no call, because Python
+stores and prints them by recursion.
+"""
 
 
 HERMES = JSONCalls("<tool_call>")
 MISTRAL = JSONCalls("[TOOL_CALLS]")
 LLAMA = JSONCalls("<|python_tag|>", bare=True)
 CALCULATOR = InlineCalls("calculator", "expression", "<<", "=", ">>")
-"""The calls of grade-school-math, which the bundled model was taught."""
+"""The calls of grade-school-math, on which the bundled model was trained."""
 
 
 def pattern_in(template: str, special: Collection[str]) -> CallPattern | None:
-    """The pattern of a chat template that can be given tools; None where that is not known."""
+    """The pattern of a chat template that accepts tools; None where that is unknown."""
     if "tools" not in template:
         return None
     if MISTRAL.begin in template:
@@ -43,7 +44,7 @@ def pattern_in(template: str, special: Collection[str]) -> CallPattern | None:
 
 
 def explained(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Instructions on tools for a model whose template knows of none; see `as_text`."""
+    """Instructions on tools for a model whose template does not support them; see `as_text`."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return (
         "You can use these tools:\n"
@@ -63,7 +64,7 @@ def as_text(call: Call) -> tuple[str, str]:
 
 
 def depth(value: object) -> int:
-    """How many lists and objects of JSON stand within each other, the value among them."""
+    """The depth of nested lists and objects in a JSON value; 0 for a scalar."""
     levels, inside = 0, [value]
     while holders := [each for each in inside if isinstance(each, dict | list)]:
         levels += 1
@@ -74,9 +75,9 @@ def depth(value: object) -> int:
 
 
 def with_calls(segments: Sequence[Segment], reply: str, calls: Sequence[Call]) -> list[Segment]:
-    """The segments of a reply with its calls in their places.
+    """Insert calls into the segments of a reply.
 
-    segments: of the reply as a template of this program renders it, in one segment.
+    segments: one segment, rendered by a template of this program.
     """
     if not calls:
         return list(segments)
@@ -100,9 +101,9 @@ def with_calls(segments: Sequence[Segment], reply: str, calls: Sequence[Call]) -
 
 
 class CallFilter:
-    """A reply's text in, its text without calls and its first call out.
+    """Takes the text of a reply, returns it without calls, and its first call.
 
-    tools: the names of those that there are. Only a call between marks may have another name.
+    tools: the names of the available ones. Only a call between marks may have another name.
     """
 
     def __init__(self, pattern: CallPattern, tools: Collection[str]) -> None:
@@ -113,17 +114,19 @@ class CallFilter:
         )
 
     def push(self, text: str) -> tuple[str, Requested | None]:
-        """The text that is certain to be visible once `text` is added, and the call that it
-        ends with. After a call nothing may be pushed."""
+        """The text that is certainly visible once `text` is added, and the call at its end.
+
+        Push nothing after a call.
+        """
         return self._filter.push(text)
 
     def flush(self) -> str:
-        """What was held back, at the end of the reply."""
+        """The text held back so far, at the end of the reply."""
         return self._filter.flush()
 
 
 class _InlineFilter:
-    """All is visible at once, and the text ends where the result is to follow."""
+    """Everything is visible at once; the text ends where the result belongs."""
 
     _LONGEST_ARGUMENT = 200
 
@@ -154,7 +157,7 @@ class _InlineFilter:
 
 
 class _JSONFilter:
-    """Text before a call is visible; from its mark on it is held back until it is whole."""
+    """Text before a call is visible; from its mark on it is held back until the call is complete."""
 
     _BARE = re.compile(r'\{\s*"(name|type|function|parameters)"')
     _MAYBE_BARE = re.compile(r'\{\s*("[a-z]{0,10})?')
@@ -206,7 +209,7 @@ class _JSONFilter:
             self._phase = "text"
 
     def _release(self) -> str:
-        """What turned out to be no call, as text, up to where the next one may begin."""
+        """Return text that is no call, up to where the next call may begin."""
         mark = self._pattern.begin if self._phase == "marked" else ""
         self._phase = "text"
         if mark:
@@ -215,7 +218,7 @@ class _JSONFilter:
         return text
 
     def _body(self) -> tuple[bool, Requested | None]:
-        """Whether a call is over, for good or ill, and the call."""
+        """Whether a call has ended, valid or not, and the call."""
         body, name = self._held, ""
         if self._phase == "marked" and (match := self._NAMED.match(body)):
             name, body = match[1], body[match.end() :]
@@ -233,14 +236,14 @@ class _JSONFilter:
 
 
 class _JSONEnd:
-    """Finds where a JSON object or list ends in a text that grows."""
+    """Finds the end of a JSON object or list in a growing text."""
 
     def __init__(self) -> None:
         self._seen = self._depth = 0
         self._in_string = self._is_escaped = False
 
     def find(self, text: str) -> int:
-        """The place after its end; -1 as long as it has none."""
+        """The position after its end; -1 while there is none."""
         for place in range(self._seen, len(text)):
             character = text[place]
             if self._in_string:
@@ -263,13 +266,13 @@ class _JSONEnd:
 
 
 def _requested(text: str, name: str) -> Requested | None:
-    """The call that a text of JSON is, the first where it is a list; None where it is none.
+    """Parse a call from JSON text, the first one of a list; None for anything else.
 
-    name: of the tool, where the text holds the arguments alone.
+    name: of the tool, where the text contains only the arguments.
     """
     try:
         value = json.loads(text, parse_constant=_refused)
-        # An escape may stand for half a character, which no tokenizer takes.
+        # An escape may be half of a character, which no tokenizer accepts.
         value = json.loads(without_surrogates(json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return None
@@ -282,7 +285,7 @@ def _requested(text: str, name: str) -> Requested | None:
     if not isinstance(value, dict):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # some write the object as a text of JSON
+    if isinstance(arguments, str):  # some models write the object as a JSON string
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
@@ -294,5 +297,5 @@ def _requested(text: str, name: str) -> Requested | None:
 
 
 def _refused(constant: str) -> None:
-    """For NaN and its like, which no other program takes for JSON."""
+    """Reject NaN and infinities, which are not valid JSON."""
     raise ValueError(constant)

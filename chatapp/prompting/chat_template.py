@@ -1,12 +1,11 @@
-"""A model's own chat template: the Jinja program that its tokenizer brings, and its segments.
+"""A model's own chat template: the Jinja program of its tokenizer, rendered to segments.
 
-The program is foreign. It runs in a limited process, with bounds on its size and its steps,
-and is handed strings that remember their origin (see `traced`), so that its output becomes
-segments: what the template wrote, and what each message said.
+The program is foreign. It runs in a limited process, with bounds on its size and its steps, on
+strings that remember their origin (see `traced_text`), so that its output can be split into text of
+the template and text of each message.
 
-Keep: the text of the segments is character for character what transformers'
-`apply_chat_template` gives for the same messages, and a special token stands only in what the
-template itself wrote.
+Invariant: the text equals the output of transformers' `apply_chat_template` for the same messages,
+character for character, and special tokens come only from the template itself.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ from chatapp.prompting.template import OWN, DialogueTemplate
 from chatapp.prompting.thinking import Marks, marks_in
 from chatapp.prompting.traced_text import TEMPLATE, Traced, from_json, joined, origins_of, to_json
 
-# The longest template known has 17 thousand characters, and takes some ten steps a message.
+# The longest known template has 17,000 characters and takes about ten steps per message.
 _LONGEST_SOURCE = 500_000
 
 _MOST_SECONDS = 3.0
@@ -50,21 +49,21 @@ _KINDS: Mapping[str, Kind] = {
     "tool": "tool",
 }
 
-# What templates call the switch for thinking, the commonest first.
+# The names that templates give the switch for thinking, the most common first.
 _SWITCHES = ("enable_thinking", "thinking")
 
-# The origin of instructions that the template gives where a chat has none.
+# The origin of instructions that a template adds to a chat without any.
 _DEFAULT = -2
 
 
 class Turn(NamedTuple):
-    """A message as the template is given it."""
+    """A message in the form that a template gets."""
 
     role: str
     content: Traced
     thoughts: Traced = Traced("")
     call: Mapping[str, Any] = MappingProxyType({})
-    """What else is known of a call, or of the result of one."""
+    """Other fields of a call, or of a call's result."""
 
 
 Turns = list[Turn]
@@ -72,30 +71,28 @@ Turns = list[Turn]
 
 @cache
 def _sandbox() -> LimitedProcess:
-    """Where all templates run, one at a time; it starts with the first."""
+    """The process that runs all templates, one at a time; the first one starts it."""
     return LimitedProcess("chatapp.prompting.template_sandbox", "answer", memory=_MOST_MEMORY)
 
 
 class ChatTemplateError(UserError, ValueError):
-    """A chat template that cannot be used, or that refuses a chat."""
+    """A chat template that is invalid, or that refuses a chat."""
 
 
 class _EndlessError(ChatTemplateError):
-    """A chat template that would take too much in any form of a chat."""
+    """A chat template that exceeds the limits for any form of a chat."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
     """A chat template with the special tokens of its tokenizer.
 
-    source: the Jinja program. origin: where it was found, for error messages.
-    special: the texts of the tokenizer's special tokens.
-    variables: what the program may read besides the messages: `bos_token`, `eos_token` and the
-        other named tokens of the tokenizer, and its own switches.
-    thinking: what its switch for thinking is set to; None leaves that to the template.
-    today: the date that it writes where it asks for one; None for the day it is rendered on.
-    tools: those that the model may call, as JSON schemas of functions.
-    Raises ChatTemplateError when the source is no template.
+    source: the Jinja program. origin: its file, for error messages. special: the texts of the
+    tokenizer's special tokens. variables: what the program may read apart from the messages:
+    `bos_token`, `eos_token` and the other named tokens of the tokenizer, and its own switches.
+    thinking: the value of its switch for thinking; None leaves that to the template. today: the
+    date that it may write; None for the day of rendering. tools: the ones that the model may call,
+    as JSON schemas of functions. Raises ChatTemplateError when the source is no template.
     """
 
     source: str
@@ -117,22 +114,24 @@ class ChatTemplate:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Twelve hex digits over all that decides the text: equal means renders alike, with the
-        switch for thinking set alike."""
+        """Twelve hex digits over everything that determines the text.
+
+        Templates with equal fingerprints render alike, if their switches for thinking are set
+        alike.
+        """
         content = [self.source, sorted(self.variables.items())]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
-        """What is saved next to a model's weights; the program itself is the tokenizer's."""
+        """The data stored next to a model's weights; the program itself is stored by the tokenizer."""
         return {"name": self.name, "fingerprint": self.fingerprint}
 
     def render(self, messages: Sequence[Message], *, open_reply: bool = False) -> list[Segment]:
-        """A chat as segments.
+        """Render a chat as segments.
 
-        messages: as `DialogueTemplate.render` takes them; a chat that ends with a user's
-        message ends with what announces the reply. With `open_reply`, a last assistant message
-        is left open to be continued.
-        Raises ChatTemplateError when the template fails or refuses these messages.
+        messages: as for `DialogueTemplate.render`; a chat that ends with a user's message gets the
+        announcement of the reply. With `open_reply`, a last assistant message stays open to be
+        continued. Raises ChatTemplateError when the template fails or refuses these messages.
         """
         if pattern_in(self.source, self.special) is None:
             messages = self._with_calls_as_text(messages)
@@ -148,34 +147,35 @@ class ChatTemplate:
 
     @property
     def name(self) -> str:
-        """What it is called where templates have names: the model has but one of its own."""
+        """Its name among templates: a model has only one of its own."""
         return OWN
 
     @property
     def switch(self) -> str:
-        """What the template calls its switch for thinking; "" where it has none."""
+        """The template's name for its thinking switch; "" if it has none."""
         return next((name for name in _SWITCHES if name in self._variables), "")
 
     @cached_property
     def marks(self) -> Marks | None:
-        """What stands around a thought of the model; None where it has no such marks."""
+        """The marks around a thought of the model; None if the template has no such marks."""
         return marks_in(self.source, self.special)
 
     @property
     def calls(self) -> CallPattern:
-        """How the model calls tools: as its template has it, or as it is told in words."""
+        """How the model calls tools: by the pattern of its template, or as instructed in words."""
         return pattern_in(self.source, self.special) or HERMES
 
     @cached_property
     def instruction(self) -> str:
-        """What the template tells the model where a chat has no system message; may be empty."""
+        """The template's instruction for a chat without a system message; may be empty."""
         start, end, head = self._default_place
         return head[start:end]
 
     @cached_property
     def stop(self) -> tuple[str, ...]:
-        """What stands after a reply, each of which ends it: the next special token, or the text
-        up to the next message where there is none."""
+        """The strings that end a reply: the next special token, or the text up to the next message
+        where there is none.
+        """
         text = self._text([Message("user", "a"), Message("assistant", "b"), Message("user", "c")])
         after = text.plain()[_end_of(text, 1) : _start_of(text, 2)]
         token = self._special_pattern.search(after) if self.special else None
@@ -183,11 +183,10 @@ class ChatTemplate:
         return (end,) if end else ()
 
     def _text(self, messages: Sequence[Message], *, announce: bool = False) -> Traced:
-        """The chat as the template writes it, in the first form that the template takes.
+        """Write the chat in the first form that the template accepts.
 
-        Where it has no place for a system message, its makers' way is to put the text before
-        the first user message (Gemma's documentation); two messages of one role in a row
-        become one.
+        Without a place for a system message, its text goes before the first user message (as in
+        Gemma's documentation); two consecutive messages of one role become one.
         """
         turns = [
             Turn(
@@ -202,7 +201,7 @@ class ChatTemplate:
         forms.append(_alternating(forms[1]))
         refusal: ChatTemplateError | None = None
         until = time.monotonic() + _MOST_SECONDS
-        # A template that is made for tools alone may need a list of them, be it empty.
+        # A template made for tools only may need a list of them, even an empty one.
         lists: tuple[Any, ...] = (None, ())
         if self.tools and pattern_in(self.source, self.special) is not None:
             lists = (_traced(self.tools, 2 * len(messages)),)
@@ -222,13 +221,13 @@ class ChatTemplate:
         )
 
     def _leaves_out_system(self, messages: Sequence[Message], text: Traced) -> bool:
-        """Whether a template that knows of no system message has passed over one."""
+        """Whether the template silently ignored the system message."""
         first = messages[0]
         told = first.role == "system" and bool(first.text.strip())
         return told and "system" not in self.source and 0 not in origins_of(text)
 
     def _with_calls_as_text(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages for a template that knows of no tools."""
+        """Messages for a template that does not support tools."""
         told = list(messages)
         if self.tools:
             system = told.pop(0).text if told and told[0].role == "system" else self.instruction
@@ -245,7 +244,7 @@ class ChatTemplate:
         return told
 
     def _run(self, turns: Turns, announce: bool, tools: Any, until: float) -> Traced:
-        """What the template writes, by the time `until`. Raises ChatTemplateError."""
+        """Run the template until the time `until`. Raises ChatTemplateError."""
         chat = [
             {"role": turn.role, "content": turn.content, **_thoughts(turn), **turn.call}
             for turn in turns
@@ -270,7 +269,7 @@ class ChatTemplate:
         return text
 
     def _ask(self, request: dict[str, Any], until: float) -> dict[str, Any]:
-        """What the limited process makes of the source. Raises ChatTemplateError."""
+        """Send the source to the limited process. Raises ChatTemplateError."""
         seconds = max(0.0, until - time.monotonic())
         try:
             answer: dict[str, Any] = _sandbox().ask({"source": self.source, **request}, seconds)
@@ -280,7 +279,7 @@ class ChatTemplate:
 
     @cached_property
     def _variables(self) -> frozenset[str]:
-        """The names that the program reads. Raises ChatTemplateError when it is none."""
+        """The names that the program reads. Raises ChatTemplateError when it is invalid."""
         answer = self._ask({}, time.monotonic() + _MOST_SECONDS)
         if "line" in answer:
             raise ChatTemplateError(
@@ -294,13 +293,13 @@ class ChatTemplate:
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:
-        """Matches any special token, the longest where several begin alike."""
+        """Matches any special token, the longest of those with a common beginning."""
         longest_first = sorted(self.special, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)))
 
     @cached_property
     def _default_place(self) -> tuple[int, int, str]:
-        """Where the default instructions stand in the text before the first message."""
+        """The position of the default instructions in the text before the first message."""
         try:
             bare = self._text([Message("user", "u")])
             told = self._text([Message("system", "s"), Message("user", "u")])
@@ -335,7 +334,7 @@ class ChatTemplate:
                 yield from self._own(piece, "marker" if origin == TEMPLATE else "instruction")
 
     def _own(self, piece: str, kind: Kind) -> Iterator[Segment]:
-        """Text of the template, its special tokens apart."""
+        """Split text of the template at its special tokens."""
         start = 0
         for token in self._special_pattern.finditer(piece) if self.special else ():
             if token.start() > start:
@@ -347,19 +346,19 @@ class ChatTemplate:
 
 
 def _start_of(text: Traced, message: int) -> int:
-    """Where a message begins in a text; the end of the text when it is not in it."""
+    """Where a message begins in a text; the end of the text if it is absent."""
     origins = origins_of(text)
     return origins.index(message) if message in origins else len(text)
 
 
 def _end_of(text: Traced, message: int) -> int:
-    """Where a message ends in a text; the end of the text when it is not in it."""
+    """Where a message ends in a text; the end of the text if it is absent."""
     origins = origins_of(text)
     return len(text) - origins[::-1].index(message) if message in origins else len(text)
 
 
 def _without_system(turns: Turns) -> Turns:
-    """The system message put before the first user message."""
+    """Move the system message into the first user message."""
     if len(turns) < 2 or turns[0].role != "system":
         return turns
     system, first, *others = turns
@@ -367,7 +366,7 @@ def _without_system(turns: Turns) -> Turns:
 
 
 def _alternating(turns: Turns) -> Turns:
-    """Messages of one role in a row as one."""
+    """Merge consecutive messages of one role."""
     merged: Turns = []
     for turn in turns:
         if merged and merged[-1].role == turn.role:
@@ -378,9 +377,9 @@ def _alternating(turns: Turns) -> Turns:
 
 
 def _call(message: Message, index: int) -> dict[str, Any]:
-    """The fields of a call, or of its result, by the names that templates know.
+    """The fields of a call, or of its result, by the names that templates use.
 
-    An id is nine letters and digits, as Mistral's demand.
+    An id is nine letters and digits, as Mistral's templates require.
     """
     if message.call is None:
         return {}
@@ -393,7 +392,7 @@ def _call(message: Message, index: int) -> dict[str, Any]:
 
 
 def _traced(value: Any, origin: int) -> Any:
-    """A value of JSON with its texts as those of a message."""
+    """Mark the texts in a JSON value as those of a message."""
     if isinstance(value, str):
         return Traced(value, origin)
     if isinstance(value, Mapping):
@@ -404,9 +403,9 @@ def _traced(value: Any, origin: int) -> Any:
 
 
 def _thoughts(turn: Turn) -> dict[str, Traced]:
-    """What was thought before a reply, by the name that templates look for it under."""
+    """The thought before a reply, under each name that templates look up."""
     return {"reasoning_content": turn.thoughts} if turn.thoughts else {}
 
 
 Template = DialogueTemplate | ChatTemplate
-"""What a chat is written in: the patterns of this program, or a model's own program."""
+"""How a chat is written: by a pattern of this program, or by a model's own program."""

@@ -1,8 +1,8 @@
-"""Examples from files: rows of input and output, read as a stream and kept as two lists.
+"""Examples from files: rows of input and output, read as a stream into two lists.
 
-Keep: what a pool holds is text that a prompt can show as it is. Every row was valid UTF-8 and
-held exactly one input and one output, both strings; anything else is refused in one sentence that
-names the file and the line. A row that stands in the file twice is in the pool once.
+Invariant: every row of a pool was valid UTF-8 and had exactly one input and one output, both
+strings; anything else is rejected with one sentence that names the file and the line. A row that
+occurs twice in the file is in the pool once.
 """
 
 import csv
@@ -25,8 +25,7 @@ POOL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv")
 
 _BOM = b"\xef\xbb\xbf"
 
-# What may stand around a text without making it another text. A minus or a currency sign
-# carries a meaning and is not among them.
+# Characters around a text that do not change its meaning. A minus or a currency sign does.
 _EDGE = " \"'`“”‘’‚„«»()[]{}.,;:!?¡¿"
 
 
@@ -36,7 +35,7 @@ class PromptError(UserError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An input with its right output."""
+    """An input with its correct output."""
 
     input: str
     output: str
@@ -44,34 +43,33 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class PoolRow(Example):
-    """A row of a file; `output` is empty where none was asked for and none was given.
+    """A row of a file; `output` is empty if it was optional and absent.
 
-    fields: the names under which the file held the two.
+    fields: the names of the two in the file.
     """
 
     fields: tuple[str, str] = ("input", "output")
 
 
 def normalise(text: str) -> str:
-    """The form in which two inputs count as the same.
+    """The form in which two inputs count as equal.
 
-    Unicode NFKC, case folded, runs of white space as one space, and the quotes, brackets
-    and punctuation of sentences cut off at both ends. A text of nothing else stays.
+    Unicode NFKC, case folded, runs of white space as one space, quotes, brackets and punctuation
+    removed at both ends. A text of nothing else stays.
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
-    # Folding the case can leave a character and its accent apart again.
+    # Case folding can separate a character from its accent again.
     folded = " ".join(unicodedata.normalize("NFKC", folded).split())
     return folded.strip(_EDGE) or folded
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Examples to choose demonstrations from, an index naming each.
+    """Examples to choose demonstrations from, by index.
 
-    inputs, outputs: equally long. fields: the names under which the first row held them.
-    source: what the rows were read from. repeats: how many rows of it are left out, because
-        another holds the same input and the same output.
-    conflicts: a sentence on each input that stands with two labels.
+    inputs, outputs: equally long. fields: their names in the first row. source: where the rows come
+    from. repeats: rows left out because another has the same input and output. conflicts: a
+    sentence on each input that has two labels.
     """
 
     inputs: list[str]
@@ -89,10 +87,10 @@ class Pool:
 
 
 def read_pool(path: Path, labels: Iterable[str] = ()) -> Pool:
-    """The pool in a JSONL or CSV file (see `read_rows` for what a row looks like).
+    """Read a JSONL or CSV file of examples; for rows see `read_rows`.
 
-    labels: when given, the only outputs there may be.
-    Raises PromptError at the first row that cannot be used, and for a file without rows.
+    labels: the only allowed outputs, if given. Raises PromptError at the first bad row, and for a
+    file without rows.
     """
     return collect(read_rows(path), str(path), "line", labels)
 
@@ -103,7 +101,7 @@ def collect(
     unit: str,
     labels: Iterable[str],
 ) -> Pool:
-    """A pool of rows that are numbered in `source`, as by lines, in the unit named."""
+    """Collect rows into a pool. unit: of the row numbers in `source`, such as lines."""
     allowed = frozenset(labels)
     inputs: list[str] = []
     outputs: list[str] = []
@@ -118,7 +116,7 @@ def collect(
                 f"{did_you_mean(row.output, allowed)}"
             )
         inputs.append(row.input)
-        # A label is one object in memory, however many rows carry it.
+        # All rows with a label share one object in memory.
         outputs.append(sys.intern(row.output))
         numbers.append(number)
         fields = fields or row.fields
@@ -129,13 +127,13 @@ def collect(
 
 
 def _distinct(pool: Pool, location: Callable[[int], str], *, labelled: bool) -> Pool:
-    """The pool with each row once, and with a sentence on each input that has two labels."""
+    """Remove repeated rows, and describe each input that has two labels."""
     repeats: set[int] = set()
     conflicts: list[str] = []
     for indices in _with_equal_inputs(pool.inputs):
         first: dict[str, int] = {}
         repeats.update(i for i in indices if first.setdefault(pool.outputs[i], i) != i)
-        # Of texts, several may be right; of labels, one is.
+        # Several texts may be right, but only one label.
         if labelled and len(first) > 1:
             (one, earlier), (other, later) = list(first.items())[:2]
             conflicts.append(
@@ -155,7 +153,7 @@ def _distinct(pool: Pool, location: Callable[[int], str], *, labelled: bool) -> 
 
 
 def _with_equal_inputs(inputs: list[str]) -> list[list[int]]:
-    """The indices of each input that stands more than once, in rising order."""
+    """The indices of each input that occurs more than once, in rising order."""
     import numpy as np  # here, because help and completion import this module without it
 
     # Sorted hashes take a tenth of the memory of a dictionary of texts.
@@ -171,12 +169,12 @@ def _with_equal_inputs(inputs: list[str]) -> list[list[int]]:
 def read_rows(
     path: Path, *, output_required: bool = True
 ) -> Iterator[tuple[int, PoolRow | PromptError]]:
-    """The rows of a JSONL or CSV file, one at a time, each with the line it begins on.
+    """Read a JSONL or CSV file row by row, each with the line where it begins.
 
     A row is a JSON object, or a CSV row under a header, with one of INPUT_FIELDS and one of
-    OUTPUT_FIELDS; other fields are ignored. White space around both is cut. A row that
-    cannot be used comes as the error that says why, and reading goes on after it.
-    Raises PromptError when the file itself cannot be read.
+    OUTPUT_FIELDS; other fields are ignored. White space around both is removed. A bad row is
+    yielded as the error that explains it, and reading continues. Raises PromptError when the file
+    itself cannot be read.
     """
     if path.suffix.lower() not in POOL_SUFFIXES:
         raise PromptError(f"{path}: expected a file of examples ending in .jsonl or .csv")
@@ -198,7 +196,7 @@ def read_rows(
 
 
 def parse_row(record: Mapping[Any, Any], location: str, *, output_required: bool = True) -> PoolRow:
-    """One row. Raises PromptError, beginning with `location`, when it is not an example."""
+    """Parse one row. Raises PromptError, beginning with `location`, when it is not an example."""
     input_field = _field(record, INPUT_FIELDS, "input", location)
     text = _text(record[input_field], input_field, location)
     if not output_required and not any(name in record for name in OUTPUT_FIELDS):
@@ -239,12 +237,12 @@ def _text(value: object, field: str, location: str) -> str:
 
 
 Record = tuple[int, Mapping[Any, Any] | str]
-"""The line a record begins on, and its fields or, in words, why there are none."""
+"""The line where a record begins, and its fields or the reason why it has none."""
 
 
 def jsonl_records(file: IO[bytes]) -> Iterator[Record]:
-    """The objects of a JSONL file, one a line; blank lines are passed over."""
-    # Lines of bytes, because lines of text would also end at U+2028 and its like.
+    """Yield the objects of a JSONL file, one per line; blank lines are skipped."""
+    # Lines of bytes, because lines of text would also end at U+2028 and similar characters.
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(_BOM)
@@ -254,7 +252,7 @@ def jsonl_records(file: IO[bytes]) -> Iterator[Record]:
 
 def _jsonl_record(line: bytes) -> Mapping[Any, Any] | str:
     try:
-        text = line.decode("utf-8").rstrip()  # an error at the end is in this line's columns
+        text = line.decode("utf-8").rstrip()  # so an error at the end has a column of this line
         record = json.loads(text, object_pairs_hook=unique_keys)
     except UnicodeDecodeError:
         return not_utf8(line)
@@ -280,19 +278,19 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def not_utf8(data: bytes) -> str:
-    """In words, that these bytes are no UTF-8, with a guess at what they are."""
+    """The sentence that bytes are not UTF-8, with a guess at their encoding."""
     return f"is not UTF-8 text {encoding_hint(data)}"
 
 
 def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:
-    """The rows of a CSV file under its header; with `tabs`, of a TSV file, which has no quotes.
+    """Yield the rows of a CSV file under its header; with `tabs`, of a TSV file, without quotes.
 
-    Raises PromptError for a header that cannot be used.
+    Raises PromptError for an invalid header.
     """
-    # A field of any length is fine; the module's limit guards against unclosed quotes, which
-    # strict mode reports.
+    # A field may have any length; the module's limit guards against unclosed quotes, which strict
+    # mode reports.
     csv.field_size_limit(2**31 - 1)
-    # Bytes that are not UTF-8 become lone surrogates here, and an error at their own row.
+    # Bytes that are not UTF-8 become lone surrogates here, and an error at their row.
     lines = (
         (line if number else line.removeprefix(_BOM))
         .decode("utf-8", "surrogateescape")
@@ -325,7 +323,7 @@ def csv_records(file: IO[bytes], *, tabs: bool = False) -> Iterator[Record]:
 
 
 def _csv_fault(row: list[str], header: list[str]) -> str:
-    """What is wrong with a row, in words; with no header yet, it is to be the header."""
+    """What is wrong with a row, in words. header: None when the row is the header."""
     if any(re.search("[\udc80-\udcff]", field) for field in row):
         return not_utf8("".join(row).encode("utf-8", "surrogateescape"))
     if not header:

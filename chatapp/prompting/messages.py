@@ -1,20 +1,13 @@
-"""A chat as roles and texts, before any template has touched it.
+"""A chat as messages, a prompt as segments, and what fits the context window.
 
-Keep: a text is that of the message alone, with no marker of a template, and without what was
-thought before it.
+Messages are roles and texts before any template; they contain no marker of a template. A thought is
+stored apart from its message.
 
-What of a chat fits the context window, and what is left out. Pure arithmetic on counts.
-
-Keep: the oldest whole turns go first, in steps of at least a quarter of the window, and where the
-steps lie depends on the turns before them alone. So the prompt of the next turn nearly always
-starts like that of the last one, whose keys and values the model still holds, and a chat that is
-opened again leaves out what it left out before.
-
-A prompt as a list of segments, so that every character of it has a known origin.
-
-Keep: the concatenated texts are the exact string the model sees, and segments are encoded into
-tokens one by one, which makes the tokens of a prompt a prefix of the tokens of the same
-prompt with its reply.
+Invariants: the oldest whole turns are dropped first, in steps of at least a quarter of the window,
+and the steps depend only on the turns before them. So the next prompt nearly always begins like the
+last one, whose keys and values are cached, and a reopened chat leaves out the same turns. The
+concatenated texts of segments are the exact string that the model sees, and segments are encoded
+one by one, so the tokens of a prompt are a prefix of the tokens of that prompt with its reply.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,12 +17,11 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How a prompt is made to fit.
+    """How a prompt fits the window.
 
-    dropped: how many of the oldest turns are left out.
-    prompt: tokens of the prompt that remains.
-    room: tokens the window leaves for the reply; none or less means that even the
-        instructions and the newest message alone do not fit.
+    dropped: number of oldest turns left out. prompt: tokens of the remaining prompt. room: tokens
+    left for the reply; 0 or less means that even the instructions and the newest message alone do
+    not fit.
     """
 
     dropped: int
@@ -42,9 +34,9 @@ def fit(
 ) -> Budget:
     """Choose which turns of the history to leave out.
 
-    window: longest sequence of the model. instructions, newest: what is never left out.
-    history: the length of each whole turn, a message with its reply, oldest first.
-    reserve: what the reply should at least find room for. All counts are in tokens.
+    window: the longest sequence of the model. instructions, newest: never left out. history: the
+    length of each whole turn, a message with its reply, oldest first. reserve: the least room for
+    the reply. All counts are in tokens.
     """
     fixed = instructions + newest
     excess = fixed + sum(history) + reserve - window
@@ -78,10 +70,9 @@ Kind = Literal[
 class Segment:
     """A piece of a prompt.
 
-    `document` is a passage that stands before a question, `tool` what a tool has told. `marker`
-    is text of the template ("User:"). `special` is the name of a special token, and `end` stands
-    for the model's end-of-text token: their texts are what is shown, and each becomes its one
-    token, never its letters.
+    `document` is a passage before a question, `tool` the result of a tool. `marker` is text of the
+    template ("User:"). `special` is the name of a special token, and `end` the model's end-of-text
+    token: their texts are only shown; each is encoded as its one token, never by its letters.
     """
 
     kind: Kind
@@ -92,7 +83,7 @@ END_OF_TEXT = Segment("end", "<|endoftext|>")
 
 
 def text_of(segments: Iterable[Segment]) -> str:
-    """The prompt as the one string it is."""
+    """The prompt as one string."""
     return "".join(segment.text for segment in segments)
 
 
@@ -101,7 +92,7 @@ CallStatus = Literal["running", "done", "failed", "refused", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A call as the model wrote it."""
+    """A call in the words of the model."""
 
     name: str
     arguments: dict[str, Any]
@@ -111,9 +102,9 @@ class Requested:
 class Call:
     """A call of a tool within a reply.
 
-    result: what the model is told. at: how many characters of the reply's text come before it.
-    inside: how many characters of that text, from `at` on, are the result, where the call is
-    itself part of the text; 0 where the template writes it.
+    result: what the model receives. at: number of characters of the reply's text before it. inside:
+    number of characters of that text, from `at` on, that are the result, if the call is part of the
+    text; 0 if the template writes it.
     """
 
     name: str
@@ -128,8 +119,8 @@ class Call:
 class JSONCalls:
     """Calls as JSON objects of a name and its arguments.
 
-    begin: the mark before one. bare: whether a reply that is such an object from its first
-    character on is one, too.
+    begin: the mark before a call. bare: whether a reply that is such an object from its first
+    character on is a call, too.
     """
 
     begin: str
@@ -140,8 +131,8 @@ class JSONCalls:
 class InlineCalls:
     """Calls in the text itself, with their result: `<<48*76=3648>>`.
 
-    tool, argument: what is called with the text between `begin` and `end`; the result is followed
-    by `close`.
+    tool, argument: which tool and argument get the text between `begin` and `end`; `close` follows
+    the result.
     """
 
     tool: str
@@ -159,10 +150,10 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a chat. A `system` message, if any, comes first.
+    """One message of a chat. A `system` message, if any, comes first.
 
-    thoughts: what was thought before a reply. call: of a tool, that an `assistant` message ends
-    in; the `tool` message after it has the result.
+    thoughts: the model's thoughts before a reply. call: the tool call that ends an `assistant`
+    message; the `tool` message after it has the result.
     """
 
     role: Role

@@ -1,14 +1,10 @@
-"""Dialogue templates as data: how a list of messages becomes one long string.
+"""Dialogue templates as data: how messages become one string, also as a Jinja template.
 
-Keep: the same template renders a chat for generation and a training example for the loss mask,
-and rendering a chat up to an open reply gives a prefix of rendering it with that reply. White
-space belongs to the segment after it, as GPT-2's tokenizer has it, so that segments encoded one
-by one are the tokens of the whole string, and a prompt never ends in a space.
-
-A dialogue template as a Jinja chat template, for programs that know no other.
-
-Keep: rendered, it is character for character what the dialogue template makes of the same chat,
-and refuses the chats that this refuses.
+Invariant: the same template renders a chat for generation and a training example for the loss mask,
+and a chat up to an open reply renders to a prefix of the chat with that reply. White space belongs
+to the segment after it, as in GPT-2's tokenizer, so that segments encoded one by one give the
+tokens of the whole string, and a prompt never ends in a space. The Jinja form gives the same text,
+character for character, and refuses the same chats.
 """
 
 import hashlib
@@ -24,30 +20,29 @@ from chatapp.common.userfiles import UserError, read_json_object, write_whole
 from chatapp.prompting.messages import END_OF_TEXT, Message, Segment
 
 OWN = "own"
-"""The name of a model's own chat template, which its tokenizer brings (see `chat_template`)."""
+"""The name of the chat template of a model's tokenizer (see `chat_template`)."""
 
 
 class TemplateError(UserError, ValueError):
-    """A template that there is not, or that cannot be used."""
+    """A template that does not exist, or that cannot be used."""
 
 
 class Saveable(Protocol):
-    """A template as plain data. Of one that the tokenizer brings: its name and fingerprint."""
+    """A template as plain data. For a tokenizer's template: its name and fingerprint."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class DialogueTemplate:
-    """The pattern a model continues.
+    """The pattern that a model continues.
 
-    instruction: text that opens the prompt unless a chat brings its own; may be empty.
-    after_instruction: what stands between the instruction and the first user marker.
-    user_marker, assistant_marker: what announces a turn. Neither ends in a space.
-    lead: what stands between a marker and its text, counted to the text (" " or "").
-    after_user, after_reply: what stands between a message and the marker of the next.
-    stop: the strings at which a reply is cut off.
-    end_of_reply: whether a finished reply is followed by the end-of-text token.
+    instruction: opens the prompt unless a chat has its own; may be empty. after_instruction: text
+    between the instruction and the first user marker. user_marker, assistant_marker: announce a
+    turn. Neither ends in a space. lead: text between a marker and its message, counted as part of
+    the message (" " or ""). after_user, after_reply: text between a message and the next marker.
+    stop: the strings at which a reply is cut off. end_of_reply: whether the end-of-text token
+    follows a finished reply.
     """
 
     name: str
@@ -73,13 +68,15 @@ class DialogueTemplate:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits over everything but the name: equal means renders alike."""
+        """Twelve hex digits over everything except the name; templates with equal ones render
+        alike.
+        """
         content = {key: value for key, value in asdict(self).items() if key != "name"}
         canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, to be saved as JSON next to a model's weights."""
+        """Plain data, stored as JSON next to a model's weights."""
         return {**asdict(self), "stop": list(self.stop), "fingerprint": self.fingerprint}
 
     @classmethod
@@ -87,7 +84,7 @@ class DialogueTemplate:
         """The inverse of `to_dict`.
 
         Raises TemplateError in one sentence that begins with `origin` when a key is missing,
-        unknown or of the wrong type, or when a saved fingerprint is not that of the fields.
+        unknown or of the wrong type, or when a stored fingerprint does not match the fields.
         """
         from chatapp.common.validation import strict_model, validated
 
@@ -109,14 +106,14 @@ class DialogueTemplate:
         return template
 
     def render_instruction(self, system: str | None = None) -> list[Segment]:
-        """The opening of the prompt: `system` if given, else the template's own text."""
+        """The opening of the prompt: `system`, or by default the template's own text."""
         text = (self.instruction if system is None else system).strip()
         return [Segment("instruction", text)] if text else []
 
     def render_user(self, text: str, *, after: Segment | None) -> list[Segment]:
-        """A user's turn, closed by the marker of the reply to it.
+        """A user's turn, closed by the marker of the reply.
 
-        after: the segment before it; None at the very beginning.
+        after: the segment before it; None at the beginning.
         """
         if after is None:
             between = ""
@@ -129,7 +126,7 @@ class DialogueTemplate:
         ]
 
     def render_reply(self, text: str, *, closed: bool = True) -> list[Segment]:
-        """A reply. Left open, it ends where generation goes on."""
+        """A reply. An open one ends where generation continues."""
         text = text.strip()
         segments = [Segment("assistant", self.lead + text)] if text else []
         if closed and self.end_of_reply:
@@ -137,12 +134,11 @@ class DialogueTemplate:
         return segments
 
     def render(self, messages: Sequence[Message], *, open_reply: bool = False) -> list[Segment]:
-        """A whole chat.
+        """Render a whole chat.
 
-        messages: an optional system message, then user and assistant in turn. With
-        `open_reply`, a last assistant message is left open to be continued; a chat that
-        ends with a user's message always ends in an open assistant marker.
-        Raises ValueError when the roles do not alternate.
+        messages: an optional system message, then user and assistant alternate. With `open_reply`,
+        a last assistant message stays open to be continued; a chat that ends with a user's message
+        always ends in an open assistant marker. Raises ValueError when the roles do not alternate.
         """
         turns = list(messages)
         system = turns.pop(0).text if turns and turns[0].role == "system" else None
@@ -191,7 +187,7 @@ ALPACA = DialogueTemplate(
     end_of_reply=True,
 )
 
-# The template the bundled model is trained in.
+# The bundled model was trained with this template.
 CHAT = DialogueTemplate(
     name="chat",
     instruction="",
@@ -209,7 +205,7 @@ TEMPLATES = {template.name: template for template in (PLAIN, ALPACA, CHAT)}
 
 
 def named(name: str) -> DialogueTemplate:
-    """A built-in template. Raises TemplateError that lists the names there are."""
+    """Look up a built-in template. Raises TemplateError that lists the known names."""
     try:
         return TEMPLATES[name]
     except KeyError:
@@ -218,25 +214,25 @@ def named(name: str) -> DialogueTemplate:
 
 
 def save_template(template: Saveable, folder: Path) -> None:
-    """Write the template a model was trained in next to its weights."""
+    """Write the template that a model was trained with next to its weights."""
     text = json.dumps(template.to_dict(), indent=2, ensure_ascii=False)
     write_whole(folder / TEMPLATE_FILE, text + "\n")
 
 
 def load_template(folder: Path) -> DialogueTemplate | None:
-    """The template saved with a model; None when there is none, or it is the tokenizer's.
+    """Load the template stored with a model; None when there is none, or the tokenizer has it.
 
-    Raises TemplateError, naming the file, when it cannot be used.
+    Raises TemplateError, naming the file, when it is invalid.
     """
     path = folder / TEMPLATE_FILE
-    if not path.is_file():  # also in the place of a folder, as a GGUF file is
+    if not path.is_file():  # also when the folder is a file, such as a GGUF file
         return None
     data = read_json_object(path, TemplateError)
     return None if data.get("name") == OWN else DialogueTemplate.from_dict(data, str(path))
 
 
 def saved_fingerprint(folder: Path) -> str:
-    """The fingerprint of the template saved with a model; empty when there is none.
+    """The fingerprint of the template stored with a model; empty when there is none.
 
     Raises TemplateError, naming the file.
     """
@@ -279,9 +275,9 @@ _SOURCE = """\
 
 
 def as_jinja(template: DialogueTemplate, start: str = "") -> str:
-    """The chat template; a reply that the template closes ends in its variable `eos_token`.
+    """Convert to a Jinja chat template; a closed reply ends in its variable `eos_token`.
 
-    start: the special tokens that a model expects before any text, where nobody else puts them.
+    start: the special tokens that a model expects before any text, if nobody else adds them.
     """
     expressions = {
         "START": _literal(start),
@@ -298,5 +294,5 @@ def as_jinja(template: DialogueTemplate, start: str = "") -> str:
 
 
 def _literal(text: str) -> str:
-    """A string of Jinja; characters beyond ASCII stand for themselves."""
+    """A Jinja string literal; characters beyond ASCII stay."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,9 +1,7 @@
-"""Where a chat template runs: the environment that transformers gives it, with origins kept and
-steps counted, in a limited process.
+"""Runs a chat template in the environment of transformers, with origins and step counts.
 
-Keep: a template reaches nothing but its arguments, ends after a bounded number of steps, a
-bounded time and in bounded memory, and writes the very text that it writes in transformers' own
-environment.
+Invariant: in the limited process, a template reaches only its arguments, is bounded in steps, time
+and memory, and writes exactly the text that it writes in transformers' own environment.
 """
 
 import json
@@ -41,18 +39,18 @@ if TYPE_CHECKING:
 _MOST_STEPS = 200_000
 _MOST_SECONDS = 2.0
 _LARGEST = 1_000_000
-"""Of the numbers that a text may be multiplied, filled up, cut or formatted with."""
+"""The largest number by which a text may be multiplied, padded, cut or formatted."""
 
 _LONGEST_TEXT = 20_000_000
-"""Characters of what is made on the way: little enough for memory."""
+"""Characters of intermediate texts: small enough for memory."""
 
 _LONGEST_RESULT = 5_000_000
 """Characters: more than any window holds."""
 
 _LARGE_NUMBER = re.compile("[0-9]{7}")
 
-# Filters through which every character keeps its origin. Jinja's others, such as `indent`, put
-# parts of a text together as plain strings.
+# Filters through which every character keeps its origin. Jinja's others, such as `indent`, join
+# parts of a text as plain strings.
 _EXACT_FILTERS = frozenset(
     (
         *("join", "tojson", "trim", "string", "replace", "format"),
@@ -62,13 +60,13 @@ _EXACT_FILTERS = frozenset(
 
 
 class BoundPassedError(jinja2.TemplateError):
-    """A template took more steps, time or memory than any that is meant well."""
+    """A template exceeded the limits on steps, time or memory, which every honest one meets."""
 
 
 class _Instrumented(NodeTransformer):
     """A program that counts the turns of its loops, and joins strings by `+`.
 
-    `a ~ b` is compiled into a join of plain strings, in which origins would be lost.
+    `a ~ b` would compile into a join of plain strings, which loses origins.
     """
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
@@ -88,7 +86,7 @@ class _Instrumented(NodeTransformer):
 
 
 class _Generation(Extension):
-    """The tag around what transformers trains on, which changes no text."""
+    """The tag around the text on which transformers trains; it changes no text."""
 
     tags = {"generation"}  # noqa: RUF012  # as jinja has it
 
@@ -99,7 +97,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """The global `dict` of templates: one that makes dicts and has no class to climb."""
+    """The global `dict` of templates: it makes dicts and exposes no class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -109,7 +107,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """The global `namespace`; a name in it that begins with an underscore is refused."""
+    """The global `namespace`; names that begin with an underscore are refused."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, values = args[0], dict(*args[1:], **kwargs)
@@ -136,7 +134,7 @@ def _strftime_now(format: str) -> str:
 
 
 class Program:
-    """A compiled chat template. variables: the names of those it reads."""
+    """A compiled chat template. variables: the names that it reads."""
 
     def __init__(self, source: str) -> None:
         """Raises jinja2.TemplateSyntaxError when the source is no template."""
@@ -148,8 +146,9 @@ class Program:
         self._template = environment.from_string(_Instrumented().visit(program))
 
     def render(self, variables: Mapping[str, Any]) -> Traced:
-        """What the template writes. Raises BoundPassedError or another jinja2.TemplateError, or
-        whatever it provokes."""
+        """Run the template. Raises BoundPassedError, another jinja2.TemplateError, or any error of
+        its own.
+        """
         self._steps, self._started = 0, time.thread_time()
         text = joined([self._template.render(**variables)])
         if len(text) > _LONGEST_RESULT:
@@ -165,7 +164,7 @@ class Program:
 
 
 def _environment(count_step: Callable[[], None]) -> SandboxedEnvironment:
-    """What transformers 5.24 compiles a template in, with each call and filter as a step."""
+    """The environment of transformers 5.24 for templates, with each call and filter as a step."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -208,7 +207,7 @@ def _environment(count_step: Callable[[], None]) -> SandboxedEnvironment:
 
 
 def _no_text() -> str:
-    """What each turn of a loop calls, only to be counted."""
+    """The call in each turn of a loop, made only to be counted."""
     return ""
 
 
@@ -227,8 +226,11 @@ def _program(source: str) -> Program:
 
 
 def answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the limited process answers: of a source alone, the variables that it reads; with
-    values for these, the text that it writes, or why it writes none."""
+    """Answer requests in the limited process.
+
+    A request with a source alone yields the variables that it reads; with values for them, the text
+    that it writes, or the reason why it failed.
+    """
     try:
         program = _program(request["source"])
     except jinja2.TemplateSyntaxError as error:
@@ -268,7 +270,7 @@ def _attributing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _attributed(result: Any, arguments: Any) -> Any:
-    """The result of a call; characters that lost their origin are those of a message in it.
+    """The result of a call; characters of lost origin count as those of a message in it.
 
     So whatever a template does, no text of a message is ever taken for the template's own.
     """
@@ -282,7 +284,7 @@ def _attributed(result: Any, arguments: Any) -> Any:
 
 
 def _message_in(value: Any) -> int | None:
-    """A message that has text in a value."""
+    """The number of a message that has text in a value."""
     match value:
         case Traced():
             return next((origin for origin in origins_of(value) if origin != TEMPLATE), None)
@@ -314,14 +316,14 @@ def _remainder(left: Any, right: Any) -> Any:
 
 
 def _format(text: str, *args: Any, **kwargs: Any) -> Any:
-    """As jinja's filter."""
+    """Jinja's filter."""
     return _remainder(text, kwargs or args)
 
 
 def _formatted(
     text: str, function: Callable[..., str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What a function makes of the format `text` and its arguments.
+    """Apply a formatting function to the format `text` and its arguments.
 
     Raises jinja2.TemplateError for a format that would fill memory.
     """
@@ -329,7 +331,7 @@ def _formatted(
         raise jinja2.TemplateError("it formats a text to more than a million characters")
     exact = function(*args, **kwargs)
     if _message_in(text) is None:
-        # A format that looks at what it is given, such as {:>9}, makes another text of the marks.
+        # A format that inspects its arguments, such as {:>9}, would change the marks.
         inserted = through(function, *args, **kwargs)
         if inserted.plain() == str.__str__(exact):
             return _checked(inserted)
@@ -343,21 +345,21 @@ def _power(left: Any, right: Any) -> Any:
 
 
 def _check_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises jinja2.TemplateError for a number by which a text would become too long."""
+    """Raises jinja2.TemplateError for a number that would make a text too long."""
     numbers = (value for value in (*args, *kwargs.values()) if isinstance(value, int))
     if any(number > _LARGEST for number in numbers):
         raise jinja2.TemplateError("it fills a text up to more than a million characters")
 
 
 def _checked(result: Any) -> Any:
-    """The result. Raises BoundPassedError when it is a text or a list of no sane length."""
+    """Return the result. Raises BoundPassedError when it is an excessively long text or list."""
     if isinstance(result, str | list | tuple) and len(result) > _LONGEST_TEXT:
         raise BoundPassedError(f"it makes a text of more than {_LONGEST_TEXT:,} characters")
     return result
 
 
 def _concatenated(parts: Iterable[str]) -> Traced:
-    """What a template has written. Raises BoundPassedError before it is too much."""
+    """Join the output of a template. Raises BoundPassedError before it grows too long."""
     parts = list(parts)
     if sum(map(len, parts)) > _LONGEST_TEXT:
         raise BoundPassedError(f"it makes a text of more than {_LONGEST_TEXT:,} characters")
@@ -371,7 +373,7 @@ def _join(parts: Iterable[Any], separator: str = "", attribute: str | None = Non
 
 
 def _to_json(value: Any, **options: Any) -> Traced:
-    """As transformers' filter: no escapes of HTML, and characters as they are."""
+    """Like transformers' filter: no HTML escapes, and characters unchanged."""
     options = {"ensure_ascii": False, **options}
 
     def escaped(text: Traced) -> Traced:

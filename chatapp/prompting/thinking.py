@@ -1,7 +1,7 @@
-"""What a model thinks before it replies: the marks around it, and the reply without it.
+"""Separates a model's thought from its reply by the marks around it.
 
-Keep: all that is pushed comes out again but for the marks, and only what stands at the very
-beginning of a reply is a thought; marks further on are what the reply says.
+Invariant: everything pushed comes out again except the marks, and only text at the very beginning
+of a reply is a thought; later marks are part of the reply.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ from chatapp.prompting.messages import Segment
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands before and after a thought."""
+    """The texts before and after a thought."""
 
     begin: str
     end: str
@@ -29,7 +29,7 @@ _KNOWN = (
 
 
 def marks_in(template: str, special: Collection[str]) -> Marks | None:
-    """The marks that a chat template writes or looks for, or that are tokens of their own."""
+    """The marks that a chat template writes or looks for, or that are special tokens."""
     return next(
         (
             marks
@@ -41,7 +41,7 @@ def marks_in(template: str, special: Collection[str]) -> Marks | None:
 
 
 def ends_in_thought(segments: Sequence[Segment], marks: Marks) -> bool:
-    """Whether a prompt ends within a thought: in one, or where its template has begun it."""
+    """Whether a prompt ends within a thought that it or its template has begun."""
     tail = ""
     for segment in reversed(segments):
         if segment.kind not in ("marker", "special", "thinking"):
@@ -51,9 +51,9 @@ def ends_in_thought(segments: Sequence[Segment], marks: Marks) -> bool:
 
 
 class ThoughtFilter:
-    """Text in, thoughts and text out.
+    """Splits text into thoughts and reply.
 
-    is_open: whether the thought has begun in the prompt already.
+    is_open: whether the prompt has already begun the thought.
     """
 
     def __init__(self, marks: Marks, *, is_open: bool = False) -> None:
@@ -62,9 +62,9 @@ class ThoughtFilter:
         self._phase: Literal["begin", "thinking", "saying"] = "thinking" if is_open else "begin"
 
     def push(self, text: str) -> tuple[str | None, str]:
-        """What is certain to be thought, and said, once `text` is added.
+        """The text that certainly belongs to the thought, and to the reply, once `text` is added.
 
-        The thought is None where nothing of `text` belongs to one.
+        The thought is None where no part of `text` belongs to one.
         """
         self._held += text
         if self._phase == "begin":
@@ -86,7 +86,7 @@ class ThoughtFilter:
         return thought, said
 
     def flush(self) -> tuple[str | None, str]:
-        """What was held back, at the end of the text."""
+        """The text held back so far, at the end of the reply."""
         held, self._held = self._held, ""
         return (held, "") if self._phase == "thinking" else (None, held)
 

@@ -1,12 +1,12 @@
-"""Strings that remember where each of their characters comes from.
+"""Strings that remember the origin of each character.
 
-A chat template is a program: it strips, splits and joins the messages it is given. What it
-returns is one string, in which nobody can tell the template's own `<|im_end|>` from one that a
-user typed. `Traced` goes through such a program like any string and keeps, for each character,
-the number of the message it was taken from.
+A chat template is a program: it strips, splits and joins messages and returns one string, in which
+nobody can distinguish the template's own `<|im_end|>` from one that a user typed. `Traced` passes
+through such a program like any string and keeps, for each character, the number of the message that
+it comes from.
 
-Keep: a `Traced` equals the plain string of its characters, and every method returns what `str`
-would. A character whose origin is lost counts as a message's, never as the template's own.
+Invariant: a `Traced` equals the plain string of its characters, and every method returns what `str`
+would. A character of lost origin counts as a message's, never as the template's own.
 """
 
 import re
@@ -16,16 +16,16 @@ from itertools import count, groupby
 from typing import Any, SupportsIndex
 
 TEMPLATE = -1
-"""The origin of characters that stand in the template itself."""
+"""The origin of characters in the template itself."""
 
-# A private-use character never stands in a template, and one in a message does no harm: only
-# whole marks, with the number between, are put back.
+# A private-use character never occurs in a template, and one in a message is harmless: only whole
+# marks, with the number between, are replaced.
 _MARK = "\uf8f0{}\uf8f1"
 _MARKED = re.compile("\uf8f0([0-9]+)\uf8f1")
 
 
 class Traced(str):
-    """Text with an origin a character.
+    """Text with an origin per character.
 
     origins: as long as the text; the number of a message, or `TEMPLATE`.
     """
@@ -44,7 +44,7 @@ class Traced(str):
         """The text as an ordinary string."""
         return "".join(str.__iter__(self))
 
-    # What `str()` and the engine's own conversions return: the same object, origins and all.
+    # `str()` and the engine's own conversions return the same object, with its origins.
     def __str__(self) -> str:
         return self
 
@@ -129,23 +129,23 @@ class Traced(str):
         return self._cased(super().capitalize())
 
     def _cased(self, text: str) -> "Traced":
-        """The same text in other letters, some of which take two characters (ß, SS)."""
+        """The same text in another case, where a character may become two (ß, SS)."""
         if len(text) == len(self):
             return Traced(text, self._origins)
         return Traced(text, self._origin())
 
     def _origin(self) -> int:
-        """One for all of a text whose characters can no longer be told apart: a message's."""
+        """One origin for a text whose characters can no longer be distinguished: a message's."""
         return max(self._origins, default=TEMPLATE)
 
     def _located(self, parts: list[str], separator: str | None) -> list[str]:
-        """The parts that a split gave, with the origins of their places."""
+        """The parts of a split, with the origins of their places."""
         text = self.plain()
         located: list[str] = []
         start = 0
         for part in parts:
-            # Between separators that are given nothing is left out; otherwise white space is,
-            # which no part begins with.
+            # Explicit separators leave nothing out; otherwise white space is removed, and no part
+            # begins with it.
             start = start if separator else text.index(part, start)
             located.append(self[start : start + len(part)])
             start += len(part) + len(separator or "")
@@ -159,7 +159,7 @@ class Traced(str):
 
 
 def joined(parts: Iterable[str], separator: str = "") -> Traced:
-    """The parts as one text, each character with its own origin."""
+    """Join parts to one text, each character with its own origin."""
     texts: list[str] = []
     origins = array("i")
     for part in parts:
@@ -172,10 +172,10 @@ def joined(parts: Iterable[str], separator: str = "") -> Traced:
 
 
 def through(function: Callable[..., str], *args: Any, **kwargs: Any) -> Traced:
-    """What a function makes of its arguments, with the origins of what it inserts whole.
+    """Call a function and restore the origins of the arguments that it inserts whole.
 
-    Traced texts among the arguments, also in lists and dicts, are replaced by marks for the
-    call, and put back in what it returns. A function that changes them sees only the marks.
+    Traced texts among the arguments, also in lists and dicts, are replaced by marks for the call,
+    and restored in the result. A function that changes them sees only the marks.
     """
     return with_marks(lambda text: text, function, *args, **kwargs)
 
@@ -183,7 +183,7 @@ def through(function: Callable[..., str], *args: Any, **kwargs: Any) -> Traced:
 def with_marks(
     put_back: Callable[[Traced], Traced], function: Callable[..., str], *args: Any, **kwargs: Any
 ) -> Traced:
-    """As `through`; put_back: what stands in the result for a text that was inserted."""
+    """Like `through`. put_back: the function that restores an inserted text in the result."""
     texts: dict[int, Traced] = {}
     numbers = count()
 
@@ -214,7 +214,7 @@ def origins_of(text: str) -> "array[int]":
 
 
 def to_json(value: Any) -> Any:
-    """A value of JSON with traced texts in it, as plain JSON that `from_json` reads back."""
+    """Convert a JSON value with traced texts to plain JSON that `from_json` reads back."""
     match value:
         case Traced():
             runs = [[origin, sum(1 for _ in run)] for origin, run in groupby(value._origins)]
@@ -227,7 +227,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What `to_json` has given."""
+    """The inverse of `to_json`."""
     match value:
         case {"text": text, "runs": runs}:
             origins = array("i")

@@ -1,1 +1,1 @@
-"""Prompt files, the documents beside them, and their layout."""
+"""Prompt files, their documents and their layout."""

@@ -1,7 +1,7 @@
-"""Which documents a chat or a prompt file draws on, and how they are searched.
+"""Which documents a chat or a prompt file uses, and how they are searched.
 
-Keep: this is what was asked for, as plain data that a prompt file, a command and a stored chat
-share. Whether there are such files, a search says.
+This is the request as plain data, which a prompt file, a command and a stored chat share. Only a
+search checks that the files exist.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,7 @@ from chatapp.prompting.messages import Segment
 Method = Literal["bm25", "encoder", "both"]
 PASSAGES = 5
 PASSAGE_SIZE = 600
-"""Characters: some 100 words of English or 150 tokens, of which half a window of 1,024 holds
-three."""
+"""Characters: about 100 English words or 150 tokens; half a window of 1,024 has room for three."""
 
 METHODS: tuple[Method, ...] = get_args(Method)
 
@@ -26,12 +25,11 @@ class DocumentsError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class DocumentSet:
-    """Files, folders and patterns, and how passages of them are found.
+    """Files, folders and patterns, and how to search them.
 
-    method: "bm25", "encoder" or "both", and after a colon the encoder of `fewshot.encoders`, as
-        "both:minilm"; without one the best that is installed. limit: how many passages a prompt
-        gets at most. size: of a passage, in characters.
-    Raises DocumentsError for a method there is not.
+    method: "bm25", "encoder" or "both", and after a colon an encoder of `fewshot.encoders`, as in
+    "both:minilm"; the default is the best one installed. limit: the most passages in a prompt.
+    size: of a passage, in characters. Raises DocumentsError for an unknown method.
     """
 
     paths: tuple[str, ...]
@@ -43,7 +41,7 @@ class DocumentSet:
         self.method_and_encoder()
 
     def method_and_encoder(self) -> tuple[Method, str | None]:
-        """How to search, and by which encoder. Raises DocumentsError."""
+        """The search method and its encoder. Raises DocumentsError."""
         name, colon, encoder = self.method.partition(":")
         method = next((known for known in METHODS if known == name), None)
         if method is None:
@@ -57,20 +55,20 @@ class DocumentSet:
         return method, encoder or None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data that `from_dict` reads back."""
+        """Plain data that `from_dict` reads back."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "DocumentSet":
-        """What `to_dict` has given."""
+        """The inverse of `to_dict`."""
         return cls(**data | {"paths": tuple(data["paths"])})
 
 
 def set_apart(segments: Sequence[Segment], passages: Sequence[str]) -> list[Segment]:
-    """The segments of a prompt with each passage in its last message as a segment of its own.
+    """Make each passage in the last message of a prompt a segment of its own.
 
-    passages: what stands before the question in that message, all of it in a row. Where a
-    template has changed the message, the segments stay as they were.
+    passages: the texts before the question in that message, in a row. Where a template has changed
+    the message, the segments stay unchanged.
     """
     own = list(segments)
     users = [place for place, segment in enumerate(own) if segment.kind == "user"]

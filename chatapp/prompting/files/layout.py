@@ -8,17 +8,17 @@ an empty line as the separator:
     Email: You have won a prize.            input_prefix + input, a line break,
     Class: spam                             output_prefix + one space + output, the separator
 
-    Email: See you at noon.                 the input asked about, laid out alike,
+    Email: See you at noon.                 the query, in the same layout,
     Class:                                  up to the output prefix
 
-- The line break is left out when the output prefix is empty or begins with white space of its
-  own: " =>" gives `cheese => fromage` on one line.
+- The line break is left out when the output prefix is empty or begins with white space:
+  " =>" gives `cheese => fromage` on one line.
 - The space is left out when the output prefix ends in a line break: "Reply:\n" puts the output
   on the next line. Spaces at the end of an output prefix mean nothing.
-- Every other character is printed as it is. What is put in is never looked at again, so
-  braces, quotes and markup of users are plain characters.
+- Every other character is printed unchanged. Inserted text is not parsed again, so braces,
+  quotes and markup of users are plain characters.
 
-Keep: white space belongs to the segment after it. So a prompt never ends in a space, and wherever
+Invariant: white space belongs to the segment after it. So a prompt never ends in a space, and wherever
 two segments meet at white space, encoding them one by one gives the same tokens as encoding the
 whole text, because GPT-2's tokenizer begins a new piece there as well.
 """
@@ -39,7 +39,7 @@ Part = tuple[Kind, str]
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A pool item and how near it is to the input; None where the selector knows no nearness."""
+    """A pool item and its similarity to the input; None if the selector computes none."""
 
     index: int
     similarity: float | None
@@ -48,7 +48,10 @@ class Demonstration:
 def demonstrations(
     prompt: PromptFile, selector: Selector | None, query: str
 ) -> dict[int, Demonstration]:
-    """As many as the prompt file wants, by their index, nearest first; None chooses none."""
+    """The demonstrations by index, nearest first, as many as the prompt file wants.
+
+    selector: None chooses none.
+    """
     if selector is None:
         return {}
     ranked = selector.select(query, prompt.select.k)
@@ -61,10 +64,10 @@ def render(
 ) -> list[Segment]:
     """The prompt that asks for the output of `query`.
 
-    ranked: indices into the prompt's pool, nearest first; they are printed in the order the
-    prompt file asks for. turns: what was asked and answered before, which stands between the
-    examples and the query. A text prompt has neither examples nor a query.
-    Raises PromptError when a text prompt is given a query.
+    ranked: indices into the prompt's pool, nearest first; they are printed in the order of the
+    prompt file. turns: earlier inputs and answers, placed between the examples and the query. A
+    text prompt has neither examples nor a query. Raises PromptError when a text prompt gets a
+    query.
     """
     if prompt.text is not None:
         if query or ranked:
@@ -84,18 +87,18 @@ def render(
 
 
 def continuation(prompt: PromptFile, output: str) -> str:
-    """The exact text that follows a rendered prompt when `output` is its answer."""
+    """The exact text after a rendered prompt when `output` is its answer."""
     return _lead(prompt) + output.strip()
 
 
 def render_channel(
     prompt: PromptFile, ranked: Sequence[int], query: str, label: str
 ) -> list[Segment]:
-    """The prompt turned round, for the likelihood of the input given a label.
+    """The reversed prompt, for the likelihood of the input given a label.
 
-    Of each example the output comes first, then the input (Min et al. 2021). The last
-    segment is the query, and the only one to be scored; what precedes it is its context.
-    Raises PromptError when there is no query to score.
+    Each example has its output first, then its input (Min et al. 2021). The last segment is the
+    query, the only one to be scored; the rest is its context. Raises PromptError when there is no
+    query.
     """
     if not query.strip():
         raise PromptError(f"{prompt.path}: channel scoring needs an input that is not empty")
@@ -107,10 +110,10 @@ def render_channel(
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What fits the window: indices kept and dropped, each nearest first.
+    """The examples that fit the window and the dropped ones: indices, each nearest first.
 
-    tokens: of the longest text to be scored with these examples: the prompt, and the label
-    where there are labels.
+    tokens: of the longest text to be scored with these examples: the prompt, and the label where
+    there are labels.
     """
 
     kept: list[int]
@@ -125,15 +128,13 @@ def fit(
     count_tokens: Callable[[str], int],
     limit: int,
 ) -> Fitted:
-    """As many examples as the window holds, the nearest before any further one.
+    """Choose as many examples as the window holds, nearest first.
 
-    ranked: indices into the pool, nearest first. An example that would not fit even as the
-        only one is dropped, wherever it ranks; of the others the furthest go first, in
-        whichever order they are printed.
-    limit: the most tokens that the prompt and, with labels, the label may take; what a
-        generated answer needs is to be taken off before. No text is counted twice.
-    Raises PromptError when the instruction and the query alone do not fit: they are never
-    cut.
+    ranked: indices into the pool, nearest first. An example that would not fit even alone is
+    dropped, whatever its rank; of the others the furthest are dropped first, whatever the printed
+    order. limit: the most tokens of the prompt and, with labels, the label; subtract the room for a
+    generated answer before. No text is counted twice. Raises PromptError when the instruction and
+    the query alone do not fit: they are never cut.
     """
     count = functools.cache(count_tokens)
 
@@ -153,7 +154,7 @@ def fit(
     room = limit - alone
     kept: list[int] = []
     for index in ranked:
-        # An example brings a separator, its own or that of the query after it.
+        # An example adds a separator, its own or that of the query after it.
         example = layout(prompt, prompt.pool[index])
         cost = length(_segments([("marker", prompt.separator), *example]))
         if cost > limit - alone:
@@ -162,7 +163,7 @@ def fit(
             break
         room -= cost
         kept.append(index)
-    # The cost of the first example printed is a guess where no instruction precedes it.
+    # Without an instruction, the cost of the first printed example is a guess.
     while (tokens := size(kept)) > limit:
         kept.pop()
     left = set(ranked) - set(kept)
@@ -186,14 +187,14 @@ class TextLayout:
         return render(self._prompt, ranked, query, turns)
 
     def answer(self, output: str) -> list[Segment]:
-        """What follows a rendered prompt when `output` is its answer; nothing for an empty one."""
+        """The text after a rendered prompt when `output` is its answer; none for an empty one."""
         text = continuation(self._prompt, output)
         return [Segment("assistant", text)] if text.strip() else []
 
     def after_answer(self) -> Segment:
-        """What follows an answer: its first token says that the answer is over."""
+        """The text after an answer: its first token marks the end of the answer."""
         between = self._prompt.separator + self._prompt.input_prefix
-        # What comes after white space decides how it is cut into tokens.
+        # The character after white space determines how it is cut into tokens.
         return Segment("marker", between + "x") if between else END_OF_TEXT
 
     def asked(self, query: str) -> str:
@@ -208,7 +209,7 @@ class TextLayout:
 
 
 def arrange(ranked: Sequence[int], select: Select) -> list[int]:
-    """Indices, nearest first, in the order they are printed in."""
+    """Sort indices, nearest first, into the order in which they are printed."""
     order = select.order
     if order is None:
         order = "nearest-last" if select.selector.ranks else "nearest-first"
@@ -224,7 +225,7 @@ def arrange(ranked: Sequence[int], select: Select) -> list[int]:
 
 
 def _scored(prompt: PromptFile, ranked: Sequence[int], query: str) -> Iterable[list[Segment]]:
-    """Everything a model is to see as a whole to answer: one text, or one a label."""
+    """All texts that the model must see whole to answer: one text, or one per label."""
     if prompt.scoring == "channel":
         return (render_channel(prompt, ranked, query, label) for label in prompt.labels)
     segments = render(prompt, ranked, query)
@@ -280,9 +281,9 @@ def _lead(prompt: PromptFile) -> str:
 
 
 def _segments(parts: Iterable[Part]) -> list[Segment]:
-    """The parts with white space moved from the end of each to the beginning of the next.
+    """Move white space from the end of each part to the beginning of the next.
 
-    White space at the very end is kept only when it holds a line break.
+    White space at the very end stays only if it contains a line break.
     """
     segments: list[Segment] = []
     space = ""

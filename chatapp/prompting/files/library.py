@@ -1,7 +1,7 @@
-"""The prompt files there are by name: the user's own, then those that come with the program.
+"""The prompt files by name: the user's own, then those of the program.
 
-Keep: a name stands for the same file everywhere, for `run`, `eval` and the chat; a file of the
-user's own takes the place of one that comes with the program.
+Invariant: a name means the same file in `run`, `eval` and the chat; a user's file replaces one of
+the program.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ def personas() -> dict[str, Path]:
 
 
 def for_chats() -> dict[str, Path]:
-    """What a chat can be held with: personas, and prompt files that take an input."""
+    """The files that a chat can use: personas, and prompt files that take an input."""
     takes_input = {name: path for name, path in tasks().items() if path.suffix == ".toml"}
     return personas() | takes_input
 
@@ -39,7 +39,7 @@ def find(name: str) -> Path:
         return known[name]
     try:
         path = Path(name).expanduser()
-    except RuntimeError as error:  # the home of a user there is not
+    except RuntimeError as error:  # an unknown user's home
         raise PromptError(f"{quoted(name)}: {error}") from None
     if path.suffix or path.parent != Path():
         return path.absolute()
@@ -48,21 +48,21 @@ def find(name: str) -> Path:
 
 
 def name_of(name: str) -> str:
-    """The name that stands for the same file in every folder. Raises PromptError."""
+    """Normalize a name to the one used in every folder. Raises PromptError."""
     return name if name in for_chats() else str(find(name))
 
 
 def files() -> list[Path]:
-    """All files where the prompt files are, pools among them; the user's own last.
+    """All files in the folders of prompt files, including pools; the user's own last.
 
-    Raises PromptError, as the functions above do, when a folder cannot be read.
+    Raises PromptError, like the functions above, when a folder cannot be read.
     """
     return _files("")
 
 
 def _files(below: str) -> list[Path]:
     package = Path(__file__).parents[2]
-    # Within the package when installed, beside it when run from a copy of the sources.
+    # Inside the package when installed, next to it in a checkout.
     places = (package / "prompts", package.parent / "prompts")
     shipped = next((place for place in places if place.is_dir()), None)
     paths: list[Path] = []

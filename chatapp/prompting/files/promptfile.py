@@ -1,9 +1,8 @@
-"""A prompt file: what a task is, how its prompt is laid out, and which examples it has.
-And a persona: instructions for a chat.
+"""A prompt file: a task, the layout of its prompt, and its examples; or a persona for a chat.
 
-Keep: a file either becomes something that can be rendered as it is, or one `PromptError` that
-names the file, the line, the key and what was expected there. No key is ignored and no value is
-converted in silence.
+Invariant: a file either becomes something that can be rendered, or one `PromptError` that names the
+file, the line, the key and the expected value. No key is ignored and no value is converted
+silently.
 """
 
 import tomllib
@@ -36,7 +35,7 @@ Scoring = Literal["direct", "calibrated", "channel"]
 Style = Literal["text", "turns"]
 Measure = Literal["accuracy", "macro_f1", "exact_match", "token_f1", "bleu", "rouge_l"]
 
-# An answer should be the likeliest one, the same each time, and short.
+# An answer should be the most likely one, the same each time, and short.
 _ANSWER: dict[str, int | float] = {"temperature": 0.0, "max_tokens": 64}
 
 _LABEL_MEASURES: tuple[Measure, ...] = ("accuracy", "macro_f1")
@@ -45,26 +44,21 @@ _TEXT_MEASURES: tuple[Measure, ...] = ("exact_match", "token_f1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFile:
-    """A task, ready to be rendered (see `layout`).
+    """A task that can be rendered (see `layout`).
 
-    path: the file it was read from. text: a prompt that is completed as it stands; it takes
-        no input, and what follows means nothing to it.
-    description: one line for lists of prompts. instruction: what opens the prompt.
-    input_prefix, output_prefix: what announces an input and an output.
-    separator: what stands after the instruction and after each example.
-    stop: where a generated answer ends; at the separator, unless the file says otherwise.
-    labels: the only answers there are, then scored instead of generated.
-    metrics: what an evaluation measures; accuracy and macro_f1 where there are labels, else
-        exact_match and token_f1.
-    scoring: what decides between labels: the likelihood of the label (`direct`), the same
-        relative to the label's likelihood without an input (`calibrated`, Zhao et al. 2021),
-        or the likelihood of the input given the label (`channel`, Min et al. 2021).
-    style: whether it is laid out as one text, or its demonstrations as turns of a chat.
-    documents: those whose passages stand before the input; None without.
-    calls: how a call of a tool is written in an output.
-    generate: sampling parameters; greedy and at most 64 tokens, unless the file
-        says otherwise; empty for a text prompt, which is the user's own to sample from.
-    source: the file's own text, so that an error found later still names the line.
+    path: the source file. text: a prompt that is completed unchanged; it takes no input, and the
+    layout below does not apply to it. description: one line for lists of prompts. instruction:
+    opens the prompt. input_prefix, output_prefix: announce an input and an output. separator:
+    follows the instruction and each example. stop: strings that end a generated answer; by default
+    the separator. labels: the only possible answers, scored instead of generated. metrics: measured
+    in an evaluation; by default accuracy and macro_f1 with labels, else exact_match and token_f1.
+    scoring: decides between labels by the likelihood of the label (`direct`), by the same relative
+    to the label's likelihood without an input (`calibrated`, Zhao et al. 2021), or by the
+    likelihood of the input given the label (`channel`, Min et al. 2021). style: one text, or
+    demonstrations as turns of a chat. documents: whose passages precede the input, or None. calls:
+    how an output contains the call of a tool. generate: sampling parameters; by default greedy and
+    at most 64 tokens; empty for a text prompt. source: the file's text, so that a later error can
+    still name the line.
     """
 
     path: Path
@@ -109,17 +103,16 @@ class PromptFile:
             raise self.error("metrics", f"holds {needy[0]!r}, which needs labels")
 
     def error(self, key: str, message: str) -> PromptError:
-        """An error about a key of this file ("select.k"), naming the line it stands on."""
+        """An error about a key of this file ("select.k") that names its line."""
         return _key_error(self.path, self.source, tuple(key.split(".")), message)
 
 
 @dataclass(frozen=True, slots=True)
 class Persona:
-    """Who a model is to be in a chat.
+    """The role of a model in a chat.
 
-    path: the file it was read from. description: one line for lists. system: the chat's
-    instructions. template: the dialogue template for models that were trained in none; ""
-    leaves it open.
+    path: the source file. description: one line for lists. system: the chat's instructions.
+    template: the dialogue template for models trained without one; "" for the default.
     """
 
     path: Path
@@ -129,9 +122,9 @@ class Persona:
 
 
 def load_for_chat(path: Path) -> PromptFile | Persona:
-    """The prompt or the persona in a file; a TOML file with the key `system` is a persona.
+    """Load a prompt or a persona; a TOML file with the key `system` is a persona.
 
-    Raises PromptError when it cannot be used, or takes no message.
+    Raises PromptError when it is invalid, or takes no message.
     """
     if path.suffix.lower() == ".toml" and "system" in _keys_of(source := _read(path)):
         own = _parsed(path, source, _PersonaFile)
@@ -149,7 +142,7 @@ def load_for_chat(path: Path) -> PromptFile | Persona:
 def describe(path: Path) -> str:
     """One line on a prompt file or persona, without reading its examples.
 
-    Raises PromptError when the file itself cannot be used.
+    Raises PromptError when the file itself is invalid.
     """
     source = _read(path)
     schema = _PersonaFile if "system" in _keys_of(source) else _File
@@ -157,9 +150,9 @@ def describe(path: Path) -> str:
 
 
 def load_prompt(path: Path) -> PromptFile:
-    """The prompt in a file: TOML, plain text that is completed as it stands, or a pool.
+    """Load a prompt from TOML, from plain text that is completed, or from a pool.
 
-    Raises PromptError when it cannot be used.
+    Raises PromptError when it is invalid.
     """
     suffix = path.suffix.lower()
     if suffix in POOL_SUFFIXES:
@@ -177,10 +170,10 @@ def load_prompt(path: Path) -> PromptFile:
 
 
 def prompt_from_pool(path: Path) -> PromptFile:
-    """The prompt of a JSONL or CSV file of examples without any prompt file.
+    """The prompt for a JSONL or CSV file of examples without a prompt file.
 
-    Inputs and outputs are announced by the names of their fields ("Question: ", "Answer:"),
-    but for fields that hold the text of a whole prompt already (context, prompt).
+    The names of the fields announce inputs and outputs ("Question: ", "Answer:"), except for fields
+    that contain a whole prompt (context, prompt).
     """
     pool = read_pool(path)
     input_field, output_field = pool.fields
@@ -244,7 +237,7 @@ class _Calls(_Strict):
 
 
 class _Generate(strict_model(Sampling)):  # type: ignore[misc]  # a class made of another
-    """The sampling parameters; those that the file sets count."""
+    """The sampling parameters; only those set in the file count."""
 
 
 _Label = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -256,14 +249,14 @@ class _Described(_Strict):
 
 
 class _PersonaFile(_Described):
-    """The keys of a persona, with what stands for those left out."""
+    """The keys of a persona, with their defaults."""
 
     system: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     template: str = ""
 
 
 class _File(_Described):
-    """The keys of a prompt file, with what stands for those left out."""
+    """The keys of a prompt file, with their defaults."""
 
     instruction: str = ""
     input_prefix: str = "Input: "
@@ -286,14 +279,14 @@ _Schema = TypeVar("_Schema", bound=_Described)
 
 
 def _parsed(path: Path, source: str, schema: type[_Schema]) -> _Schema:
-    """The keys of a TOML file, checked. Raises PromptError."""
+    """The validated keys of a TOML file. Raises PromptError."""
     data = parse_toml(source, path, PromptError)
     what = "persona" if schema is _PersonaFile else "prompt file"
     return validated(schema, data, PromptError, origin=path, what=what, source=source)
 
 
 def _keys_of(source: str) -> Set[str]:
-    """The keys at the top of a TOML file; none when it is no TOML."""
+    """The top-level keys of a TOML source; none when it is invalid."""
     try:
         return tomllib.loads(source).keys()
     except (ValueError, RecursionError):
@@ -325,7 +318,7 @@ def _from_toml(path: Path, source: str) -> PromptFile:
 
 
 def _documents(path: Path, source: str, table: _Documents | None) -> DocumentSet | None:
-    """The documents of a prompt file, whose paths are named from its folder."""
+    """The documents of a prompt file, whose paths are relative to its folder."""
     if table is None:
         return None
     paths = (str(path.parent / Path(name).expanduser()) for name in table.paths)
@@ -343,7 +336,7 @@ def _pool(path: Path, source: str, file: _File) -> Pool:
         pool = path.parent / file.examples_file
         try:
             exists = pool.is_file()
-        except ValueError:  # what a NUL in a path is answered with
+        except ValueError:  # raised for a NUL in a path
             exists = False
         if not exists:
             message = f"is {quoted(file.examples_file)}, but there is no file {quoted(str(pool))}"

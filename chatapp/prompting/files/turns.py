@@ -1,11 +1,9 @@
-"""A prompt file in the turns of a dialogue: demonstrations as exchanges of a chat.
+"""A prompt file as turns of a dialogue, its demonstrations as exchanges.
 
-The instruction is the system message, each input with its prefix a user's message, and each
-output the reply to it. What else a file says of its layout (output prefix, separator) has no
-place in turns.
+The instruction is the system message, each input with its prefix a user's message, and each output
+the reply to it. The other keys of a layout (output prefix, separator) do not apply.
 
-Keep: the text is what the dialogue's template makes of these messages, and what fits is counted
-in whole turns.
+Invariant: the text is rendered by the dialogue's template, and fitting counts whole turns.
 """
 
 import functools
@@ -21,10 +19,10 @@ from chatapp.prompting.thinking import ends_in_thought
 
 
 class TurnsLayout:
-    """Lays out a prompt file in turns. See `layout.TextLayout`, which has the same methods.
+    """Lays out a prompt file in turns, with the methods of `layout.TextLayout`.
 
-    template: what the turns are written in. A model that thinks is asked not to, since a label
-        is scored, and an output expected, at the beginning of the reply.
+    template: renders the turns. A thinking model is asked not to think, because the label or output
+    is expected at the beginning of the reply.
     """
 
     def __init__(self, prompt: PromptFile, template: Template) -> None:
@@ -37,7 +35,7 @@ class TurnsLayout:
     def messages(
         self, ranked: Sequence[int], query: str, turns: Sequence[Example] = ()
     ) -> list[Message]:
-        """The chat that asks for the output of `query`; ranked, turns: see `layout.render`."""
+        """The chat that asks for the output of `query`; for ranked and turns see `layout.render`."""
         prompt = self._prompt
         chat = [Message("system", prompt.instruction)] if prompt.instruction else []
         shots = [prompt.pool[index] for index in arrange(ranked, prompt.select)]
@@ -96,15 +94,15 @@ class TurnsLayout:
         return Fitted(kept, [index for index in ranked if index in left], tokens)
 
     def _mark(self, text: str) -> Segment:
-        """What the template writes; a token of its own where the tokenizer has one."""
+        """A marker of the template; one token where the tokenizer has one for it."""
         special = isinstance(self._template, ChatTemplate) and text in self._template.special
         return Segment("special" if special else "marker", text)
 
 
 Layout = TextLayout | TurnsLayout
-"""How a prompt file is laid out: its `style`."""
+"""The layout for the `style` of a prompt file."""
 
 
 def layout_of(prompt: PromptFile, template: Template) -> Layout:
-    """The layout that a prompt file asks for. template: what turns are written in."""
+    """The layout of a prompt file. template: renders turns."""
     return TurnsLayout(prompt, template) if prompt.style == "turns" else TextLayout(prompt)

@@ -1,11 +1,11 @@
-"""Selection methods by name: those built in, and those of installed packages (entry points).
+"""Selection methods by name: built-in ones, and those of installed packages (entry points).
 
     [project.entry-points."chatapp.selection"]
     shortest = "their_package.selection:Shortest"
 
-Keep: no package is looked for before a name is used that is not built in, or names are listed. A
-method that is built in is never replaced. A package whose method cannot be used is one sentence
-that names it, and costs no other method.
+Invariant: packages are searched only when a name is not built in, or names are listed. A built-in
+method is never replaced. A broken package gives one sentence that names it, and affects no other
+method.
 """
 
 from contextlib import suppress
@@ -17,7 +17,7 @@ from chatapp.common.userfiles import quoted, reason
 from chatapp.prompting.examples import PromptError
 from chatapp.prompting.selection.methods import METHODS, Selector
 
-# Every command line reads the table of methods, and few need the packages.
+# Every command line reads the table of methods; few need the packages.
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -25,8 +25,10 @@ GROUP = "chatapp.selection"
 
 
 def find_method(name: str) -> type[Selector] | None:
-    """The method of this name; None when there is none. Raises PromptError for one whose package
-    is broken, or that two packages offer."""
+    """Find the method of this name, or None.
+
+    Raises PromptError for a broken package, or a name that two packages offer.
+    """
     return METHODS.get(name) or _installed(name)
 
 
@@ -41,8 +43,9 @@ def usable_methods() -> dict[str, type[Selector]]:
 
 
 def listed_methods() -> tuple[list[str], str]:
-    """The names of all methods, none of which is loaded, and for the end of a sentence the
-    packages that offer a name that is built in."""
+    """The names of all methods, without loading any, and a sentence ending on the packages that
+    offer a built-in name.
+    """
     offers = _offers()
     clashes = [
         f" (the package {_package(offer)} offers {name!r}, which is built in)"
@@ -64,7 +67,7 @@ def _installed(name: str) -> type[Selector] | None:
     start = f"the package {packages} offers the method {name!r}, but"
     try:
         method = offers[0].load()
-    except Exception as error:  # whatever a foreign module does when it is imported
+    except Exception as error:  # whatever a foreign module raises at import
         raise PromptError(f"{start} it cannot be loaded: {reason(error)}") from None
     if not (isinstance(method, type) and issubclass(method, Selector)):
         raise PromptError(f"{start} {offers[0].value} is not a subclass of Selector")

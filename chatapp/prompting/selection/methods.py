@@ -1,10 +1,9 @@
-"""The table of built-in selection methods: classes whose attributes say how to use them.
+"""The table of built-in selection methods: classes whose attributes describe their use.
 
-Prompt files, options, help, errors, plots and completion know a class as soon as it is in METHODS.
+Prompt files, options, help, errors, plots and completion derive from METHODS.
 
-Keep: a selector sees the inputs of a pool, never what it should not know. The outputs are no part
-of any index (only `Balanced` reads them, to draw evenly), and a pool item that is the same as the
-query is never chosen for it.
+Invariant: a selector sees only the inputs of a pool. No index contains outputs (only `Balanced`
+reads them, to draw evenly), and an item equal to the query is never chosen for it.
 """
 
 import random
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Options(Protocol):
-    """What methods read of a [select] table; `select.Select` says what each key means."""
+    """The keys of a [select] table that methods read; see `select.Select`."""
 
     @property
     def seed(self) -> int: ...
@@ -33,15 +32,13 @@ class Options(Protocol):
 
 
 class Selector(ABC):
-    """Chooses demonstrations from a pool; its class says what the method is.
+    """Chooses demonstrations from a pool; the class describes the method.
 
-    name: in prompt files and options. summary: for help, which ones it chooses.
-    ranks: it knows how near a demonstration is to the query.
-    draws: another seed gives another choice. One that neither ranks nor draws chooses the same
-        for every query.
-    needs_encoder: it compares embeddings. needs_labels: the outputs have to be labels.
-    votes: the majority output of those chosen is the answer, and no language model is asked.
-    baseline: the method whose vote stands beside this one in an evaluation.
+    name: in prompt files and options. summary: for help: which examples it chooses. ranks: it
+    computes similarity to the query. draws: it depends on the seed. A method that neither ranks nor
+    draws chooses the same for every query. needs_encoder: it compares embeddings. needs_labels: the
+    outputs must be labels. votes: the majority output of the chosen items is the answer, without a
+    language model. baseline: the method whose vote an evaluation reports next to this one.
     """
 
     name: ClassVar[str]
@@ -58,7 +55,7 @@ class Selector(ABC):
 
     @classmethod
     def build(cls, pool: Pool, options: Options, encoder: "Encoder | None") -> "Selector":
-        """A selector of this method. encoder: for those that need one; None is TF-IDF."""
+        """Build a selector of this method. encoder: for those that need one; None is TF-IDF."""
         return cls(pool)
 
     @abstractmethod
@@ -66,11 +63,11 @@ class Selector(ABC):
         """At most k indices into the pool, nearest first, without the query itself."""
 
     def similarities(self, query: str, indices: Sequence[int]) -> list[float | None]:
-        """How near each index is to the query; None where the method does not rank."""
+        """The similarity of each index to the query; None if the method does not rank."""
         return [None] * len(indices)
 
     def _first(self, indices: Iterable[int], query: str, k: int) -> list[int]:
-        """The first k whose input is not the same item as the query."""
+        """The first k items whose input differs from the query."""
         same = normalise(query)
         others = (i for i in indices if normalise(self._pool.inputs[i]) != same)
         return list(islice(others, k))
@@ -87,9 +84,9 @@ class Fixed(Selector):
 
 
 class Random(Selector):
-    """k drawn without replacement, by the seed and the query and nothing else.
+    """k drawn without replacement, from the seed and the query only.
 
-    So the choice for a query does not depend on which queries came before it.
+    So the choice for a query does not depend on earlier queries.
     """
 
     name = "random"
@@ -110,10 +107,10 @@ class Random(Selector):
 
 
 class Balanced(Random):
-    """As many of each output as possible, drawn by the seed and the query.
+    """Equally many of each output as far as possible, drawn by the seed and the query.
 
-    The outputs take turns, so that leaving out the last ones keeps the balance. Which output
-    begins is drawn as well.
+    The outputs alternate, so that dropping the last ones keeps the balance. The first output is
+    drawn as well.
     """
 
     name = "balanced"
@@ -134,7 +131,7 @@ class Balanced(Random):
 
 
 class Nearest(Selector):
-    """The k most similar inputs by an index; what all methods that rank have in common."""
+    """The k most similar inputs by an index; the base of all ranking methods."""
 
     ranks = True
 
@@ -153,7 +150,7 @@ class Nearest(Selector):
         return [float(scores[index]) for index in indices]
 
     def _scores(self, query: str) -> "Similarities":
-        """Of the whole pool, kept until another query comes: it is asked for several times."""
+        """Scores of the whole pool, cached for one query, because callers ask several times."""
         if self._last is None or self._last[0] != query:
             self._last = query, self._index.scores(query)
         return self._last[1]
@@ -188,9 +185,9 @@ class Knn(Nearest):
 class Mmr(Nearest):
     """Maximal marginal relevance (Carbonell and Goldstein 1998).
 
-    Each next one has the highest relevance · similarity to the query
-    - (1 - relevance) · highest similarity to those already chosen, among the nearest 4k
-    or 50, whichever is more: further ones are different, but of no use.
+    Each choice maximizes relevance · similarity to the query - (1 - relevance) · highest similarity
+    to the chosen ones, among the nearest 4k or 50, whichever is more: further ones are different,
+    but not useful.
     """
 
     name = "mmr"
@@ -224,7 +221,7 @@ class Mmr(Nearest):
 
 
 class Vote(Knn):
-    """The k nearest by embedding as voters (see `vote`): the baseline of every kNN result."""
+    """The k nearest by embedding vote (see `vote`): the baseline of every kNN result."""
 
     name = "vote"
     summary = "no prompt: the answer is the majority label of the nearest"
@@ -253,7 +250,7 @@ def help_on_methods() -> str:
 
 
 def vote(pool: Pool, indices: Sequence[int]) -> str:
-    """The majority output of these pool items, nearest first; in a tie the nearest's wins.
+    """The majority output of these pool items, nearest first; the nearest wins a tie.
 
     Raises ValueError when there are no items.
     """
@@ -277,7 +274,7 @@ def _generator(seed: int, query: str) -> random.Random:
 
 
 def _shuffled(items: Sequence[int], generator: random.Random) -> Iterator[int]:
-    """The items in random order (Fisher-Yates), drawn only as far as they are taken."""
+    """The items in random order (Fisher-Yates), drawn lazily."""
     moved: dict[int, int] = {}
     for position in range(len(items)):
         drawn = generator.randrange(position, len(items))

@@ -1,6 +1,6 @@
-"""The [select] table of a prompt file, and the selector it describes.
+"""The [select] table of a prompt file, and its selector.
 
-Keep: methods are found by name, and nothing here knows any of them.
+Invariant: methods are found by name; this module knows none of them.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,7 +26,7 @@ def _known(value: Any) -> str:
         raise ValueError(f"is {quoted(value)}: {error}") from None
     known, clashes = listed_methods()
     *names, last = map(repr, known)
-    # In pydantic's own words for a choice, so that all choices are refused alike.
+    # Pydantic's words for a choice, so that all choices are refused alike.
     message = f"Input should be {', '.join(names)} or {last}{clashes}"
     raise PydanticCustomError("literal_error", "{message}", {"message": message})
 
@@ -34,14 +34,12 @@ def _known(value: Any) -> str:
 class Select(BaseModel):
     """Which demonstrations are shown, in which order.
 
-    method: its name, see `find_method`. k: how many.
-    order: how they are printed; None is `nearest-last` where the method ranks, so that the
-        best one stands next to the query, else as chosen.
-    seed: of methods that draw, and of `shuffled`.
-    encoder: what embeds texts for methods that need it; None is the best one installed.
-    pooling: of a sentence encoder; None is its own. layer: of the encoder `lm`, counted from
-        the last when negative. metric: what nearness is.
-    relevance: the weight of nearness in `mmr`, from 0 to 1; the rest weighs redundancy.
+    method: its name, see `find_method`. k: how many. order: of printing; None is `nearest-last` if
+    the method ranks, so that the best one is next to the query, else as chosen. seed: for methods
+    that draw, and for `shuffled`. encoder: for methods that need one; None is the best one
+    installed. pooling: of a sentence encoder; None is its own. layer: of the encoder `lm`, counted
+    from the last when negative. metric: of similarity. relevance: the weight of similarity in
+    `mmr`, from 0 to 1; the rest weighs redundancy.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -58,17 +56,17 @@ class Select(BaseModel):
 
     @property
     def selector(self) -> type[Selector]:
-        """The class of the method, whose attributes say what it needs."""
+        """The class of the method."""
         method = find_method(self.method)
         assert method is not None, self.method  # validation found it
         return method
 
 
 def build_selector(pool: Pool, select: Select, encoder: Encoder | None = None) -> Selector:
-    """The selector that `select` describes; k is given anew with each query.
+    """Build the selector that `select` describes; each query has its own k.
 
-    encoder: what embeds texts for methods that need it; None is TF-IDF.
-    Raises PromptError for an encoder whose embeddings are not finite.
+    encoder: for methods that need one; None is TF-IDF. Raises PromptError for an encoder whose
+    embeddings are not finite.
     """
     method = select.selector if len(pool) else Fixed
     return method.build(pool, select, encoder)

@@ -1,6 +1,6 @@
-"""How near texts are to each other: by words they share, or by embeddings.
+"""Similarity of texts, by shared words or by embeddings.
 
-Keep: an index is made from inputs alone, and larger always means nearer.
+Invariant: an index contains only inputs, and larger always means nearer.
 """
 
 import re
@@ -24,18 +24,18 @@ Similarities = NDArray[np.float32]
 
 
 class Encoder(Protocol):
-    """Texts to vectors. Equal fingerprints mean equal vectors for equal texts."""
+    """Maps texts to vectors. Equal fingerprints mean equal vectors for equal texts."""
 
     @property
     def fingerprint(self) -> str: ...
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
-        """One finite vector a text: float32, (texts, dimensions)."""
+        """One finite vector per text: float32, (texts, dimensions)."""
         ...
 
 
 class Index(Protocol):
-    """How similar a pool's inputs are to a text. Larger is nearer."""
+    """The similarity of a pool's inputs to a text. Larger is nearer."""
 
     def scores(self, query: str) -> Similarities:
         """The similarity of the query to every input."""
@@ -47,8 +47,8 @@ class Index(Protocol):
 
 
 def ranked(scores: Similarities, k: int) -> Iterator[int]:
-    """The indices by falling score, equal scores by rising index; mostly k are taken."""
-    # The query itself may be among the first: a few more save the sorting of the rest.
+    """The indices by falling score, equal scores by rising index; callers mostly take k."""
+    # The query itself may be among the first: a few extra ones save sorting the rest.
     few = min(2 * k + 8, len(scores))
     first: NDArray[np.intp] = np.empty(0, dtype=np.intp)
     if few:
@@ -63,10 +63,10 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def _words(text: str) -> list[str]:
-    """What BM25 and TF-IDF count: case-folded words, and every other character by itself.
+    """The terms of BM25 and TF-IDF: case-folded words, and every other character by itself.
 
-    Signs are kept because they tell one equation or query from another; no words are
-    left out, because "who" and "how many" are what tells one question from another.
+    Signs stay because they distinguish equations and queries; no stop words are removed, because
+    "who" and "how many" distinguish questions.
     """
     return _WORD.findall(text.casefold())
 
@@ -98,9 +98,9 @@ class Bm25Index:
 class TfidfIndex:
     """Cosine similarity of TF-IDF vectors, without any download.
 
-    A word that occurs f times in a text and in d of n texts weighs
-    (1 + ln f) · (1 + ln((1 + n) / (1 + d))). Vectors have length 1. Each word keeps the list
-    of the texts that hold it, so that a query costs as much as its own words occur.
+    A word that occurs f times in a text and in d of n texts weighs (1 + ln f) · (1 + ln((1 + n) /
+    (1 + d))). Vectors have length 1. Each word has a list of the texts that contain it, so the cost
+    of a query is the number of occurrences of its words.
     """
 
     def __init__(self, inputs: Sequence[str]) -> None:
@@ -130,7 +130,7 @@ class TfidfIndex:
         scores = np.zeros(len(self._inputs), dtype=np.float32)
         for id, share in zip(ids, weight / max(np.linalg.norm(weight), 1e-12), strict=True):
             texts = slice(self._ends[id], self._ends[id + 1])
-            # A text stands in the list of a word once, so += meets each row once.
+            # A text is in the list of a word once, so += meets each row once.
             scores[self._rows[texts]] += np.float32(share) * self._weights[texts]
         return scores
 
@@ -139,7 +139,7 @@ class TfidfIndex:
 
 
 class DenseIndex:
-    """Nearness of embeddings: their cosine, or their Euclidean distance with a minus.
+    """Similarity of embeddings: their cosine, or their negative Euclidean distance.
 
     Raises PromptError for an encoder whose embeddings are not finite.
     """
@@ -147,7 +147,7 @@ class DenseIndex:
     def __init__(self, inputs: Sequence[str], encoder: Encoder, metric: Metric) -> None:
         self._encoder = encoder
         self._metric = metric
-        # Inputs as columns: multiplied so, a vector meets them twice as fast.
+        # Inputs are columns, which makes the product with a vector twice as fast.
         self._vectors = np.ascontiguousarray(self._encoded(inputs).T)
         self._squares = np.einsum("dn,dn->n", self._vectors, self._vectors)
 
