@@ -187,7 +187,8 @@ def read_required(path: Path, error: type[UserError] = UserError) -> str:
 
 
 def encoding_hint(data: bytes) -> str:
-    """The end of a sentence on bytes that are not UTF-8: their probable encoding, and the remedy."""
+    """The end of a sentence on bytes that are not UTF-8: their probable encoding, and the
+    remedy."""
     wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     guess = "UTF-16" if wide else "Latin-1 or Windows-1252"
     return f"(perhaps {guess}); save the file as UTF-8"
@@ -216,7 +217,8 @@ def parse_toml(text: str, path: Path, error: type[UserError] = UserError) -> dic
 
 
 def read_json_object(path: Path, error: type[UserError] = UserError) -> dict[str, Any]:
-    """Read a JSON file that contains an object. Raises as `read_text` does, and `error` otherwise."""
+    """Read a JSON file that contains an object. Raises as `read_text` does, and `error`
+    otherwise."""
     return parse_json_object(read_text(path, error), str(path), error)
 
 

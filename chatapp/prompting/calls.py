@@ -157,7 +157,8 @@ class _InlineFilter:
 
 
 class _JSONFilter:
-    """Text before a call is visible; from its mark on it is held back until the call is complete."""
+    """Text before a call is visible; from its mark on it is held back until the call is
+    complete."""
 
     _BARE = re.compile(r'\{\s*"(name|type|function|parameters)"')
     _MAYBE_BARE = re.compile(r'\{\s*("[a-z]{0,10})?')

@@ -123,7 +123,8 @@ class ChatTemplate:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
-        """The data stored next to a model's weights; the program itself is stored by the tokenizer."""
+        """The data stored next to a model's weights; the program itself is stored by the
+        tokenizer."""
         return {"name": self.name, "fingerprint": self.fingerprint}
 
     def render(self, messages: Sequence[Message], *, open_reply: bool = False) -> list[Segment]:

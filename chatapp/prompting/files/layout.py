@@ -18,9 +18,9 @@ an empty line as the separator:
 - Every other character is printed unchanged. Inserted text is not parsed again, so braces,
   quotes and markup of users are plain characters.
 
-Invariant: white space belongs to the segment after it. So a prompt never ends in a space, and wherever
-two segments meet at white space, encoding them one by one gives the same tokens as encoding the
-whole text, because GPT-2's tokenizer begins a new piece there as well.
+Invariant: white space belongs to the segment after it. So a prompt never ends in a space, and
+wherever two segments meet at white space, encoding them one by one gives the same tokens as
+encoding the whole text, because GPT-2's tokenizer begins a new piece there as well.
 """
 
 import functools

@@ -35,7 +35,8 @@ class TurnsLayout:
     def messages(
         self, ranked: Sequence[int], query: str, turns: Sequence[Example] = ()
     ) -> list[Message]:
-        """The chat that asks for the output of `query`; for ranked and turns see `layout.render`."""
+        """The chat that asks for the output of `query`; for ranked and turns see
+        `layout.render`."""
         prompt = self._prompt
         chat = [Message("system", prompt.instruction)] if prompt.instruction else []
         shots = [prompt.pool[index] for index in arrange(ranked, prompt.select)]
