@@ -1,1 +1,1 @@
-"""Tokens only: models, caches, sampling. Nothing here knows a role or a prompt file."""
+"""Tokens only: models, caches, sampling. Nothing here depends on roles or prompt files."""

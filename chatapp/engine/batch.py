@@ -1,14 +1,13 @@
-"""Many sequences at once: one forward pass gives each of them its next token.
+"""Many sequences in one forward pass, which gives each of them its next token.
 
-A pass of several rows takes hardly longer than one of a single row, because a token's time goes
-into reading the weights. A sequence joins when there is room: its prompt is read by itself, with
-what the model's caches know of it, and then it goes on with the others; it leaves when it has
-ended.
+A pass of several rows takes hardly longer than one of a single row, because most time is spent
+reading the weights. A sequence joins when there is room: its prompt is read alone, with the model's
+caches, then it continues with the others, and leaves at its end.
 
-Keep: what a sequence gives is what it would give alone; only speed depends on the others. Sums of
-several rows are added up in another order than those of one, which moves logits by some 1e-6 in
-float32: too little to choose another token but where two are equally good. In int8 an activation
-may be rounded the other way for it, so that now and then a text differs.
+Invariant: a sequence gives what it would give alone; only speed depends on the others. Sums over
+several rows have another order than those of one, which moves logits by about 1e-6 in float32: too
+little to change a token, except between two equally good ones. In int8 an activation may then be
+rounded differently, so a text can differ occasionally.
 """
 
 from collections import deque
@@ -28,38 +27,38 @@ from chatapp.engine.kernels.threads import ComputeLock
 from chatapp.engine.model import LanguageModel, Request, one_after_another
 
 MOST_AT_ONCE = 8
-"""Sequences; fewer where their keys and values would not fit."""
+"""Sequences; fewer if their keys and values would not fit."""
 
 MOST_BYTES = 2**30
-"""For these keys and values, and never more than half of the memory that is free."""
+"""For these keys and values, and never more than half of the free memory."""
 
 Numbered = tuple[int, Event]
 
 
 class DecoderModel(LanguageModel, Protocol):
-    """A model whose sequences can go on together. lock: held while it computes."""
+    """A model that supports batches. lock: held while it computes."""
 
     decoder: Decoder
     lock: ComputeLock
 
     def open(self, request: Request) -> Continuation:
-        """What is to become of a request. Raises as `LanguageModel.generate` does."""
+        """The state of a new request. Raises as `LanguageModel.generate` does."""
         ...
 
     def read(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
     ) -> tuple[Tensor, int, KeyValueCache]:
-        """Logits (vocabulary,) after a prompt, how much of it was known, and its cache."""
+        """Logits (vocabulary,) after a prompt, the number of its cached tokens, and its cache."""
         ...
 
 
 def generate_many(
     model: DecoderModel, requests: Iterable[Request], most: int = MOST_AT_ONCE
 ) -> Iterator[Numbered]:
-    """See `LanguageModel.generate_many`. most: sequences at once."""
+    """See `LanguageModel.generate_many`. most: sequences in parallel."""
     coming = iter(requests)
     first = list(islice(coming, 2))
-    if len(first) < 2:  # what is alone can be guessed ahead, and recorded
+    if len(first) < 2:  # a single sequence can use guesses and recorded steps
         yield from one_after_another(model, first)
         return
     batch = Batch(model, most)
@@ -77,9 +76,9 @@ def generate_many(
 
 
 class Batch:
-    """Sequences of one model that go on together.
+    """Sequences of one model that advance together.
 
-    most: how many. limit: bytes for their keys and values; one sequence may exceed it.
+    most: how many. limit: bytes for their keys and values; a single sequence may exceed it.
     """
 
     def __init__(
@@ -88,13 +87,13 @@ class Batch:
         self._model = model
         self._most = most
         self._limit = min(MOST_BYTES, machine_memory().available // 2) if limit is None else limit
-        # One each row of the cache, with its number; those that have ended leave with the next.
+        # One for each row of the cache, with its number; ended ones leave before the next step.
         self._members: list[tuple[int, Continuation]] = []
         self._cache: RowCache | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether no sequence goes on."""
+        """Whether no sequence is active."""
         return all(reply.has_ended for _, reply in self._members)
 
     def has_room(self, request: Request) -> bool:
@@ -128,7 +127,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Numbered]:
-        """One more token of each."""
+        """Draw one more token of each."""
         self._let_go()
         if self._cache is None or not self._members:
             return []
@@ -150,18 +149,18 @@ class Batch:
         ]
 
     def leave(self, number: int) -> None:
-        """Give up a sequence that nobody wants any more, if it goes on."""
+        """Remove a sequence that nobody wants any more, if it is active."""
         for other, reply in self._members:
             if other == number:
                 reply.has_ended = True
 
     def _needed(self, request: Request) -> int:
-        """Positions that prompt and reply can come to."""
+        """The most positions of prompt and reply."""
         longest = len(request.ids) + len(request.forced) + request.sampling.max_tokens
         return len(self._model.start) + min(longest, self._model.context)
 
     def _admit(self, number: int, reply: Continuation, cache: KeyValueCache, needed: int) -> None:
-        """Give a sequence a row: of one that has ended, or the next."""
+        """Give a sequence a row: a free one, or the next."""
         if self.is_empty:
             self._members.clear()
             self._cache = self._new_cache(cache, needed)
@@ -174,7 +173,7 @@ class Batch:
         self._members[row : row + 1] = [(number, reply)]
 
     def _new_cache(self, like: KeyValueCache, needed: int) -> RowCache:
-        """As many rows as there may be, long enough for any that is no longer than fits so."""
+        """A cache with as many rows as allowed, as long as fits in memory with that number."""
         position = sum(layer[..., :1, :].numel() * layer.itemsize for layer in like.layers)
         whole = len(self._model.start) + self._model.context
         positions = min(whole, max(needed, self._limit // (position * self._most)))
@@ -185,7 +184,7 @@ class Batch:
         return RowCache(like, rows, positions)
 
     def _let_go(self) -> None:
-        """Give up the rows of those that have ended."""
+        """Free the rows of ended sequences."""
         for row in reversed(range(len(self._members))):
             if self._members[row][1].has_ended:
                 assert self._cache is not None
@@ -200,8 +199,8 @@ class Batch:
 
 
 class SharedBatch:
-    """Sequences that are drawn in turn and go on together: whoever has had all that is computed has
-    one more token of each computed.
+    """Sequences that are drawn in turn and advance together: when the caller needs a token that is
+    not computed yet, a step computes one for each sequence.
 
     most: how many.
     """
@@ -213,7 +212,7 @@ class SharedBatch:
         self._computed: dict[int, deque[Event]] = {}
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """See `LanguageModel.generate`. What there is no room for goes on by itself.
+        """See `LanguageModel.generate`. Sequences beyond the room continue alone.
 
         Closing the iterator makes room.
         """
@@ -241,7 +240,7 @@ class SharedBatch:
 
 
 def _drawn(reply: Continuation, logits: Tensor) -> Drawn | Exception:
-    """The next token of a sequence, or why there is none."""
+    """The next token of a sequence, or the reason why there is none."""
     try:
         reply.raise_if_cancelled()
         return reply.draw(logits)

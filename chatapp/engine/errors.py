@@ -1,6 +1,7 @@
-"""What is wrong with a model, in words.
+"""Errors of a model, in words.
 
-Keep: free of torch, so that screens and commands can catch these errors before torch is loaded.
+Invariant: no import of torch, so that screens and commands can catch these errors before torch is
+loaded.
 """
 
 from collections.abc import Iterator
@@ -10,24 +11,24 @@ from chatapp.common.userfiles import UserError
 
 
 class ModelError(UserError):
-    """Something is wrong with a model. The message is one sentence for the user."""
+    """A fault of a model. The message is one sentence for the user."""
 
 
 class NoDecoder(ModelError):
-    """A model may be in order, but this program's own decoder does not compute its kind."""
+    """A model that may be valid, but that this program's own decoder does not support."""
 
 
 def first_line(error: BaseException) -> str:
-    """What a library says went wrong, without the pages that may follow."""
+    """The first line of a library's error, without the pages that may follow."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 @contextmanager
 def one_sentence(what: str) -> Iterator[None]:
-    """Whatever a library raises within, as a ModelError that begins with `what`.
+    """Convert any exception of a library to a ModelError that begins with `what`.
 
-    Panics of Rust among it, which are no `Exception`; interrupts and user errors go through.
+    This includes panics of Rust, which are no `Exception`; interrupts and user errors pass.
     """
     try:
         yield

@@ -1,27 +1,27 @@
 """What generation yields: any number of `Token`s, then exactly one `Finished`.
 
-Keep: the reply is the concatenation of every event's `text`, whatever the tokens were, and what
-was thought before it that of every `thought`.
+Invariant: the reply is the concatenation of every event's `text`, and the thought before it that of
+every `thought`.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 THINKING = ("<think>", "</think>")
-"""Between these stands, in a server's reply, what its server tells apart as thought before it."""
+"""Marks around the thought that a server separates from its reply."""
 
 CALLING = ("<tool_call>", "</tool_call>")
-"""Between these stands, in a server's reply, each call of a tool that its server tells apart."""
+"""Marks around each tool call that a server separates from its reply."""
 
 FinishReason = Literal["stop", "length", "context", "repetition", "cancelled", "error"]
 
 REPEATED = "it began to repeat itself"
-"""What a reply that ended for `repetition` is marked with."""
+"""The remark on a reply that ended for `repetition`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A token the model could have chosen, with its natural-log probability."""
+    """A token that the model could have chosen, with its natural-log probability."""
 
     id: int
     text: str
@@ -55,15 +55,14 @@ class Token:
 class Finished:
     """The end of a generation.
 
-    reason: `stop` (a stop string or the end-of-text token), `length` (max_tokens),
-        `context` (the window is full), `repetition` (it repeated itself and was cut back),
-        `cancelled`, or `error` (see message).
-    text, thought: what was held back that turned out to be no stop string and no repetition.
-    prompt_tokens: tokens of the prompt; reused_tokens of them came from the cache.
-    reply_tokens: tokens generated, those cut off counted, a final end-of-text token not.
-    time_to_first_token, seconds: from the call on, in seconds.
-    end_id: the token that ended it and is no part of the text; None where none did.
-    message: what went wrong, or else what there is to know of how the reply came about.
+    reason: `stop` (a stop string or the end-of-text token), `length` (max_tokens), `context` (the
+    window is full), `repetition` (it repeated itself and was cut back), `cancelled`, or `error`
+    (see message). text, thought: the text held back that was no stop string and no repetition.
+    prompt_tokens: tokens of the prompt; reused_tokens of them came from the cache. reply_tokens:
+    tokens generated, including those cut off, without a final end-of-text token.
+    time_to_first_token, seconds: since the call, in seconds. end_id: the token that ended it and is
+    not part of the text, or None. message: the error, or else a remark on how the reply was
+    generated.
     """
 
     reason: FinishReason
@@ -79,7 +78,7 @@ class Finished:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoding speed: tokens after the first over the time they took."""
+        """Decoding speed: tokens after the first over their time."""
         decoding = self.seconds - self.time_to_first_token
         if self.reply_tokens < 2 or decoding <= 0:
             return 0.0

@@ -1,7 +1,7 @@
-"""A model of any layout written as one GGUF file, for llama.cpp and what is built on it.
+"""Writes a model of any layout as one GGUF file, for llama.cpp and programs built on it.
 
-Keep: the file is there whole or not at all; read again, it says what the model says, or it is not
-written.
+Invariant: the file is complete or absent; reading it again gives the model's configuration, or it
+is not written.
 """
 
 import math
@@ -48,18 +48,17 @@ _FILE_TYPES = {
 }
 
 Progress = Callable[[int, int], None]
-"""Called with how many tensors are written, and of how many."""
+"""Called with the number of tensors written, and their total."""
 
 
 def write_gguf(
     files: ModelFiles, path: Path, kind: str, template: Mapping[str, str], progress: Progress
 ) -> str:
-    """Write a model, an adapter merged into its base, as one GGUF file.
+    """Write a model, with an adapter merged into its base, as one GGUF file.
 
-    kind: what matrices are stored as, one of `_FILE_TYPES`. template: keys that say the chat
-    template; where there are none it is the tokenizer's.
-    Returns what a user ought to know of the file, or nothing.
-    Raises ModelError when a GGUF file cannot say what the model is, and OSError.
+    kind: storage of matrices, one of `_FILE_TYPES`. template: keys of the chat template; by default
+    the tokenizer's. Returns a remark for the user, or "". Raises ModelError when a GGUF file cannot
+    express the model, and OSError.
     """
     network = load_causal(files)
     config = network.config.get_text_config().to_dict()
@@ -111,7 +110,7 @@ def _tokenizer_metadata(tokenizer: Any, network: Any, rows: int, origin: str) ->
 def _tensors(
     network: Any, family: Family, config: Config, origin: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors as a GGUF file has them, in float32."""
+    """The tensors in the layout of a GGUF file, in float32."""
     state: dict[str, Tensor] = network.state_dict()
     names = gguf_names(family.gguf.architecture, config, state)
     places: set[int] = set()
@@ -152,7 +151,7 @@ def _write(
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    """A key; those that say nothing are left out."""
+    """Add a key, unless its value is empty."""
     match value:
         case bool():
             writer.add_bool(key, value)
@@ -167,7 +166,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def _kind(name: str, tensor: Tensor, kind: str) -> GGMLQuantizationType:
-    """What a tensor is stored as: vectors and positions in full, as llama.cpp wants them."""
+    """The storage of a tensor: vectors and positions in full, as llama.cpp requires."""
     chosen = GGMLQuantizationType[kind.upper()]
     if tensor.ndim < 2 or name == "position_embd.weight":
         return GGMLQuantizationType.F32
@@ -184,7 +183,7 @@ def _stored(tensor: Tensor, kind: GGMLQuantizationType) -> NDArray[Any]:
 
 
 def _check(path: Path, meant: Config, origin: str) -> None:
-    """Raises ModelError when the file says another model than the configuration."""
+    """Raises ModelError when the file differs from the configuration."""
     from transformers import AutoConfig
 
     values = read_config(GGUFFile(path))
@@ -197,7 +196,7 @@ def _check(path: Path, meant: Config, origin: str) -> None:
             )
 
 
-# Fields that do not change what a model computes, or that are written elsewhere.
+# Fields that do not change the computation, or that are written elsewhere.
 _IDLE = (
     *("architectures", "model_type", "dtype", "transformers_version", "use_cache", "n_ctx"),
     *("initializer_range", "pretraining_tp", "max_window_layers"),

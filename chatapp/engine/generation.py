@@ -1,13 +1,10 @@
-"""The generation loop of every model that runs in this process, for one sequence.
+"""The generation loop of every local model, and the state of one reply.
 
-Keep: a generation holds the model only while it computes a token, never while its consumer
-looks at one, so that neither a forgotten generator nor a second one can block or disturb
-another. Each token's computation starts from the full sequence; the cache makes it cheap.
-
-One reply while it grows: its tokens drawn, its text made visible, its end found.
-
-Keep: whether a sequence is computed alone or among others, its rules are these, and nothing of
-another sequence reaches it but the logits it is given.
+Invariants: a generation holds the model's lock only while it computes a token, never while its
+consumer looks at one, so neither a forgotten generator nor a second one can block or disturb
+another. Each token's computation starts from the full sequence; the cache makes it cheap. The rules
+of a reply are the same whether it is computed alone or in a batch, and another sequence affects it
+only through the logits.
 """
 
 import math
@@ -42,16 +39,16 @@ from chatapp.engine.stopping import RepetitionFilter, StopFilter
 
 
 class Cancelled(Exception):
-    """The caller's cancel event was set in the middle of a computation."""
+    """The caller's cancel event was set during a computation."""
 
 
 FAILURES = (Cancelled, RuntimeError, MemoryError, OSError)
-"""What may come of a computation and ends the reply it was for."""
+"""Exceptions of a computation that end its reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token as the logits before it gave it."""
+    """A token drawn from the logits before it."""
 
     id: int
     logprob: float
@@ -109,11 +106,11 @@ class Continuation:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the caller wants no more of it."""
+        """Whether the caller has cancelled it."""
         return self._cancel.is_set()
 
     def raise_if_cancelled(self) -> None:
-        """Raises Cancelled when the caller wants no more of it."""
+        """Raises Cancelled when the caller has cancelled it."""
         if self.is_cancelled:
             raise Cancelled
 
@@ -128,9 +125,9 @@ class Continuation:
         return events if len(self.sequence) < self._context else [*events, self._end("context")]
 
     def draw(self, logits: Tensor) -> Drawn:
-        """The next token. logits: (vocabulary,), after the sequence as it is.
+        """Draw the next token. logits: (vocabulary,), after the current sequence.
 
-        Raises RuntimeError for logits that are not numbers.
+        Raises RuntimeError for logits that are NaN.
         """
         normaliser = float(logits.logsumexp(0))
         if normaliser != normaliser:
@@ -144,7 +141,7 @@ class Continuation:
         return Drawn(id, float(logits[id]) - normaliser, tuple(alternatives))
 
     def add(self, drawn: Drawn) -> list[Event]:
-        """The events that a drawn token makes: of the token, of the end, or both."""
+        """The events of a drawn token: the token, the end, or both."""
         if self.is_unbegun:
             self._time_to_first_token = time.perf_counter() - self._started
         if drawn.id in self._ends:
@@ -163,7 +160,7 @@ class Continuation:
         return self._end("error", f"the model failed: {first_line(failure)}")
 
     def _bound(self) -> FinishReason | None:
-        """Why the reply does not go on, if it does not."""
+        """Why the reply must end now, or None."""
         if self._repeats.hit:
             return "repetition"
         if self._stops.hit:
@@ -189,14 +186,14 @@ class Continuation:
 
 
 CancelCheck = Callable[[], None]
-"""Called within a computation; raises Cancelled when the caller wants it no more."""
+"""Called within a computation; raises Cancelled when the caller has cancelled it."""
 
 
 class LocalGenerator(ABC):
     """A `LanguageModel` whose logits are computed here.
 
-    vocabulary: the number of logits. end_ids: any of them ends a reply. piece: a token's own
-    text, for display. lock: held while the model computes.
+    vocabulary: the number of logits. end_ids: any of them ends a reply. piece: a token's own text,
+    for display. lock: held while the model computes.
     """
 
     start: Sequence[int] = ()
@@ -227,7 +224,7 @@ class LocalGenerator(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the model computes. What its methods return is on the CPU."""
+        """The device of the model. Its methods return tensors on the CPU."""
 
     @property
     @abstractmethod
@@ -238,10 +235,9 @@ class LocalGenerator(ABC):
     def next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
     ) -> tuple[Tensor, int]:
-        """Logits (vocabulary,) of the token after `ids`, and how many came from the cache.
+        """Logits (vocabulary,) of the token after `ids`, and how many tokens came from the cache.
 
-        Calls `raise_if_cancelled` at least every tenth of a second or so. For whoever holds
-        the lock.
+        Calls `raise_if_cancelled` about every tenth of a second. The caller holds the lock.
         """
 
     def change(self, interventions: Interventions) -> None:
@@ -253,21 +249,22 @@ class LocalGenerator(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """Drop the cache, after a computation that broke off."""
+        """Drop the cache, after an aborted computation."""
 
     @abstractmethod
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         """Log-probabilities of each row's tokens from its index `first` on.
 
-        Takes the lock for one pass of the model at a time.
+        Holds the lock for one pass of the model at a time.
         """
 
     @abstractmethod
     def states(self, ids: Sequence[int], layer: int) -> Tensor:
-        """Hidden states (tokens, hidden size) after `layer` blocks; after all, the final norm's."""
+        """Hidden states (tokens, hidden size) after `layer` blocks; after all, of the
+        final norm."""
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """See `LanguageModel.generate`. A bad request raises here, before the first event."""
+        """See `LanguageModel.generate`. An invalid request raises here, before the first event."""
         return self._run(self.open(request))
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
@@ -279,7 +276,7 @@ class LocalGenerator(ABC):
         """See `LanguageModel.together`."""
 
     def open(self, request: Request) -> Continuation:
-        """What is to become of a request. Raises as `LanguageModel.generate` does."""
+        """The state of a new request. Raises as `LanguageModel.generate` does."""
         self.check_ids([*request.ids, *request.forced])
         check_changeable(self.name, request.interventions, is_changeable=self.takes_interventions)
         if len(request.ids) >= self.context:
@@ -324,13 +321,13 @@ class LocalGenerator(ABC):
         return mean
 
     def logits(self, ids: Sequence[int], interventions: Interventions = UNCHANGED) -> Tensor:
-        """Logits (vocabulary,) after `ids`, as generation computes them, from its cache."""
+        """Logits (vocabulary,) after `ids`, computed as in generation, with its cache."""
         with self.lock, torch.inference_mode():
             self.change(interventions)
             return self._next_logits(ids, lambda: None)[0]
 
     def check_text(self, ids: Sequence[int]) -> None:
-        """Raises as `check_ids` does, and ContextOverflow when the window is too short."""
+        """Raises like `check_ids`, and ContextOverflow when the window is too short."""
         self.check_ids(ids)
         if len(ids) > self.context:
             raise ContextOverflow(
@@ -362,7 +359,7 @@ class LocalGenerator(ABC):
         with self.lock:
             self.change(reply.interventions)
             logits, reused = self._next_logits(reply.sequence, reply.raise_if_cancelled)
-            # Drawing too: it takes torch's threads, of which the lock knows the number.
+            # Drawing needs the lock, too: it uses torch's threads, whose number the lock sets.
             drawn = reply.draw(logits)
         if reply.is_unbegun:
             reply.reused = reused
@@ -371,7 +368,7 @@ class LocalGenerator(ABC):
     def _next_logits(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
     ) -> tuple[Tensor, int]:
-        """`next_logits`, with no half-filled cache left behind by a failure."""
+        """`next_logits` that leaves no half-filled cache after a failure."""
         try:
             return self.next_logits(ids, raise_if_cancelled)
         except Cancelled:

@@ -1,6 +1,7 @@
-"""The `LanguageModel` protocol: what every model of this program can do.
+"""The `LanguageModel` protocol: the abilities of every model of this program.
 
-Keep: free of torch, so that screens and commands can name these types before torch is loaded.
+Invariant: no import of torch, so that screens and commands can use these types before torch is
+loaded.
 """
 
 import threading
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chatapp.common.parameters import Sampling as Sampling  # the protocol's: a Request has it
+from chatapp.common.parameters import Sampling as Sampling  # part of the protocol: a Request has it
 from chatapp.common.userfiles import UserError
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
 from chatapp.engine.events import Event, Finished
@@ -28,7 +29,7 @@ class TextStream(Protocol):
         ...
 
     def flush(self) -> str:
-        """What is left at the end; incomplete bytes show as U+FFFD."""
+        """The rest at the end; incomplete bytes show as U+FFFD."""
         ...
 
 
@@ -40,13 +41,13 @@ class Tokenizer(Protocol):
     size: int
     """Number of token ids."""
     special: Mapping[str, int]
-    """The special tokens by their names; none where they are out of reach."""
+    """The special tokens by name; empty if unknown."""
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
         """The tokens of a text.
 
-        begins: whether it begins a sequence or follows a special token. There SentencePiece
-            puts a space before it, and nowhere else.
+        begins: whether it begins a sequence or follows a special token. Only there, SentencePiece
+        puts a space before it.
         """
         ...
 
@@ -99,65 +100,65 @@ class LanguageModel(Protocol):
     """A causal language model with its tokenizer."""
 
     name: str
-    """The name that the user gave: of a known model, a folder, a hub id, a server and its model."""
+    """The user's name for it: of a known model, a folder, a hub id, a server and its model."""
     files: "ModelFiles | None"
-    """What it was loaded from; None for a model that is not on this machine."""
+    """Its source files; None for a model that is not on this machine."""
     start: Sequence[int]
     """Special tokens that it puts before each sequence by itself; often none."""
     context: int
     """Longest sequence in tokens, prompt and reply together."""
     takes_messages: bool
-    """Whether it can reply to `Request.messages`, because its server writes them in its
-    template."""
+    """Whether it can reply to `Request.messages`, because its server renders them."""
 
     @property
     def precision(self) -> str:
-        """What its matrices are multiplied as, such as "float32"; "" where a server keeps it."""
+        """The number format of its matrix products, such as "float32"; "" if a server does not
+        report it.
+        """
         ...
 
     tokenizer: Tokenizer
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """Yields `Token`s and one `Finished`. The same request and seed give the same text.
+        """Yield `Token`s and one `Finished`. The same request and seed give the same text.
 
-        Raises ContextOverflow when the prompt leaves no room for a single token, ValueError
-        when it is empty.
+        Raises ContextOverflow when the prompt leaves no room for a single token, ValueError when it
+        is empty.
         """
         ...
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
-        """Continue several sequences, at once where the model can.
+        """Continue several sequences, in parallel if the model can.
 
-        requests: taken one by one, each as soon as there is room for it.
-        Yields events, each with the number of its request, from 0: of each request in their
-        order, and what `generate` would give of it alone. A request that `generate` would not
-        take ends as `error` with the reason as its message, and the others go on.
+        requests: taken one by one, each as soon as there is room for it. Yields events with the
+        number of their request, from 0; the events of each request are in order, and equal to those
+        of `generate`. A request that `generate` would refuse ends as `error` with the reason as its
+        message, and the others continue.
         """
         ...
 
     def together(self, count: int) -> Generate:
         """A `generate` for up to `count` sequences whose tokens are drawn in turn.
 
-        Each sequence gives what it would give alone; none is computed anew because of another,
-        and where the model can, one pass serves all.
+        Each sequence gives what it would give alone; none is recomputed because of another, and if
+        the model can, one pass serves all.
         """
         ...
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Log-probabilities of each continuation's tokens given its context.
 
-        pairs: (context ids, continuation ids), neither empty. Returns one list a pair,
-        as long as its continuation, in nats. Raises ContextOverflow when a pair together
-        exceeds `context`.
+        pairs: (context ids, continuation ids), neither empty. Returns one list per pair, as long as
+        its continuation, in nats. Raises ContextOverflow when a pair together exceeds `context`.
         """
         ...
 
     def embed(self, ids: Sequence[int], layer: int = -1) -> "NDArray[np.float32]":
         """The mean hidden state of `ids`: (hidden size,).
 
-        layer: 0 is the embeddings, n the output of block n, and the last one, also -1, that
-            of the final norm: the numbering of transformers' `hidden_states`.
-        Raises ContextOverflow when `ids` exceed `context`, ValueError for another layer.
+        layer: 0 is the embeddings, n the output of block n, and the last one, also -1, that of the
+        final norm: the numbering of transformers' `hidden_states`. Raises ContextOverflow when
+        `ids` exceed `context`, ValueError for another layer.
         """
         ...
 
@@ -165,7 +166,7 @@ class LanguageModel(Protocol):
 def one_after_another(
     model: LanguageModel, requests: Iterable[Request]
 ) -> Iterator[tuple[int, Event]]:
-    """`LanguageModel.generate_many` by `generate`."""
+    """`LanguageModel.generate_many` by `generate`, one request after another."""
     for number, request in enumerate(requests):
         try:
             for event in model.generate(request):
@@ -175,9 +176,9 @@ def one_after_another(
 
 
 def whole_replies(events: Iterable[tuple[int, Event]]) -> Iterator[tuple[str, Finished]]:
-    """The text and the end of each reply of many, in the order of their requests.
+    """The text and the end of each of several replies, in the order of their requests.
 
-    A reply comes as soon as it and all before it have ended.
+    A reply is yielded as soon as it and all before it have ended.
     """
     texts: dict[int, list[str]] = {}
     ended: dict[int, Finished] = {}

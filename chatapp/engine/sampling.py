@@ -1,8 +1,8 @@
 """From logits to the next token.
 
-Keep: a draw takes exactly one uniform number from the sampler's own generator and walks the
-kept tokens in the order of their ids, so that the same seed gives the same text whatever
-was generated before, and rounding in the last bits of the logits does not reorder anything.
+Invariant: a draw takes exactly one uniform number from the sampler's own generator and walks the
+remaining tokens in the order of their ids, so the same seed gives the same text whatever was
+generated before, and rounding in the last bits of the logits does not reorder anything.
 """
 
 import secrets
@@ -31,9 +31,9 @@ class Sampler:
         self._following: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
 
     def draw(self, logits: Tensor, ids: Sequence[int]) -> int:
-        """The next token after `ids`, which begin with those of the call before.
+        """Draw the next token after `ids`, which begin with those of the previous call.
 
-        logits: (vocabulary,), left as they are.
+        logits: (vocabulary,), not changed.
         """
         options = self._sampling
         logits = self._penalised(logits, ids)
@@ -47,7 +47,8 @@ class Sampler:
         return index if kept is None else int(kept[index])
 
     def distribution(self, logits: Tensor, ids: Sequence[int]) -> Tensor:
-        """How probable `draw` makes each token after `ids`: (vocabulary,), sums to 1."""
+        """The probability with which `draw` gives each token after `ids`:
+        (vocabulary,), sums to 1."""
         logits = self._penalised(logits, ids)
         probabilities = torch.zeros_like(logits)
         if self._sampling.temperature == 0:
@@ -59,7 +60,7 @@ class Sampler:
 
     def _tempered(self, logits: Tensor) -> Tensor:
         """Logits over the temperature, the largest one at 0."""
-        # Measured from the largest logit, a tiny temperature makes all others impossible.
+        # Relative to the largest logit, a tiny temperature makes all others impossible.
         return (logits - logits.max()) / max(self._sampling.temperature, _LEAST_TEMPERATURE)
 
     def _penalised(self, logits: Tensor, ids: Sequence[int]) -> Tensor:
@@ -78,17 +79,17 @@ class Sampler:
             for end in range(max(self._known, n - 1), len(ids)):
                 self._following[tuple(ids[end - n + 1 : end])].add(ids[end])
             banned = self._following.get(tuple(ids[len(ids) - n + 1 :]), set())
-            # With nothing left to say, repeating is better than failing.
+            # If every token is banned, repeating is better than failing.
             if len(banned) < len(logits):
                 logits[list(banned)] = -torch.inf
         self._known = len(ids)
         return logits
 
     def _kept(self, logits: Tensor) -> tuple[Tensor | None, Tensor]:
-        """What top-k, top-p and min-p leave: ids in rising order, and their weights.
+        """The tokens after top-k, top-p and min-p: ids in rising order, and their weights.
 
-        The ids are None when they are all of the vocabulary. Top-p measures probability
-        among what top-k left, as in transformers.
+        The ids are None when they are the whole vocabulary. Top-p uses the probabilities after
+        top-k, as in transformers.
         """
         options, size = self._sampling, len(logits)
         weights, kept = logits.exp(), None
@@ -100,13 +101,13 @@ class Sampler:
             nucleus = _nucleus(weights, options.top_p)
             kept, weights = nucleus if kept is None else kept[nucleus], weights[nucleus]
         if options.min_p:
-            # The largest weight is 1, so that min_p is the bound itself.
+            # The largest weight is 1, so min_p is the bound itself.
             weights = weights.where(weights >= options.min_p, 0.0)
         return kept, weights
 
 
 def _nucleus(weights: Tensor, share: float) -> Tensor:
-    """The places, rising, of the fewest weights that have a share of their sum (Holtzman et al.
+    """The indices, rising, of the fewest weights with this share of their sum (Holtzman et al.
     2020). Of equal ones, the first.
     """
     # numpy sorts 50,257 numbers in 0.2 ms, where torch takes 25.

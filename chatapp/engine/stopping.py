@@ -1,18 +1,14 @@
-"""Stop strings, found in text that arrives in pieces.
+"""Ends replies at stop strings, and replies that repeat themselves.
 
-Keep: for any reply and any way to cut it into pieces, what comes out is the reply up to the
-first place where a stop string begins, and no character that could still belong to a stop
-string comes out early.
+Invariants: however a reply is cut into pieces, the output is the reply up to the first occurrence
+of a stop string, and a character that may still belong to a stop string is held back. A character
+that repetition may still cut off is held back, too, so no shown text is ever removed.
 
-Replies that have begun to repeat themselves, ended and cut back to where that began.
-
-The rule: the reply's last tokens are one cycle of at most 32 tokens, over and over, `max_repeats`
-times at least and 32 tokens at least. Such a cycle goes on when it is asked for: when the prompt
-holds it twice in a row, or holds its words in their order and an English word that asks for more
-of them, such as "times". To hold the words alone is not enough: small models repeat what they
-were told.
-
-Keep: no character that may still be cut off comes out early, so nothing shown is ever taken back.
+The rule of repetition: the reply's last tokens are one cycle of at most 32 tokens, repeated
+`max_repeats` times at least and 32 tokens at least. Such a cycle continues if it was requested: if
+the prompt contains it twice in a row, or contains its words in their order and an English word that
+asks for more of them, such as "times". The words alone do not suffice: small models repeat their
+prompt.
 """
 
 import re
@@ -21,9 +17,9 @@ from typing import TypeVar
 
 
 class StopFilter:
-    """Text in, text out, until a stop string is met.
+    """Passes text through until a stop string occurs.
 
-    hit: whether a stop string was met; nothing comes out any more.
+    hit: whether one occurred; then there is no more output.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -34,7 +30,7 @@ class StopFilter:
         self.hit = False
 
     def push(self, text: str) -> str:
-        """The text that is certain to be visible once `text` is added."""
+        """The text that is certainly visible once `text` is added."""
         if self.hit:
             return ""
         self._held += text
@@ -46,7 +42,7 @@ class StopFilter:
         return visible
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """The text held back so far, at the end of the text."""
         if self.hit:
             return ""
         match = self._first_match()
@@ -54,12 +50,12 @@ class StopFilter:
         return self._held[:match]
 
     def _first_match(self) -> int:
-        """Where the first stop string begins; the length of the held text if there is none."""
+        """The position of the first stop string; the length of the held text if there is none."""
         starts = (self._held.find(stop) for stop in self._stop)
         return min((start for start in starts if start >= 0), default=len(self._held))
 
     def _first_possible(self) -> int:
-        """Where the longest end of the held text that begins some stop string begins."""
+        """The position of the longest suffix of the held text that begins some stop string."""
         longest = 0
         for stop in self._stop:
             for size in range(min(len(stop) - 1, len(self._held)), longest, -1):
@@ -70,10 +66,10 @@ class StopFilter:
 
 
 _LONGEST_CYCLE = 32
-"""In tokens: what is longer is a refrain and not a fault of the model's."""
+"""In tokens: a longer cycle is a refrain, not a fault of the model."""
 
 _FEWEST_TOKENS = 32
-"""Shorter is a line of dashes, laughter, or the head of a table."""
+"""A shorter repetition is a line of dashes, laughter, or the head of a table."""
 
 _ASKING = set(
     "again copies copy echo endlessly fill forever keep over repeat repeatedly times".split()
@@ -85,11 +81,11 @@ _Cycle = TypeVar("_Cycle", str, list[str])
 
 
 class RepetitionFilter:
-    """Tokens with their text in, text out, until the reply repeats itself.
+    """Passes tokens' text through until the reply repeats itself.
 
-    prompt: gives the prompt's text, and is asked only when a reply repeats itself. max_repeats:
-        how often a cycle may come in a row; 0 lets everything pass.
-    hit: whether the reply was ended; nothing comes out any more.
+    prompt: returns the prompt's text, called only when a reply repeats itself. max_repeats: the
+    most consecutive repetitions of a cycle; 0 disables the filter. hit: whether the reply was
+    ended; then there is no more output.
     """
 
     def __init__(self, prompt: Callable[[], str], max_repeats: int) -> None:
@@ -99,12 +95,12 @@ class RepetitionFilter:
         self._ids: list[int] = []
         self._texts: list[str] = []
         self._shown = 0
-        # Of each period: how many of the last tokens are what stood so many tokens before.
+        # For each period: how many of the last tokens equal the token one period before.
         self._runs = [0] * (_LONGEST_CYCLE + 1)
         self._asked_for = [False] * (_LONGEST_CYCLE + 1)
 
     def push(self, id: int, text: str) -> str:
-        """The text that is certain to be visible once a token is added."""
+        """The text that is certainly visible once a token is added."""
         if self.hit:
             return ""
         self._ids.append(id)
@@ -121,19 +117,19 @@ class RepetitionFilter:
         if period:
             self.hit = True
             end = len(self._ids) - self._runs[period]
-            # The mark that closes the sentence is the cycle's first when one stood before it, too.
+            # The mark that closes the sentence is the first of the cycle if one preceded it, too.
             return self._shown_to(end + (self._texts[end].strip() in _CLOSING))
         return self._shown_to(len(self._ids) - max(map(self._open_run, range(len(self._runs)))))
 
     def flush(self, rest: str) -> str:
-        """What was held back and the rest of the text, at the end of the reply."""
+        """The text held back and the rest of the text, at the end of the reply."""
         return "" if self.hit else self._shown_to(len(self._ids)) + rest
 
     def _open_run(self, period: int) -> int:
         return 0 if self._asked_for[period] else self._runs[period]
 
     def _repeating(self) -> int:
-        """The period of the cycle that is to be ended; 0 if there is none."""
+        """The period of the cycle to end; 0 if there is none."""
         for period in range(1, _LONGEST_CYCLE + 1):
             run = self._open_run(period)
             if run and run + period >= max(_FEWEST_TOKENS, self._max_repeats * period):
@@ -141,24 +137,24 @@ class RepetitionFilter:
                 cycle = "".join(self._texts[-period:])
                 if not _asks_for(self._prompt(), repeated, cycle):
                     return period
-                # So are the cycles that hold this one several times.
+                # So are the cycles that consist of several of this one.
                 for multiple in range(period, _LONGEST_CYCLE + 1, period):
                     self._asked_for[multiple] = True
         return 0
 
     def _shown_to(self, token: int) -> str:
-        """The text up to before a token that has not come out yet."""
+        """The text before a token that is held back."""
         text = "".join(self._texts[self._shown : token])
         self._shown = max(self._shown, token)
         return text
 
 
 def _asks_for(prompt: str, repeated: str, cycle: str) -> bool:
-    """Whether a prompt asks for what is repeated.
+    """Whether a prompt asks for the repetition.
 
-    repeated: several cycles in a row; cycle: one of them, begun anywhere in it.
+    repeated: several cycles in a row; cycle: one of them, with any beginning.
     """
-    words = _WORD.findall(repeated.casefold())[1:-1]  # at the ends a word may be cut in two
+    words = _WORD.findall(repeated.casefold())[1:-1]  # a word may be cut in two at the ends
     if not words:
         return any(2 * turned in prompt for turned in _turns(cycle))
     size = next(n for n in range(1, len(words) + 1) if words[n:] == words[:-n])
@@ -170,6 +166,6 @@ def _asks_for(prompt: str, repeated: str, cycle: str) -> bool:
 
 
 def _turns(cycle: _Cycle) -> Iterator[_Cycle]:
-    """A cycle begun at each of its places."""
+    """The cycle rotated to each of its positions."""
     for start in range(len(cycle)):
         yield cycle[start:] + cycle[:start]

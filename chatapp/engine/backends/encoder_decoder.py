@@ -1,11 +1,11 @@
 """Models of an encoder and a decoder, such as T5 and BART, as a `LanguageModel`.
 
-The encoder reads a prompt, whole and in both directions; the decoder writes the reply, from left to
-right, and looks at what the encoder made of the prompt. So a "prompt" is here what goes to the
-encoder, and a "continuation" what comes from the decoder.
+The encoder reads a whole prompt in both directions; the decoder writes the reply from left to right
+and attends to the encoder's output. So a "prompt" is the encoder's input, and a "continuation" the
+decoder's output.
 
-Keep: a prompt is read once, however many tokens, replies and labels follow it, and what is kept of
-it changes no logits.
+Invariant: a prompt is encoded once for all tokens, replies and labels after it, and caching changes
+no logits.
 """
 
 import copy
@@ -30,10 +30,10 @@ from chatapp.engine.tokenizers.transformers_tokenizer import open_framed_tokeniz
 
 @dataclass(slots=True)
 class _Memory:
-    """The prompt that was read last, and what was written to it.
+    """The last prompt and its continuation.
 
-    encoded: what the encoder made of it. past: keys and values of the decoder; None when it has
-    written nothing. written: the decoder's tokens that are in `past`.
+    encoded: the encoder's output. past: keys and values of the decoder; None before its first
+    token. written: the decoder's tokens in `past`.
     """
 
     prompt: list[int] = field(default_factory=list)
@@ -45,9 +45,9 @@ class _Memory:
 class EncoderDecoderModel(NetworkModel):
     """A model of transformers with an encoder and a decoder.
 
-    start, end: what its encoder expects around a text. opening: the tokens after which the decoder
-        begins a reply.
-    context: the longest prompt and reply together, though each could be as long alone.
+    start, end: tokens that its encoder expects around a text. opening: the tokens after which the
+    decoder begins a reply. context: the longest prompt and reply together, although each alone
+    could be as long.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EncoderDecoderModel(NetworkModel):
     def load(
         cls, files: ModelFiles, *, name: str = "", device: str = "cpu"
     ) -> "EncoderDecoderModel":
-        """From a folder in Hugging Face layout; a PEFT adapter is merged into its base.
+        """Load from a folder in Hugging Face layout; a PEFT adapter is merged into its base.
 
         device: see `device_for`. Raises ModelError.
         """
@@ -95,7 +95,8 @@ class EncoderDecoderModel(NetworkModel):
 
     def generate(self, request: Request) -> Iterator[Event]:
         """See `LanguageModel.generate`."""
-        # The loop knows one sequence. A copy, which shares all else, knows where its prompt ends.
+        # The loop knows one sequence. A copy, which shares everything else, knows where its prompt
+        # ends.
         writing = copy.copy(self)
         writing._prompt_size = len(request.ids)
         return super(EncoderDecoderModel, writing).generate(request)
@@ -130,10 +131,10 @@ class EncoderDecoderModel(NetworkModel):
         return torch.as_tensor(states[layer][0, first : first + len(ids)]).cpu()
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
-        """See `LocalGenerator.score_rows`: the decoder's log-probabilities of what follows."""
+        """See `LocalGenerator.score_rows`: the decoder's log-probabilities of the continuation."""
         scores: list[list[float]] = [[] for _ in rows]
         prompts = [list(row[:first]) for row, first in zip(rows, firsts, strict=True)]
-        # In order, so that rows with the same prompt follow each other.
+        # Sorted, so that rows with the same prompt are consecutive.
         for i in sorted(range(len(rows)), key=prompts.__getitem__):
             with self.lock, torch.inference_mode():
                 self._read(prompts[i], lambda: None)
@@ -141,7 +142,7 @@ class EncoderDecoderModel(NetworkModel):
         return scores
 
     def _logprobs(self, continuation: Sequence[int]) -> list[float]:
-        """Log-probabilities of tokens that the decoder might write to what was read last."""
+        """Log-probabilities of the decoder's tokens after the encoded prompt."""
         tokens = self._on_device([[*self.opening, *continuation[:-1]]])
         output = self.network(encoder_outputs=self._memory.encoded, decoder_input_ids=tokens)
         logits = self._real(output.logits[0, len(self.opening) - 1 :])
@@ -149,8 +150,7 @@ class EncoderDecoderModel(NetworkModel):
         return [float(value) for value in values]
 
     def _read(self, prompt: Sequence[int], raise_if_cancelled: CancelCheck) -> int:
-        """Have the encoder read a prompt, unless it did so last; returns how many of its tokens
-        it need not read again."""
+        """Encode a prompt, unless it is the cached one; return the number of cached tokens."""
         memory = self._memory
         if memory.encoded is not None and memory.prompt == list(prompt):
             return len(prompt)
@@ -163,10 +163,9 @@ class EncoderDecoderModel(NetworkModel):
 
 
 def _opening(model: Any, name: str) -> list[int]:
-    """The decoder's tokens before a reply, as transformers' `generate` puts them.
+    """The decoder's tokens before a reply, as in transformers' `generate`.
 
-    Where a model names none it is the padding token, with which T5 was trained to begin.
-    Raises ModelError.
+    A model that names none begins with the padding token, as T5 in its training. Raises ModelError.
     """
     chosen = model.generation_config
     for id in (chosen.decoder_start_token_id, chosen.bos_token_id, model.config.pad_token_id):
@@ -181,7 +180,7 @@ def _opening(model: Any, name: str) -> list[int]:
 
 @contextmanager
 def _before_each_part(network: Any, look: CancelCheck) -> Iterator[None]:
-    """Call `look` again and again while a network computes; what it raises ends the computation."""
+    """Call `look` repeatedly while a network computes; an exception of it ends the computation."""
     hooks = [
         part.register_forward_pre_hook(lambda *arguments: look()) for part in network.modules()
     ]

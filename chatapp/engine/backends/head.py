@@ -1,9 +1,9 @@
-"""A linear head on a causal model: what it is, which tokens it reads, and what it gives.
+"""A linear head on a causal model: its definition, its input tokens and its output.
 
-Keep: here is the one place where a head reads a text. `run`, `eval`, `finetune predict` and a run
-that measures itself get the same tokens and the same numbers from it. A head reads the last block's
-state at the token that closes a sequence, where finetune trained it, and adds nothing to the
-vocabulary. A reward model is a head that reads prompt and reply, closed, at their last token.
+Invariant: only this module encodes texts for a head. `run`, `eval`, `finetune predict` and the
+evaluation during training get the same tokens and numbers from it. A head reads the last block's
+state at the token that closes a sequence, as in training, and adds nothing to the vocabulary. A
+reward model is a head that reads prompt and reply, closed, at their last token.
 """
 
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEAD_FILE = "head.json"
-"""What a head is, beside the model's own files."""
+"""The definition of a head, next to the model's files."""
 
 HEAD_WEIGHTS = "head.safetensors"
 """Its linear layer: weight (outputs, width) and bias (outputs,)."""
@@ -34,23 +34,23 @@ REWARD: Final = "reward"
 """The task of a head that scores replies."""
 
 Sequences = tuple[tuple[int, ...], ...]
-"""What a head reads of one input: one sequence of ids, the two orders of a similar pair, or one
-sequence a choice."""
+"""The sequences of one input: one sequence of ids, the two orders of a pair for similarity, or one
+sequence per choice.
+"""
 
 _BATCH = 16
-"""Inputs that are computed at once."""
+"""Inputs in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """A task and its classes. Multiple choice has no labels, because its choices differ, nor has
-    a reward, which is one number.
+    """A task and its classes.
 
-    scale: of regression, mean and standard deviation of the labels learnt from: the layer gives
-        the number as so many deviations from the mean, so that no learning rate depends on what
-        it is counted in. None for classes.
-    length: tokens of the longest sequence that the head was trained on; a longer text is cut to
-        it. None, as in heads of earlier versions, is the model's window.
+    labels: none for multiple choice, whose choices differ, and none for a reward, which is one
+    number. scale: of regression, the mean and standard deviation of the training labels: the layer
+    outputs the number of deviations from the mean, so the learning rate does not depend on the
+    unit. None for classes. length: tokens of the longest training sequence; longer texts are cut to
+    it. None, as in heads of earlier versions, is the model's window.
     """
 
     task: HeadTask
@@ -86,13 +86,13 @@ class HeadSpec:
 
 
 class HeadEncoder:
-    """The texts of an input as the sequences that a head reads (Radford et al., 2018, figure 1):
-    start, text (of two texts with the delimiter between them), and the end-of-text token, at which
-    the head reads.
+    """Encodes the texts of an input as the sequences that a head reads (Radford et al., 2018,
+    figure 1).
 
-    start: what the model expects before any text; the end-of-text token when it is empty.
-    window: tokens of the longest sequence that the model takes, `start` included. length: the most
-    that the head reads of it. Raises ModelError when that holds no text.
+    A sequence is start, text (two texts with a delimiter between them), and the end-of-text token,
+    where the head reads. start: the tokens that the model expects before any text; if empty, the
+    end-of-text token. window: tokens of the longest sequence of the model, including `start`.
+    length: the most tokens that the head reads. Raises ModelError when no text fits.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class HeadEncoder:
     def sequences(self, texts: Sequence[str | Sequence[str]], *, cut: bool = True) -> Sequences:
         """An input as sequences of at most `length` tokens; without `cut` of any length.
 
-        texts: one, or two, or of multiple choice a context and its choices. Of a sequence that is
-            too long the end of its longer text is cut, never the delimiter or the last token.
+        texts: one, or two, or for multiple choice a context and its choices. In a sequence that is
+        too long, the end of its longer text is cut, never the delimiter or the last token.
         """
         sequences = []
         for pair in self._pairs(texts):
@@ -141,10 +141,10 @@ def head_logits(
 ) -> "Tensor":
     """Logits of inputs, (count, classes or choices).
 
-    states: (sequences, width), at the last token of each sequence. owners: which input each
-    sequence belongs to, (sequences,), rising. The states of the two orders of a similar pair are
-    summed before the layer; of multiple choice the score of each choice is its own logit, and
-    those of absent choices are -inf.
+    states: (sequences, width), at the last token of each sequence. owners: the input of each
+    sequence, (sequences,), rising. The states of the two orders of a pair are summed before the
+    layer; for multiple choice the score of each choice is its own logit, and absent choices have
+    -inf.
     """
     import torch
 
@@ -162,10 +162,10 @@ def head_logits(
 
 @contextmanager
 def in_place_of(lm_head: Any, compute: "Callable[[Tensor], Tensor]") -> Iterator[None]:
-    """Let a language model return `compute(hidden)` where it would return logits.
+    """Make a language model return `compute(hidden)` instead of logits.
 
-    What is computed there, inside the model's own forward pass, finds every parameter where DDP,
-    FSDP, autocast and adapters put it.
+    Inside the model's own forward pass, the computation finds every parameter where DDP, FSDP,
+    autocast and adapters put it.
     """
     lm_head.forward = compute
     try:
@@ -175,9 +175,9 @@ def in_place_of(lm_head: Any, compute: "Callable[[Tensor], Tensor]") -> Iterator
 
 
 class HeadModel:
-    """A causal model of transformers and the linear layer that reads it.
+    """A causal model of transformers and the linear layer on it.
 
-    start: special tokens before each sequence. context: tokens of the longest one behind them.
+    start: special tokens before each sequence. context: tokens of the longest sequence after them.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class HeadModel:
 
     @classmethod
     def load(cls, name: str, files: ModelFiles, device: str = "cpu") -> Self:
-        """The model of a run with a head, in float32. device: see `device_for`.
+        """Load the model of a run with a head, in float32. device: see `device_for`.
 
         Raises ModelError.
         """
@@ -215,10 +215,10 @@ class HeadModel:
         return cls(name, files, spec, model, layer.to(model.device), tokenizer, start)
 
     def outputs(self, inputs: Sequence[Sequences]) -> list[list[float]]:
-        """Of each input the probabilities of the labels or of its own choices; of regression the
-        number alone, of a reward model the score.
+        """The probabilities of each input's labels or choices, the number of a regression, or a
+        reward.
 
-        inputs: see `HeadEncoder.sequences`. Those of like length are computed together.
+        inputs: see `HeadEncoder.sequences`. Inputs of similar length share a batch.
         """
         order = sorted(range(len(inputs)), key=lambda index: max(map(len, inputs[index])))
         outputs: dict[int, list[float]] = {}
@@ -245,7 +245,7 @@ class HeadModel:
             logits.append(head_logits(self._layer, states, owners, len(inputs), self.spec.task))
             return hidden
 
-        # Padding stands at the right, where causal attention cannot see it.
+        # Padding is at the right, where causal attention cannot see it.
         padded = pad_sequence(sequences, batch_first=True, padding_value=self.tokenizer.end_id)
         self._model.eval()
         with torch.inference_mode(), in_place_of(self._model.get_output_embeddings(), read):
@@ -274,13 +274,13 @@ def _read_layer(path: Path, outputs: int) -> Any:
 
 
 class RewardModel(HeadModel):
-    """Scores replies behind their prompts."""
+    """Scores replies after their prompts."""
 
     def score(self, ids: Sequence[int]) -> float:
-        """The score of a sequence by its last token; only differences of scores mean something.
+        """The score of a sequence at its last token; only differences of scores have a meaning.
 
-        ids: without `start`. Raises ValueError for a sequence that does not fit the model's window,
-            and when what comes out is no finite number.
+        ids: without `start`. Raises ValueError for a sequence longer than the model's window, and
+        for a score that is not finite.
         """
         if len(ids) > self.context:
             raise ValueError(

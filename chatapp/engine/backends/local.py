@@ -1,6 +1,6 @@
-"""A decoder of this program with its tokenizer: the model most chats run on.
+"""A decoder of this program with its tokenizer: the model of most chats.
 
-Keep: with a GPT-2's own tokenizer, nothing here or below imports transformers.
+Invariant: with GPT-2's own tokenizer, neither this module nor those below import transformers.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ from chatapp.engine.kernels.precision import (
 from chatapp.engine.model import Generate, PieceTokenizer, Request
 from chatapp.engine.tokenizers import chat_tokenizer
 
-# Rows of logits computed at once when scoring: about 50 MB with GPT-2's vocabulary.
+# Rows of logits computed in one step of scoring: about 50 MB with GPT-2's vocabulary.
 LOGIT_ROWS = 256
 
 # Bytes for keys and values of earlier texts: three full windows of a GPT-2 124M.
@@ -49,11 +49,11 @@ def load_decoder(
     device: str = "cpu",
     tensors: Mapping[str, Tensor] | None = None,
 ) -> Decoder:
-    """The decoder of a whole model. Raises ModelError, NoDecoder for what it does not compute.
+    """Load the decoder of a whole model. Raises ModelError, NoDecoder for an unsupported model.
 
-    vocabulary: see `Decoder`. precision: float32, bfloat16, int8, int4, or auto for what is
-        fastest here. device: cpu, cuda, mps, or auto; see `device_for`.
-    tensors: a checkpoint's, by their names, in place of those of the files; then in float32.
+    vocabulary: see `Decoder`. precision: float32, bfloat16, int8, int4, or auto for the fastest one
+    here. device: cpu, cuda, mps, or auto; see `device_for`. tensors: of a checkpoint, by name,
+    instead of those in the files; then in float32.
     """
     size = files.architecture.matrix_parameters
     target = device_for(device, precision, size)
@@ -79,13 +79,13 @@ def load_decoder(
 class LocalModel(LocalGenerator):
     """A decoder as a `LanguageModel`.
 
-    start: see `LanguageModel.start`; they are counted nowhere.
+    start: see `LanguageModel.start`; not included in any count.
     """
 
     takes_interventions = True
 
     batch_tokens = 256
-    """Most new tokens of one pass for scoring, a single longer row excepted."""
+    """Most new tokens of one pass for scoring, except for a single longer row."""
 
     def __init__(
         self,
@@ -111,15 +111,15 @@ class LocalModel(LocalGenerator):
         self._lookup = Lookup()
         self._interventions = UNCHANGED
         self._read_last: tuple[list[int], Tensor] = ([], torch.empty(0))
-        """The tokens that `read` was given last, and the logits after them."""
+        """The last argument of `read`, and the logits after it."""
 
     @classmethod
     def load(
         cls, files: ModelFiles, *, name: str = "", precision: str = "float32", device: str = "cpu"
     ) -> "LocalModel":
-        """From a model's files, with precision and device of `load_decoder`.
+        """Load a model's files, with precision and device of `load_decoder`.
 
-        Raises ModelError, NoDecoder for a model that this program has no decoder of.
+        Raises ModelError, NoDecoder for a model that needs transformers.
         """
         vocabulary = files.architecture.vocabulary
         tokenizer, start = chat_tokenizer(files)
@@ -161,17 +161,17 @@ class LocalModel(LocalGenerator):
         return logits, max(0, reused - len(self.start))
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
-        """See `LanguageModel.generate_many`. At once, as `batch` says."""
+        """See `LanguageModel.generate_many`; the sequences share passes, see `batch`."""
         return generate_many(self, requests)
 
     def together(self, count: int) -> Generate:
-        """See `LanguageModel.together`. One pass serves all, as `batch` says."""
+        """See `LanguageModel.together`; the sequences share passes, see `batch`."""
         return SharedBatch(self, count).generate
 
     def read(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
     ) -> tuple[Tensor, int, KeyValueCache]:
-        """`next_logits` of a prompt, and the cache that holds it until the next computation."""
+        """`next_logits` of a prompt, and the cache that contains it until the next computation."""
         self.change(UNCHANGED)
         tokens = [*self.start, *ids]
         last, logits = self._read_last
@@ -191,7 +191,7 @@ class LocalModel(LocalGenerator):
     def _logits_after(
         self, ids: Sequence[int], raise_if_cancelled: CancelCheck
     ) -> tuple[Tensor, int]:
-        """`next_logits`, where `ids` are all that the decoder reads."""
+        """`next_logits`, where `ids` is everything that the decoder reads."""
         known = self._lookup.recall(ids)
         if known is not None:
             return known, len(ids) - 1
@@ -202,8 +202,8 @@ class LocalModel(LocalGenerator):
             raise_if_cancelled=raise_if_cancelled,
             changes=self._interventions.shifted(len(self.start)),
         )
-        # Guesses are for decoding: not while a prompt is read, and on a GPU, where a pass of
-        # several tokens is not recorded, it costs as much as many steps.
+        # Guesses help only in decoding: not while a prompt is read, and not on a GPU, where a pass
+        # of several tokens is not recorded and costs as much as many steps.
         is_decoding = len(ids) - reused == 1 and self.device.type != "cuda"
         room = self.decoder.architecture.context - len(ids)
         guessed = self._lookup.guess(ids, room) if is_decoding else []
@@ -226,7 +226,7 @@ class LocalModel(LocalGenerator):
         scores: list[list[float]] = [[] for _ in rows]
         read = [[*self.start, *row] for row in rows]
         begins = [len(self.start) + first for first in firsts]
-        # In lexicographic order, rows that begin alike stand together.
+        # In lexicographic order, rows with a common beginning are adjacent.
         waiting = deque(sorted(range(len(read)), key=lambda index: read[index]))
         while waiting:
             with self.lock, torch.inference_mode():
@@ -235,7 +235,7 @@ class LocalModel(LocalGenerator):
                 except BaseException:
                     self.forget()
                     raise
-                # All at once: with short rows, a call costs more than what it computes.
+                # All in one call: with short rows, a call costs more than its computation.
                 before = [index for i, path in paths.items() for index in path[begins[i] - 1 :]]
                 predicted = [id for i in paths for id in read[i][begins[i] :]]
                 values = iter(self._logprobs(states[before], predicted))
@@ -246,10 +246,10 @@ class LocalModel(LocalGenerator):
     def _pass(
         self, rows: Sequence[Sequence[int]], firsts: Sequence[int], waiting: deque[int]
     ) -> tuple[dict[int, list[int]], Tensor]:
-        """One pass of the model over the first of the waiting rows, taken from the queue.
+        """Run the model once over the first of the waiting rows, which are removed from the queue.
 
-        Returns for each of them the indices of its tokens among the states, and the states
-        (tokens, width). A token that the cache held before has a negative index, no state.
+        Returns for each of them the indices of its tokens among the states, and the states (tokens,
+        width). A token that was in the cache has a negative index and no state.
         """
         self.change(UNCHANGED)
         self._cache, _ = self._pool.take(rows[waiting[0]][: firsts[waiting[0]]])
@@ -261,7 +261,7 @@ class LocalModel(LocalGenerator):
             new = len(row) - tree.shared(row)
             if paths and len(tree.ids) + new > self.batch_tokens:
                 break
-            # What predicts the first token may have been computed in an earlier pass.
+            # The state before the first token may come from an earlier pass.
             if len(row) - new >= first and tree.path[first - 1] < tree.start:
                 break
             path = tree.add(row)

@@ -1,9 +1,8 @@
-"""What transformers calls things that its releases have renamed, checked on transformers 5.23
-and 5.24.
+"""Names in transformers that changed between releases, checked on transformers 5.23 and 5.24.
 
-Keep: nothing else in this program names the cache of a model of transformers, and a cache that was
-asked for and is not there is an error: a model that reads its whole prompt again for every reply
-gives the same text many times slower, which nobody would notice.
+Invariant: only this module names the cache of a transformers model, and a missing cache is an
+error: a model that reads its whole prompt again for each token gives the same text, but many times
+slower, and nobody would notice.
 """
 
 import inspect
@@ -16,17 +15,17 @@ from typing import Any
 from chatapp.engine.errors import ModelError
 
 OTHER_CACHES = frozenset({"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "xlm", "xlstm"})
-"""Types of models whose cache holds no keys and values: states that cannot go back to an earlier
-token, or what XLM and RecurrentGemma keep for themselves and do not give back. transformers 5.24
-calls it as it calls all others."""
+"""Types of models whose cache has no keys and values: states that cannot return to an earlier
+token, or those that XLM and RecurrentGemma keep inside. transformers 5.24 gives all caches one
+name.
+"""
 
 
 @cache
 def cache_name() -> str:
-    """What transformers calls a cache of keys and values: the argument of a model, and the field
-    of its output.
+    """The name of the cache in transformers: an argument of a model, and a field of its output.
 
-    Raises ModelError when the installed transformers calls it something else.
+    Raises ModelError when the installed transformers uses another name.
     """
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -41,28 +40,31 @@ def cache_name() -> str:
 
 
 def accepts(network: Any, argument: str) -> bool:
-    """Whether a model takes an argument by name. Of a model that peft has wrapped, its base is
-    asked: the wrapper hands on whatever it is given, and names little of it."""
+    """Whether a model takes an argument by name.
+
+    Checks the base of a model wrapped by peft, because the wrapper forwards anything and names
+    little.
+    """
     is_wrapped = hasattr(network, "peft_config") and hasattr(network, "get_base_model")
     inner = network.get_base_model() if is_wrapped else network
     return argument in inspect.signature(inner.forward).parameters
 
 
 def keeps_cache(network: Any) -> bool:
-    """Whether a model can keep keys and values from one pass to the next. Raises ModelError."""
+    """Whether a model can keep keys and values between passes. Raises ModelError."""
     return network.config.model_type not in OTHER_CACHES and accepts(network, cache_name())
 
 
 def cache_arguments(kept: Any) -> dict[str, Any]:
-    """The arguments by which a model continues a cache, and gives it back longer.
+    """The arguments with which a model continues a cache and returns it.
 
-    kept: of `cache_of`; None to begin one. Raises ModelError.
+    kept: from `cache_of`; None to begin one. Raises ModelError.
     """
     return {cache_name(): kept, "use_cache": True}
 
 
 def cache_of(output: Any, network: Any) -> Any:
-    """The cache in the output of a model that was called with `cache_arguments`.
+    """The cache in the output of a model called with `cache_arguments`.
 
     Raises ModelError when there is none.
     """
@@ -76,22 +78,22 @@ def cache_of(output: Any, network: Any) -> Any:
 
 
 def cut_back(kept: Any, surplus: int) -> bool:
-    """Drop the last tokens of a cache; whether it can. After False it is of no use.
+    """Drop the last tokens of a cache; return whether that worked. After False it is useless.
 
     surplus: how many tokens, at least 1.
     """
     try:
         kept.crop(-surplus)
-    except RuntimeError:  # recurrent states and filled sliding windows cannot go back
+    except RuntimeError:  # recurrent states and filled sliding windows cannot be cut back
         return False
     return True
 
 
 @contextmanager
 def shown_attention(network: Any) -> Iterator[None]:
-    """Let a model compute the attention that shows its weights.
+    """Make a model use an attention implementation that returns weights.
 
-    For whoever holds the model's lock: it is switched for all that the model computes.
+    The caller must hold the model's lock, because this changes everything that the model computes.
     """
     before = network.config._attn_implementation
     network.set_attn_implementation("eager")

@@ -1,7 +1,7 @@
-"""Models of transformers from their files, PEFT adapters merged into them.
+"""Loads models of transformers from their files and merges PEFT adapters.
 
-Keep: weights are safetensors or GGUF, a repository's own code is never run, and what cannot be read
-becomes a `ModelError` of one sentence.
+Invariant: weights are safetensors or GGUF, a repository's own code never runs, and a fault is a
+`ModelError` with one sentence.
 """
 
 import math
@@ -19,16 +19,16 @@ from chatapp.engine.files.stored_tensors import stored_tensors
 from chatapp.engine.files.weights import check_finite
 from chatapp.engine.kernels.device import device_for
 
-# transformers changes torch for as long as it loads: how tensors are filled, whether they are tied.
-# Two models at once, such as a chat's own and its reward model, would come out wrong.
+# transformers changes global state of torch while it loads: how tensors are filled, whether they
+# are tied. Two models loaded at once, such as a chat's and its reward model, would be wrong.
 LOADING = threading.Lock()
 
-# The window of a model that has no limit of its own.
+# The window of a model without a limit of its own.
 UNLIMITED_CONTEXT = 1024
 
 
 def context_of(config: Any) -> int:
-    """The longest sequence a model was made for."""
+    """The longest sequence that a model supports."""
     text = config.get_text_config(decoder=True)
     for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         value = getattr(text, key, None)
@@ -38,7 +38,7 @@ def context_of(config: Any) -> int:
 
 
 def read_config(files: ModelFiles) -> Any:
-    """A model's configuration as transformers reads it, of a folder or GGUF. Raises ModelError."""
+    """Read a model's configuration with transformers, from a folder or GGUF. Raises ModelError."""
     from transformers import AutoConfig
 
     whole = files.whole
@@ -53,7 +53,7 @@ def read_config(files: ModelFiles) -> Any:
 
 
 def load_causal(files: ModelFiles, **options: Any) -> Any:
-    """A causal model of transformers, as `load_network` gives it. Raises ModelError."""
+    """Load a causal model of transformers; see `load_network`. Raises ModelError."""
     if files.is_encoder_decoder:
         raise ModelError(
             f"{files.path}: this is an encoder-decoder model ({files.family}); "
@@ -63,10 +63,10 @@ def load_causal(files: ModelFiles, **options: Any) -> Any:
 
 
 def load_network(files: ModelFiles, **options: Any) -> Any:
-    """A model of transformers in float32; an adapter is merged into its base.
+    """Load a model of transformers in float32; an adapter is merged into its base.
 
-    options: of `from_pretrained`, for a folder, such as one to quantize its weights.
-    Raises ModelError.
+    options: of `from_pretrained`, for a folder, such as one to quantize its weights. Raises
+    ModelError.
     """
     with LOADING:
         model = _load_whole(files.whole, options)
@@ -74,7 +74,7 @@ def load_network(files: ModelFiles, **options: Any) -> Any:
 
 
 def put_on(device: str, model: Any, files: ModelFiles) -> Any:
-    """The model where it is to be computed.
+    """Move the model to a device.
 
     device: see `device_for`. Raises ModelError.
     """
@@ -88,7 +88,7 @@ def put_on(device: str, model: Any, files: ModelFiles) -> Any:
 
 
 def _load_whole(files: ModelFiles, options: dict[str, Any]) -> Any:
-    """The model, whole: transformers fills missing tensors with noise, which is refused."""
+    """Load a complete model: transformers fills missing tensors with noise, which is refused."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -118,13 +118,16 @@ def _empty(kind: Any, files: ModelFiles, config: Any) -> Any:
 
 
 _MOST_TIMES = 16
-"""How many numbers a model may have for each that its files hold: packed four-bit weights have
-two in a byte, tied matrices are stored once, and masks of all positions not at all."""
+"""The most parameters per number in a model's files: packed four-bit weights have two in a byte,
+tied matrices are stored once, and position masks are not stored.
+"""
 
 
 def _check_sizes(kind: Any, files: ModelFiles) -> None:
-    """Raises ModelError for a configuration of much more than the files hold, before
-    transformers allocates it."""
+    """Refuse a configuration much larger than the files, before transformers allocates it.
+
+    Raises ModelError.
+    """
     empty = _empty(kind, files, read_config(files))
     described = sum(tensor.numel() for tensor in (*empty.parameters(), *empty.buffers()))
     held = sum(math.prod(header.shape) for header in files.headers)
@@ -136,7 +139,7 @@ def _check_sizes(kind: Any, files: ModelFiles) -> None:
 
 
 def _load(kind: Any, files: ModelFiles, folder: Path | None, **options: Any) -> tuple[Any, Any]:
-    """A model by a class of transformers, and what that reports of the tensors.
+    """Load a model by a class of transformers; return it and the report on its tensors.
 
     Raises ModelError.
     """
@@ -153,7 +156,7 @@ def _load(kind: Any, files: ModelFiles, folder: Path | None, **options: Any) -> 
 
 
 def _load_gguf(files: ModelFiles) -> tuple[Any, Any]:
-    """A model of transformers with the tensors of a GGUF file, and the report of these."""
+    """A model of transformers with the tensors of a GGUF file, and the report on them."""
     from transformers import AutoModelForCausalLM
 
     config = read_config(files)
@@ -175,10 +178,10 @@ def _load_gguf(files: ModelFiles) -> tuple[Any, Any]:
 
 
 def _merge_adapter(model: Any, files: ModelFiles) -> Any:
-    """The model with an adapter's weights merged into its own."""
+    """Merge an adapter's weights into the model."""
     import peft
 
-    _ = files.headers  # finds pickles and broken files, with better words
+    _ = files.headers  # finds pickles and broken files, with better sentences
     with one_sentence(f"{files.path}: the adapter does not fit its base model"):
         kind = peft.PeftConfig.from_pretrained(files.path)
         if kind.is_prompt_learning:
@@ -186,7 +189,9 @@ def _merge_adapter(model: Any, files: ModelFiles) -> Any:
                 f"{files.config_file}: peft_type is {kind.peft_type}; expected an adapter "
                 "that can be merged into the weights, such as LORA"
             )
-        with warnings.catch_warnings(action="ignore"):  # of tied weights that part, as they should
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # about tied weights that separate, as they should
             adapted = peft.PeftModel.from_pretrained(model, files.path)
             expected = {*peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)}
         _check_names(files, expected)
@@ -196,8 +201,10 @@ def _merge_adapter(model: Any, files: ModelFiles) -> Any:
 
 
 def _check_names(files: ModelFiles, expected: set[str]) -> None:
-    """Raises ModelError for tensors of an adapter that its base has no place for, or that are
-    missing; peft passes over the first and fills the others with noise."""
+    """Refuse an adapter's tensors that are missing, or unknown to its base.
+
+    peft ignores unknown ones and fills missing ones with noise. Raises ModelError.
+    """
     stored = {header.name for header in files.headers}
     odd = sorted(name for name in stored - expected if "lora_" in name)
     missing = sorted(expected - stored)

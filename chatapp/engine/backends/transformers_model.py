@@ -1,7 +1,7 @@
 """Any causal language model of transformers, and PEFT adapters, as a `LanguageModel`.
 
-Keep: a model whose cache can be cut back reuses it like a GPT-2 of this program; every other model
-computes its whole sequence for each token.
+Invariant: a model whose cache can be cut back reuses it like this program's decoder; any other
+model computes its whole sequence for each token.
 """
 
 import copy
@@ -27,9 +27,9 @@ from chatapp.engine.generation import CancelCheck, LocalGenerator
 from chatapp.engine.model import Generate, PieceTokenizer
 from chatapp.engine.tokenizers.transformers_tokenizer import open_tokenizer
 
-# Tokens computed between two looks at the cancel event.
+# Tokens computed between two checks of the cancel event.
 CHUNK = 64
-# Most logits of a batch for scoring, some 130 MB.
+# Most logits of a batch for scoring, about 130 MB.
 BATCH_LOGITS = 2**25
 
 
@@ -37,8 +37,8 @@ class NetworkModel(LocalGenerator):
     """A model of transformers, in float32.
 
     network: transformers' model. start, end: special tokens that it expects around a text, such as
-        Llama's and OPT's first token; they are counted nowhere.
-    context: the longest sequence with them.
+    the first token of Llama and OPT; not included in any count. context: the longest sequence with
+    them.
     """
 
     def __init__(
@@ -80,22 +80,22 @@ class NetworkModel(LocalGenerator):
 
     @abstractmethod
     def _with_own_cache(self) -> Self:
-        """The same model, whose computations leave the cache of this one as it is."""
+        """The same model with a new cache of its own."""
 
     def _real(self, logits: Tensor) -> Tensor:
-        """Without the rows that only pad the vocabulary, on the CPU."""
+        """Drop the logits that only pad the vocabulary, and move the rest to the CPU."""
         return logits[..., : self.vocabulary].float().cpu()
 
     def _on_device(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Ids where the model is now: training may have moved it to a GPU."""
+        """Move ids to the model's current device: training may have moved it to a GPU."""
         return torch.tensor(rows, device=self.device)
 
 
 class TransformersModel(NetworkModel):
     """A causal language model of transformers.
 
-    can_cache: whether keys and values can be kept from one pass to the next. is_permuted: whether
-        it predicts a token through a mask over the whole sequence, one at a time, as XLNet does.
+    can_cache: whether keys and values can be kept between passes. is_permuted: whether it predicts
+    a token through a mask over the whole sequence, one at a time, as XLNet does.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class TransformersModel(NetworkModel):
 
     @classmethod
     def load(cls, files: ModelFiles, *, name: str = "", device: str = "cpu") -> "TransformersModel":
-        """From a folder in Hugging Face layout; a PEFT adapter is merged into its base.
+        """Load from a folder in Hugging Face layout; a PEFT adapter is merged into its base.
 
         device: see `device_for`. Raises ModelError.
         """
@@ -164,7 +164,7 @@ class TransformersModel(NetworkModel):
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in rows]
         if self.can_cache:
-            # In lexicographic order, rows that begin alike follow each other.
+            # In lexicographic order, rows with a common beginning are consecutive.
             for i in sorted(range(len(rows)), key=lambda index: list(rows[index])):
                 with self.lock, torch.inference_mode():
                     try:
@@ -229,7 +229,7 @@ class TransformersModel(NetworkModel):
         return float(logits[id] - logits.logsumexp(0))
 
     def _last_logits(self, tokens: list[int], options: dict[str, Any]) -> Tensor:
-        """Logits after `tokens`, computed from nothing."""
+        """Logits after `tokens`, computed without a cache."""
         ids = self._on_device([tokens])
         inputs = {"input_ids": ids}
         if self.is_permuted:
@@ -237,7 +237,7 @@ class TransformersModel(NetworkModel):
         return self._real(self.network(**inputs, **options).logits[0, -1])
 
     def _rewind(self, tokens: list[int]) -> int:
-        """Cut the cache back to what `tokens` can reuse; returns how many tokens that is."""
+        """Cut the cache back to what `tokens` can reuse; return the number of reused tokens."""
         kept = min(common_prefix(self._past_ids, tokens), len(tokens) - 1)
         surplus = len(self._past_ids) - kept
         if surplus:

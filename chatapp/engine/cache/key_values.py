@@ -1,14 +1,11 @@
-"""Keys and values of the tokens a decoder has seen, reused by longest common prefix.
+"""Caches of keys and values: of single sequences, pooled, and of batches.
 
-A pool keeps those of several texts, so that going back to a chat computes nothing again.
+A sequence reuses its longest common prefix with the cache; a pool keeps several texts, so that
+returning to a chat computes nothing again.
 
-Keep: positions below `len(cache)` hold the keys and values of `cache.ids`; what lies above
-is undefined and never read.
-
-Keys and values of several sequences that go on together, one a row.
-
-Keep: row n holds the `lengths[n]` tokens of its sequence from position 0 on. What lies after them,
-as far as the longest row goes, is multiplied by 0, and so has to be finite.
+Invariants: positions below `len(cache)` hold the keys and values of `cache.ids`; anything above is
+undefined and never read. Row n of a `RowCache` holds the `lengths[n]` tokens of its sequence from
+position 0 on; positions after them, up to the longest row, are multiplied by 0 and must be finite.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +15,7 @@ from torch import Tensor
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens two sequences share."""
+    """The number of leading tokens that two sequences share."""
     shorter = min(len(a), len(b))
     if a[:shorter] == b[:shorter]:
         return shorter
@@ -32,13 +29,13 @@ _RESERVED_AT_FIRST = 2048
 class KeyValueCache:
     """Keys and values of one sequence.
 
-    A layer's keys and values are (1, heads, positions, head size), as the attention kernel
-    reads them. Positions are reserved before they are written: on a CPU, the operating system
-    hands out memory page by page as they fill. A long window is reserved bit by bit, because no
-    machine promises more memory than it has.
+    A layer's keys and values are (1, heads, positions, head size), as the attention kernel reads
+    them. Positions are reserved before they are written: on a CPU, the operating system provides
+    memory page by page. A long window is reserved in steps, because no machine promises more memory
+    than it has.
 
-    positions: the most there will be. layers: what is reserved for each, (2, 1, heads, reserved
-        positions, head size), keys, then values; others once more are needed.
+    positions: the most there will be. layers: the reserved tensor of each, (2, 1, heads, reserved
+    positions, head size), keys, then values; replaced when it grows.
     """
 
     def __init__(
@@ -60,15 +57,15 @@ class KeyValueCache:
 
     @property
     def bytes(self) -> int:
-        """Memory taken so far."""
-        # On a GPU, memory is taken whether it is written or not.
+        """Memory in use."""
+        # On a GPU, memory is used whether it is written or not.
         layer = self.layers[0]
         size = layer.shape[3]
         touched = self._touched if layer.device.type == "cpu" else size
         return touched * (layer.nbytes // size) * len(self.layers)
 
     def reserve(self, size: int) -> None:
-        """Make room for so many tokens in all, as far as `positions` go; what is known stays."""
+        """Reserve room for this many tokens in all, at most `positions`; the contents stay."""
         reserved = self.layers[0].shape[3]
         if size <= reserved:
             return
@@ -83,7 +80,7 @@ class KeyValueCache:
         self.layers = tuple(grown)
 
     def copy(self, other: "KeyValueCache", size: int) -> None:
-        """Hold the first `size` tokens of another cache of the same model, and no others."""
+        """Copy the first `size` tokens of another cache of the same model, dropping all others."""
         self.ids.clear()
         self.reserve(size)
         for target, source in zip(self.layers, other.layers, strict=True):
@@ -92,19 +89,19 @@ class KeyValueCache:
         self._touched = max(self._touched, size)
 
     def rewind(self, ids: Sequence[int]) -> int:
-        """Keep what `ids` can reuse and return how many tokens that is.
+        """Cut back to what `ids` can reuse; return the number of reused tokens.
 
-        The last token of `ids` is never reused, because its logits are wanted.
+        The last token of `ids` is never reused, because its logits are needed.
         """
         kept = min(common_prefix(self.ids, ids), len(ids) - 1)
         del self.ids[kept:]
         return kept
 
     def keep(self, slots: Sequence[int]) -> None:
-        """Forget all but the tokens in `slots`, which become the first ones, in this order.
+        """Keep only the tokens in `slots`, which become the first ones, in this order.
 
-        slots: rising. Keys depend on the position they were computed for, which must be the
-        token's index in `slots`.
+        slots: rising. Keys depend on the position they were computed for, which must be the token's
+        index in `slots`.
         """
         moved = next((to for to, slot in enumerate(slots) if to != slot), len(slots))
         if moved < len(slots):
@@ -114,20 +111,19 @@ class KeyValueCache:
         self.ids = [self.ids[slot] for slot in slots]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self.ids.clear()
 
     def prepare(self, new: int) -> None:
-        """Make room for new tokens, whose keys and values are then written into `layers`."""
+        """Make room for new tokens, whose keys and values the caller then writes into `layers`."""
         self.reserve(len(self.ids) + new)
         self._touched = max(self._touched, len(self.ids) + new)
 
     def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write the keys and values of new tokens after the known ones.
 
-        new: (2, 1, heads, tokens, head size), the keys and then the values.
-        Returns all keys and all values of that layer so far. The tokens count as known only
-        after `commit`.
+        new: (2, 1, heads, tokens, head size), the keys and then the values. Returns all keys and
+        all values of that layer so far. The tokens become known with `commit`.
         """
         start, size = len(self.ids), new.shape[3]
         self.prepare(size)
@@ -137,17 +133,17 @@ class KeyValueCache:
         return keys, values
 
     def commit(self, ids: Sequence[int]) -> None:
-        """Every layer has been extended by the tokens `ids`."""
+        """Record the tokens `ids`, after every layer has been extended by them."""
         self.ids.extend(ids)
 
 
-# Texts kept at once, and how many tokens are not worth keeping.
+# Texts in the pool, and the number of tokens that are not worth keeping.
 _MAX_TEXTS = 8
 _SHORT = 32
 
 
 class CachePool:
-    """Caches of the texts used last, together within a bound.
+    """Caches of the most recent texts, within a common limit.
 
     limit: bytes. A single cache may exceed it.
     """
@@ -155,13 +151,13 @@ class CachePool:
     def __init__(self, new: Callable[[], KeyValueCache], limit: int) -> None:
         self._new = new
         self._limit = limit
-        self._caches: list[KeyValueCache] = []  # the one used last at the end
+        self._caches: list[KeyValueCache] = []  # the most recent one at the end
 
     def take(self, ids: Sequence[int]) -> tuple[KeyValueCache, int]:
-        """A cache that holds what can be reused of `ids`, and how many tokens that is.
+        """Take the cache that can reuse most of `ids`; return it and the number of reused tokens.
 
-        A text that shares less with `ids` than it has besides stays as it is for its return,
-        unless that is next to nothing; what it shares is copied.
+        If most of a text differs from `ids`, its cache stays for its return and the common part is
+        copied, unless that text is very short.
         """
         shared, best = 0, None
         for cache in reversed(self._caches):
@@ -181,32 +177,31 @@ class CachePool:
         return best, best.rewind(ids)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._caches.clear()
 
     def _bytes(self) -> int:
         return sum(cache.bytes for cache in self._caches)
 
     def _spare(self, keep: KeyValueCache | None) -> KeyValueCache:
-        """A new cache while the bounds allow one, else the one unused for longest."""
+        """A new cache while the limits allow one, else the least recently used one."""
         largest = max((cache.bytes for cache in self._caches), default=0)
         if len(self._caches) < _MAX_TEXTS and self._bytes() + largest <= self._limit:
             return self._new()
         unused = next((cache for cache in self._caches if cache is not keep), keep)
-        # An empty cache has a length of 0, and so would count as none.
+        # An empty cache has length 0, and would count as none.
         return self._new() if unused is None else unused
 
 
-# Positions made finite at once: on a CPU, what nobody has written to takes no memory.
+# Positions made finite at once: on a CPU, unwritten memory takes no space.
 _STRETCH = 64
 
 
 class RowCache:
-    """The first rows are in use.
+    """Keys and values of several sequences, one in each row; the first rows are in use.
 
     like: a cache of the model, for the shape of its keys and values. rows, positions: the most
-    sequences, and the longest, that it has room for.
-    lengths: tokens in each row that is in use.
+    sequences, and the longest. lengths: tokens in each row in use.
     """
 
     def __init__(self, like: KeyValueCache, rows: int, positions: int) -> None:
@@ -220,7 +215,7 @@ class RowCache:
         self._rows = self._at = torch.zeros(0)
 
     def put(self, row: int, cache: KeyValueCache) -> None:
-        """Hold in a row, a new one or another sequence's, all that a cache holds."""
+        """Copy a cache into a row, a new one or another sequence's."""
         size = len(cache)
         self._reach(size)
         for layer, other in zip(self.layers, cache.layers, strict=True):
@@ -228,7 +223,7 @@ class RowCache:
         self.lengths[row : row + 1] = [size]
 
     def remove(self, row: int) -> None:
-        """Give a row up; the last one takes its place."""
+        """Free a row; the last one moves to its place."""
         size = self.lengths.pop()
         last = len(self.lengths)
         if row == last:
@@ -238,7 +233,7 @@ class RowCache:
         self.lengths[row] = size
 
     def clear(self) -> None:
-        """Give all rows up."""
+        """Free all rows."""
         self.lengths.clear()
 
     def begin(self) -> tuple[Tensor, Tensor]:
@@ -255,25 +250,25 @@ class RowCache:
     def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write the keys and values of the tokens that `begin` made room for.
 
-        new: (2, rows in use, heads, 1, head size), the keys and then the values.
-        Returns all keys and all values of these rows, as far as the longest goes.
+        new: (2, rows in use, heads, 1, head size), the keys and then the values. Returns all keys
+        and all values of these rows, up to the longest.
         """
         held = self.layers[layer]
-        # Indices apart from one another come first: (rows in use, 2, heads, head size).
+        # Separated indices come first: (rows in use, 2, heads, head size).
         held[:, self._rows, :, self._at] = new.squeeze(3).transpose(0, 1)
         in_use = held[:, : len(self.lengths), :, : max(self.lengths) + 1]
         keys, values = in_use.unbind(0)
         return keys, values
 
     def commit(self) -> None:
-        """Every layer has been extended."""
+        """Record the new tokens, after every layer has been extended."""
         self.lengths = [length + 1 for length in self.lengths]
 
     def _write(self, layer: Tensor, row: int, held: Tensor) -> None:
         """held: (2, heads, tokens, head size)."""
         size = held.shape[2]
         layer[:, row, :, :size] = held
-        # A sequence that went wrong may have left what is no number.
+        # A failed sequence may have left NaN.
         layer[:, row, :, size : self._finite] = 0
 
     def _reach(self, positions: int) -> None:

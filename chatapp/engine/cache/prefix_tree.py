@@ -1,12 +1,11 @@
-"""Many sequences as one, in which what they share stands once: how scoring saves work.
+"""Many sequences as one, with common prefixes stored once, which saves work in scoring.
 
-Tokens are nodes of a prefix tree. A node lies in a slot of the key/value cache, its position
-is its depth, and it attends to the nodes on its path and to no other (tree attention, as in
-Miao et al. 2023). So a prompt with six labels costs the prompt once and each label's own
-tokens, in a single pass.
+Tokens are nodes of a prefix tree. A node has a slot of the key/value cache, its position is its
+depth, and it attends only to the nodes on its path (tree attention, as in Miao et al. 2023). So a
+prompt with six labels costs the prompt once and each label's own tokens, in a single pass.
 
-Keep: a path lists the slot of each token of its row, so what a row's token sees is exactly
-what it would see if the row were alone.
+Invariant: a path lists the slot of each token of its row, so a row's token sees exactly what it
+would see if the row were alone.
 """
 
 from collections.abc import Sequence
@@ -19,10 +18,10 @@ from chatapp.engine.cache.key_values import common_prefix
 
 
 class PrefixTree:
-    """Rows on top of what a cache holds, added in lexicographic order.
+    """Rows after the contents of a cache, added in lexicographic order.
 
-    ids, positions: the tokens that the cache does not hold, one a node.
-    path: the slot of each token of the row added last.
+    ids, positions: the tokens that the cache does not hold, one per node. path: the slot of each
+    token of the last row.
     """
 
     def __init__(self, known: Sequence[int]) -> None:
@@ -34,11 +33,11 @@ class PrefixTree:
         self._branches: list[tuple[list[int], int]] = []
 
     def shared(self, row: Sequence[int]) -> int:
-        """How many leading tokens of `row` the row added last holds."""
+        """The number of leading tokens of `row` that the last row has."""
         return common_prefix(self._row, row)
 
     def add(self, row: Sequence[int]) -> list[int]:
-        """Make room for the tokens of `row` that are new; returns its path."""
+        """Make room for the new tokens of `row`; return its path."""
         shared = self.shared(row)
         first = self.start + len(self.ids)
         self.ids += row[shared:]
@@ -50,7 +49,9 @@ class PrefixTree:
         return self.path
 
     def mask(self) -> Tensor | None:
-        """What each new token sees: (new, start + new), 0 or -inf; None for plain causality."""
+        """The nodes that each new token sees: (new, start + new), 0 or -inf; None for plain
+        causality.
+        """
         if len(self._branches) < 2:
             return None
         shape = (len(self.ids), self.start + len(self.ids))

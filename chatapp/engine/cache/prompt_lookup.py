@@ -1,12 +1,12 @@
-"""Prompt-lookup decoding (Saxena 2023): what followed the same words before may follow again.
+"""Prompt-lookup decoding (Saxena 2023): words that followed the same words before may follow again.
 
-Replies that copy (corrections, summaries, code) repeat long stretches of their context.
-Tokens guessed from there are computed together with the next one in a single pass, which
-reads the weights once for all of them.
+Replies that copy (corrections, summaries, code) repeat long parts of their context. Tokens guessed
+from there are computed together with the next one in a single pass, which reads the weights once
+for all of them.
 
-Keep: guesses cost or save time and decide nothing. The logits after each token are those of
-the tokens before it, so drawing from them one after the other, until a drawn token is not
-the guessed one, gives what drawing without guesses gives.
+Invariant: guesses change only the speed. The logits after each token depend only on the tokens
+before it, so drawing from them one after the other, up to the first wrong guess, gives the same
+tokens as drawing without guesses.
 """
 
 from array import array
@@ -17,18 +17,19 @@ from torch import Tensor
 
 # Tokens guessed at once: a pass of so many costs hardly more than one token.
 LENGTH = 8
-# The n-grams looked for, the longest first.
+# The lengths of n-grams to search, the longest first.
 _SIZES = (3, 2)
-# What a pass with guesses costs beyond a plain one, in tokens.
+# The extra cost of a pass with guesses over a plain one, in tokens.
 _COST = 0.4
-# How fast new passes outweigh old ones, and a doubt from which guessing stopped is forgotten.
+# How fast new passes outweigh old ones, and how fast a bad average after which guessing stopped is
+# forgotten.
 _RATE, _RECOVERY = 0.25, 0.02
 
 
 class Lookup:
     """Guesses for one model, and the logits computed for them.
 
-    gain: tokens that a pass with guesses gave beyond its first, on average of late.
+    gain: recent average of the tokens that a pass with guesses gave beyond its first.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Lookup:
         self._used = 0
 
     def guess(self, ids: Sequence[int], room: int) -> list[int]:
-        """What may follow `ids`, `room` tokens at most; nothing while guesses do not pay."""
+        """Guess what follows `ids`, at most `room` tokens; nothing while guesses do not pay."""
         self._learn()
         guessed = following(ids, min(LENGTH, room))
         if guessed and self.gain < _COST:
@@ -48,14 +49,14 @@ class Lookup:
         return guessed
 
     def keep(self, ids: Sequence[int], logits: Tensor) -> None:
-        """Remember the logits (n, vocabulary) after each of the last n tokens of `ids`."""
+        """Store the logits (n, vocabulary) after each of the last n tokens of `ids`."""
         self._ids = list(ids)
         self._first = len(ids) - len(logits) + 1
         self._logits = logits
         self._used = 0
 
     def recall(self, ids: Sequence[int]) -> Tensor | None:
-        """The logits (vocabulary,) after `ids`, if they are remembered."""
+        """The stored logits (vocabulary,) after `ids`, or None."""
         row = len(ids) - self._first
         if self._logits is None or not 0 <= row < len(self._logits):
             return None
@@ -71,7 +72,7 @@ class Lookup:
 
 
 def following(ids: Sequence[int], most: int) -> list[int]:
-    """What followed the final n-gram of `ids` where it last stood before."""
+    """The tokens after the previous occurrence of the final n-gram of `ids`."""
     if most < 1:
         return []
     text = array("i", ids)
@@ -85,7 +86,7 @@ def following(ids: Sequence[int], most: int) -> list[int]:
         while (start := data.rfind(data[-size * width :], 0, end)) >= 0:
             if start % width == 0:
                 followed = list(ids[start // width + size :])
-                # What goes on to the end of the text is taken to go round.
+                # A match that reaches the end of the text is assumed to repeat.
                 return list(islice(cycle(followed), most))
             end = start + size * width - 1
     return []

@@ -1,7 +1,7 @@
-"""Attention, the formula and the part of a block.
+"""Attention: the formula, and the part of a block.
 
-Keep: states are float32, and positions before a window, or hidden by a mask, have no weight at
-all: what lies there changes no number.
+Invariant: states are float32, and positions before a window, or hidden by a mask, have weight 0:
+their contents change no number.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from chatapp.engine.kernels.linear import linear_layer
 from chatapp.engine.kernels.native import Norm
 
 # Rows whose attention a CPU computes at once: each is multiplied by all keys up to those of the
-# last one. A GPU would rather have few calls.
+# last one. A GPU needs few calls instead.
 ROWS_AT_ONCE = 128
 
 
 class Attention:
     """All heads of one block, projected.
 
-    Heads in a row share keys and values where there are fewer of these.
+    Consecutive heads share keys and values if there are fewer of these.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Attention:
         return self.projection(mixed.transpose(1, 2).reshape(len(x), -1))
 
     def split(self, x: Tensor, run: Pass) -> tuple[Tensor, Tensor]:
-        """Queries (rows, heads, tokens, head size), and the keys and values of the tokens,
+        """Compute queries (rows, heads, tokens, head size), and the keys and values of the tokens,
         (2, rows, key/value heads, tokens, head size), with positions.
         """
         # (rows · tokens, components of all) -> (rows, tokens, heads of all three, head size)
@@ -79,8 +79,8 @@ class Attention:
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """softmax(q kᵀ · scale) of one position, (heads, keys).
 
-        query: (heads, head size). key: (key/value heads, keys, head size), up to the position.
-        Keys before the window have a weight of 0.
+        query: (heads, head size). key: (key/value heads, keys, head size), up to the position. Keys
+        before the window have weight 0.
         """
         grouped = query.view(self.key_value_heads, -1, self.head_size)
         scores = (grouped @ key.transpose(-2, -1) * self.scale).flatten(0, 1)
@@ -98,12 +98,12 @@ class QueryKeyNorm:
         self, weights: Mapping[str, Tensor], name: str, architecture: Architecture
     ) -> None:
         query, key = weights[f"{name}.query_norm.weight"], weights[f"{name}.key_norm.weight"]
-        # One row a head: (heads + key/value heads, head size).
+        # One row per head: (heads + key/value heads, head size).
         heads = (architecture.heads, architecture.key_value_heads)
         both = torch.cat([w.expand(n, -1) for w, n in zip((query, key), heads, strict=True)])
         self.weight = both + architecture.norm_offset
         self.epsilon = architecture.epsilon
-        # The rows of one kind are alike: those of the first query and of the first key.
+        # The rows of one kind are equal: those of the first query and of the first key.
         first = (self.weight[0], self.weight[architecture.heads])
         self.structs = tuple(Norm(row.data_ptr(), None, self.epsilon) for row in first)
 
@@ -125,9 +125,9 @@ def attention(
 ) -> Tensor:
     """softmax(q kᵀ · scale) v of the last positions.
 
-    query: (rows, heads, new, head size). key, value: (rows, key/value heads, all, head size).
-    mask: (new, all), or (rows, 1, new, all), added to the scores; None where each position sees
-    itself and all before it, as far back as the window goes. Returns (rows, heads, new, head size).
+    query: (rows, heads, new, head size). key, value: (rows, key/value heads, all, head size). mask:
+    (new, all), or (rows, 1, new, all), added to the scores; None where each position sees itself
+    and all before it, within the window. Returns (rows, heads, new, head size).
     """
     if mask is not None:
         return _attend(query, key, value, scale, mask)
@@ -139,11 +139,11 @@ def attention(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-    """`attention` in which the mask is all there is."""
+    """`attention` with a mask and nothing else."""
     heads, shared = query.shape[1], key.shape[1]
     if heads == shared:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    # Heads that share keys are to them what further tokens are to a head.
+    # To heads that share keys, more heads are like more tokens.
     together = query.reshape(len(query), shared, -1, query.shape[-1])
     if mask is not None:
         mask = mask.repeat(*[1] * (mask.ndim - 2), heads // shared, 1)
@@ -181,7 +181,7 @@ def _causal_attention(
 
 
 def within(window: int | None, mask: Tensor, positions: Tensor, keys: Tensor) -> Tensor:
-    """A mask that hides what lies before the window as well.
+    """A mask that also hides the positions before the window.
 
     mask: (new, all), added to scores. positions: (new,). keys: (all,), the positions of keys.
     """

@@ -1,7 +1,6 @@
-"""Parts that decoders are made of: activations, norms, rotations, and what a pass carries.
+"""Parts of decoders: activations, norms, rotations, and the state of a pass.
 
-Keep: this file knows tensors only, and no family. States are float32 whatever the matrices are
-stored as.
+Invariant: this module depends on no family. States are float32, whatever the type of the matrices.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from chatapp.engine.decoder.observer import Observer
 from chatapp.engine.kernels.native import Norm
 from chatapp.engine.kernels.native_layers import Rows
 
-# √(8/π), and from how many numbers on it pays to compute a gelu in steps.
+# √(8/π), and the number of elements from which computing a gelu in steps pays.
 _GELU = (8 / torch.pi) ** 0.5
 _STEPS_FROM = 2**16
 
@@ -26,8 +25,8 @@ _STEPS_FROM = 2**16
 def _tanh_gelu(x: Tensor) -> Tensor:
     """½x(1 + tanh u) with u = √(2/π)(x + 0.044715x³): the approximation of a gelu.
 
-    On a CPU, torch's sigmoid is several times as fast as its tanh, and ½(1 + tanh u) is the
-    sigmoid of 2u.
+    On a CPU, torch's sigmoid is several times as fast as its tanh, and ½(1 + tanh u) is the sigmoid
+    of 2u.
     """
     if x.device.type != "cpu" or x.numel() < _STEPS_FROM or x.requires_grad:
         return F.gelu(x, approximate="tanh")
@@ -45,7 +44,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class KeyValues(Protocol):
-    """Where keys and values of the tokens so far are."""
+    """The storage of keys and values of the tokens so far."""
 
     def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """See `KeyValueCache.extend`."""
@@ -54,13 +53,13 @@ class KeyValues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What each block of one forward pass is given beside the states (rows · tokens, width).
+    """The inputs of each block in one forward pass, in addition to the states (rows · tokens,
+    width).
 
-    rows: sequences of one length. turns: what each rotation turns queries and keys by at the
-    positions of the tokens. masks: for each window that a block may have, (tokens, all), or
-    (rows, 1, tokens, all) where each row has its own, added to the attention's scores; None where
-    each token sees itself and all before it. native: the same for blocks that the native kernels
-    compute; None where torch does.
+    rows: sequences of one length. turns: the cosines and sines of each rotation at the positions of
+    the tokens. masks: for each window of a block, (tokens, all), or (rows, 1, tokens, all) where
+    each row has its own, added to the attention's scores; None where each token sees itself and all
+    before it. native: the same for blocks that the native kernels compute; None where torch does.
     """
 
     rows: int
@@ -71,13 +70,13 @@ class Pass:
     native: Rows | None = None
 
     def observed(self, point: str, x: Tensor) -> Tensor:
-        """States, or what is added to them, as the observer leaves them."""
+        """The states, or an update of them, after the observer."""
         if self.observe is None:
             return x
         return self.observe(point, x.view(self.rows, -1, x.shape[-1])).reshape(x.shape)
 
     def observed_heads(self, point: str, mixed: Tensor) -> Tensor:
-        """What heads make of the values, (rows, heads, tokens, head size), as it leaves it.
+        """The output of the heads, (rows, heads, tokens, head size), after the observer.
 
         point: of the attention that the heads belong to.
         """
@@ -88,7 +87,7 @@ class Pass:
 
 
 class LayerNorm:
-    """Layer normalisation over the last dimension."""
+    """Layer normalization over the last dimension."""
 
     __slots__ = ("bias", "epsilon", "shape", "struct", "weight")
 
@@ -113,7 +112,7 @@ class RMSNorm:
         self.epsilon = torch.tensor(epsilon, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # In steps of our own: on a CPU, torch's rms_norm takes twice as many.
+        # Written in steps: on a CPU, torch's rms_norm needs twice as many.
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         factor = torch.addcmul(self.epsilon, length, length, value=1 / x.shape[-1]).rsqrt_()
         return (x * factor).mul_(self.weight)
@@ -122,7 +121,7 @@ class RMSNorm:
 def make_norm(
     weights: Mapping[str, Tensor], name: str, architecture: Architecture
 ) -> LayerNorm | RMSNorm:
-    """The norm of a name, of the kind that the architecture has."""
+    """The norm with this name, of the architecture's kind."""
     weight = weights[f"{name}.weight"]
     if architecture.norm == "LayerNorm":
         return LayerNorm(weight, weights[f"{name}.bias"], architecture.epsilon)
@@ -130,10 +129,10 @@ def make_norm(
 
 
 class Rotation:
-    """Turns pairs of components by their token's position; see `rotary`."""
+    """Rotates pairs of components by their token's position; see `rotary`."""
 
     def __init__(self, rotary: Rotary, device: torch.device) -> None:
-        # In float32, as transformers and so the training computed them.
+        # In float32, as in transformers, so as in training.
         exponents = torch.arange(0, rotary.size, 2).float() / rotary.size
         frequencies = 1.0 / rotary.base**exponents
         if rotary.scaling is not None:
@@ -143,7 +142,7 @@ class Rotation:
         self.size = rotary.size
 
     def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines, and sines with a minus in the first half: (…, 1, size) each.
+        """Cosines, and sines negated in the first half: (…, 1, size) each.
 
         positions: (tokens,), or (rows, tokens) where each row has its own.
         """
@@ -152,7 +151,7 @@ class Rotation:
         return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
 
     def turn(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> None:
-        """Turn x, (rows, tokens, heads, head size), in place.
+        """Rotate x, (rows, tokens, heads, head size), in place.
 
         The pair (a, b) becomes (a cos − b sin, b cos + a sin).
         """

@@ -2,14 +2,14 @@
 
 With token embedding E and L blocks:
 
-    x⁰ = E[ids], and an embedding of the positions where they do not turn queries and keys
+    x⁰ = E[ids], and an embedding of the positions unless they rotate queries and keys
     x  = x + attention(norm₁(x));  x = x + mlp(norm₂(x))      in each block
     logits = norm(x) Eᵀ                                       or an own output matrix
 
-What a family has beside this stands in its file in `families`.
+The files in `families` describe what a family adds to this.
 
-Keep: this file knows tensors only, and in float32 its logits are those of transformers. States
-are float32 whatever the matrices are stored as.
+Invariant: this module depends on no family, and in float32 its logits are those of transformers.
+States are float32, whatever the type of the matrices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,8 +40,8 @@ from chatapp.engine.kernels.native_layers import (
 )
 from chatapp.engine.kernels.precision import has_kernels, is_matrix
 
-# Whatever is computed besides the result takes memory as a chunk grows; 512 rows keep the matrix
-# products busy and the memory small.
+# The memory for intermediate results grows with the chunk; 512 rows keep the matrix products busy
+# and the memory small.
 CHUNK = 512
 
 
@@ -68,7 +68,7 @@ class MLP:
 
 
 class Block:
-    """Attention, then the MLP, each of which adds to the states it has read."""
+    """Attention, then the MLP; each adds to the states that it has read."""
 
     def __init__(
         self,
@@ -96,19 +96,19 @@ class Block:
         return run.observed(self.point, self.updated(x, run))
 
     def updated(self, x: Tensor, run: Pass) -> Tensor:
-        """The states and what both parts add to them."""
+        """The states plus the updates of both parts."""
         x = x + self.attention_update(x, run)
         return x + self.mlp_update(x, run)
 
     def attention_update(self, x: Tensor, run: Pass) -> Tensor:
-        """What attention adds to the states."""
+        """The update of the states by attention."""
         added = self.attention(self.norm_1(x), run)
         if self.norm_after_1 is not None:
             added = self.norm_after_1(added)
         return run.observed(self.attention.point, added)
 
     def mlp_update(self, x: Tensor, run: Pass) -> Tensor:
-        """What the MLP adds to the states."""
+        """The update of the states by the MLP."""
         added = self.mlp(self.norm_2(x), run)
         if self.norm_after_2 is not None:
             added = self.norm_after_2(added)
@@ -123,7 +123,7 @@ class ParallelBlock(Block):
 
 
 def native_block(block: Block, architecture: Architecture, layer: int) -> NativeBlock | None:
-    """A block as the native kernels compute it; None where there are none, or not for its parts."""
+    """A block for the native kernels; None if there are none, or they lack one of its parts."""
     attention, mlp = block.attention, block.mlp
     products = (attention.query_key_value, attention.projection, mlp.expand, mlp.contract)
     structs = [part.struct for part in products if isinstance(part, Linear | NativeLinear)]
@@ -155,11 +155,10 @@ def native_block(block: Block, architecture: Architecture, layer: int) -> Native
 class Decoder:
     """A decoder with its weights.
 
-    weights: by the names of `Architecture.parts`; matrices may be bfloat16, or int8 or int4 with
-        a tensor of scales beside each, named with `.scale` added.
-    vocabulary: how many rows of the output matrix are real tokens; logits of rows that only
-        pad it are never computed. All of them by default.
-    matrix_bytes: what each token has to read of the weights.
+    weights: by the names of `Architecture.parts`; matrices may be bfloat16, or int8 or int4 with a
+    tensor of scales each, named with `.scale` added. vocabulary: the number of rows of the output
+    matrix that are real tokens; logits of padding rows are never computed. All by default.
+    matrix_bytes: bytes of weights that each token reads.
     """
 
     def __init__(
@@ -194,18 +193,18 @@ class Decoder:
         self.vocabulary = min(vocabulary or architecture.vocabulary, architecture.vocabulary)
         self.precision = str(output[name].dtype).removeprefix("torch.")
         if any(tensor.dtype == torch.uint8 for tensor in weights.values()):
-            self.precision = "int4"  # which the output matrix is not
+            self.precision = "int4"  # except the output matrix
         matrices = {key: tensor for key, tensor in weights.items() if is_matrix(key, tensor)}
         matrices[name] = output[name]
         self.matrix_bytes = sum(matrix.nbytes for matrix in matrices.values())
-        if is_tiled:  # rows that only pad it are no weights
+        if is_tiled:  # padding rows are no weights
             self.matrix_bytes -= output[name].nbytes - self.vocabulary * architecture.width
         self._output = linear_layer(output, name.removesuffix(".weight"), self.vocabulary)
         self._is_native = has_kernels() and self.device.type == "cpu"
         self._steps: WeakKeyDictionary[KeyValueCache, Step] = WeakKeyDictionary()
 
     def new_cache(self, spare: int = 0) -> KeyValueCache:
-        """An empty cache as long as the model's window, and `spare` slots longer."""
+        """An empty cache as long as the model's window plus `spare` slots."""
         a = self.architecture
         positions = a.context + spare
         return KeyValueCache(a.layers, a.key_value_heads, positions, a.head_size, self.device)
@@ -319,9 +318,9 @@ class Decoder:
         layer: int | None = None,
         raise_if_cancelled: Callable[[], None] | None = None,
     ) -> Tensor:
-        """The pass itself, with all on the model's device: (rows · new, width)."""
+        """The pass itself, with everything on the model's device: (rows · new, width)."""
         x = self._embed(ids, positions, run)
-        # Rows of all sequences alike: what multiplies need not know whose they are.
+        # Rows of all sequences are equal to a matrix product.
         x = run.observed("embed", x.view(ids.numel(), -1))
         for block in self.blocks[:layer]:
             if raise_if_cancelled is not None:
@@ -344,7 +343,7 @@ class Decoder:
         turns: dict[Rotation, tuple[Tensor, Tensor]],
         cache: KeyValueCache | RowCache,
     ) -> Rows | None:
-        """Tokens as the native kernels take them; None where these, or more tokens, are too many.
+        """The tokens for the native kernels; None without kernels, or for too many tokens.
 
         at: (tokens,) their positions.
         """
@@ -352,7 +351,7 @@ class Decoder:
             return None
         halves: dict[Rotation, tuple[Tensor, Tensor]] = {}
         for rotation, parts in turns.items():
-            second = slice(rotation.size // 2, None)  # there sines have no minus
+            second = slice(rotation.size // 2, None)  # there sines are not negated
             cosines, sines = (part.reshape(len(at), -1)[:, second].contiguous() for part in parts)
             halves[rotation] = cosines, sines
         if isinstance(cache, KeyValueCache):
@@ -428,14 +427,15 @@ class Decoder:
 
     @torch.inference_mode()
     def unembed(self, states: Tensor) -> Tensor:
-        """Logits (…, vocabulary) that the final norm and the output matrix make of states
-        (…, width) which a block leaves; on the CPU.
+        """Apply the final norm and the output matrix to the states (…, width) after a block.
+
+        Returns logits (…, vocabulary) on the CPU.
         """
         return self.head(self.norm(states)).cpu()
 
     @torch.inference_mode()
     def attention_weights(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
-        """The weights (heads, keys) that a layer mixes values with at one position.
+        """The attention weights (heads, keys) of a layer at one position.
 
         query: (heads, head size). key: (key/value heads, keys, head size), up to the position.
         """
@@ -454,7 +454,7 @@ class Decoder:
     def _logits_after(
         self, id: Tensor, position: Tensor, key_values: KeyValues, mask: Tensor
     ) -> Tensor:
-        """What a `Step` computes."""
+        """The computation of a `Step`."""
         keys = torch.arange(mask.shape[1], device=mask.device)
         masks = self._masks(mask, position, keys)
         return self.head(

@@ -16,8 +16,8 @@
 
 Blocks and heads count from 0; with a cache, the tokens are the new ones.
 
-Keep: an observer that returns what it is given changes no number, and a pass without one does
-nothing for it.
+Invariant: an observer that returns its input changes no number, and a pass without one does
+no extra work.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ from chatapp.engine.decoder.interventions import Change, Interventions
 
 
 class Observer(Protocol):
-    """What looks at each point of a pass, in the order in which the pass comes to them."""
+    """A callback at each point of a pass, in the order of the pass."""
 
     def __call__(self, point: str, value: Tensor) -> Tensor:
-        """What the pass goes on with: `value`, not changed in place, or another of its shape."""
+        """Return `value`, not changed in place, or a replacement of its shape."""
         ...
 
 

@@ -1,10 +1,10 @@
-"""One token through a decoder by operations that never change, so that a GPU can record them.
+"""One token through a decoder by a fixed list of operations, so that a GPU can record them.
 
-A token is some hundred small operations, and a GPU waits longer for each to be started than it
-takes. Recorded once as a CUDA graph, they are started together.
+A token is some hundred small operations, and a GPU needs longer to start each than to run it.
+Recorded once as a CUDA graph, they are started together.
 
-Keep: the logits are those of `Decoder.forward`. What a recording reads and writes stays where it
-is as long as the step lives.
+Invariant: the logits are those of `Decoder.forward`. The tensors that a recording reads and writes
+keep their addresses as long as the step exists.
 """
 
 import functools
@@ -25,18 +25,18 @@ _RECORDING = threading.Lock()
 Compute = Callable[[Tensor, Tensor, "Step", Tensor], Tensor]
 """The model: logits (1, vocabulary) after one token.
 
-Its arguments: the token's id (1, 1), its position (1,), where keys and values are, and a mask
-(1, all) to add to the attention's scores.
+Its arguments: the token's id (1, 1), its position (1,), the keys and values, and a mask (1, all) to
+add to the attention's scores.
 """
 
 
 class Step:
     """One more token after those in a cache.
 
-    Its attention goes over all positions that the cache reserved, and those after the token are
-    masked. On a cuda device it is recorded, elsewhere it is computed.
+    Its attention covers all positions that the cache reserved; those after the token are masked. On
+    a cuda device it is recorded, elsewhere it is computed.
 
-    layers: of the cache. A cache that has reserved more since then needs another step.
+    layers: of the cache. A cache that has grown since then needs another step.
     """
 
     def __init__(self, cache: KeyValueCache) -> None:
@@ -45,17 +45,18 @@ class Step:
         self._id = torch.zeros(1, 1, dtype=torch.long, device=device)
         self._position = torch.full((1,), len(cache), device=device)
         self._positions = torch.arange(positions, device=device)
-        # Masked values are multiplied by 0, but 0 times NaN is NaN: fresh memory may hold some.
+        # Masked values are multiplied by 0, but 0 times NaN is NaN, and new memory may contain
+        # some.
         for layer in self.layers:
             layer.narrow(3, len(cache), positions - len(cache)).zero_()
         self._recording: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def __call__(self, id: int, position: int, compute: Compute) -> Tensor:
-        """Logits (vocabulary,) after token `id`, where `position` tokens come before it.
+        """Logits (vocabulary,) after token `id`, with `position` tokens before it.
 
-        compute: the same in each call. It is not kept, because a model keeps its steps: the
-            two would hold each other in memory.
-        Its keys and values are in the cache then. The logits last until the next call.
+        compute: the same in each call. It is not stored, because a model stores its steps: the two
+        would keep each other in memory. Its keys and values are in the cache afterwards. The logits
+        are valid until the next call.
         """
         self._id.fill_(id)
         self._position.fill_(position)
@@ -68,7 +69,8 @@ class Step:
         return logits
 
     def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
-        """As `KeyValueCache.extend`, but keys and values of all reserved positions are returned."""
+        """Like `KeyValueCache.extend`, but returns the keys and values of all reserved
+        positions."""
         reserved = self.layers[layer]
         reserved.index_copy_(3, self._position, new)
         keys, values = reserved.unbind(0)
@@ -87,7 +89,7 @@ class Step:
                 for _ in range(_WARM_UPS):
                     self._run(compute)
             torch.cuda.current_stream().wait_stream(aside)
-            # Meanwhile another thread may be using the GPU for another model.
+            # Another thread may be using the GPU for another model at the same time.
             with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
                 logits = self._run(compute)
         return graph, logits

@@ -1,6 +1,6 @@
-"""A decoder in words for people: its parts, and a formula of its parameters.
+"""A decoder in words: its parts, and a formula of its parameters.
 
-Keep: free of torch. Words and formula follow from the architecture alone, whatever its family.
+Invariant: no import of torch. Words and formula depend only on the architecture, not on its family.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from chatapp.engine.decoder.families.architecture import Architecture
 
 
 def parts(architecture: Architecture) -> dict[str, str]:
-    """What stands at each place of the decoder, by the place's name."""
+    """The parts of the decoder, described, by name."""
     return {
         "norm": _norm(architecture),
         "positions": _positions(architecture),
@@ -21,10 +21,10 @@ def parts(architecture: Architecture) -> dict[str, str]:
 
 
 def parameter_formula(architecture: Architecture) -> tuple[str, int]:
-    """A formula of the number of parameters, and what it gives.
+    """A formula of the number of parameters, and its value.
 
-    Its letters: blocks L, width H, vocabulary V, window n, inner width I, and the components of
-    all heads' queries Q and keys K, as far as they differ from H; D of one head.
+    Its letters: blocks L, width H, vocabulary V, window n, inner width I, the components of all
+    heads' queries Q and keys K where they differ from H, and D of one head.
     """
     a = architecture
     queries, keys = a.heads * a.head_size, a.key_value_heads * a.head_size

@@ -1,1 +1,1 @@
-"""Weights on disk to named tensors: a model's own files, and the rounded weights kept of them."""
+"""A model's files on disk to named tensors, and cached rounded weights."""

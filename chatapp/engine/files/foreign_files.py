@@ -1,10 +1,10 @@
-"""What is checked of a model's files before anything reads them.
+"""Checks of a model's files before anything reads them.
 
-A folder that came from elsewhere can hold a pipe that never answers, a link to a device without an
-end, a JSON file of gigabytes, and sizes that no memory holds.
+A foreign folder can contain a pipe that never answers, a link to an endless device, a JSON file of
+gigabytes, and sizes that no memory holds.
 
-Keep: only regular files of sane sizes reach a library, and no number of a configuration becomes a
-size that is allocated before it was compared with the weights.
+Invariant: only regular files of sane sizes reach a library, and every number of a configuration is
+compared with the weights before it becomes the size of an allocation.
 """
 
 import os
@@ -35,25 +35,27 @@ _MOST_BYTES = {
     "*.safetensors": 2**63,
     "*.gguf": 2**63,
 }
-"""Of the files of a model, by patterns of their names; the first that fits counts. The largest
-tokenizers known have 35 MB."""
+"""The largest sizes of a model's files, by name pattern; the first match counts. The largest known
+tokenizers have 35 MB.
+"""
 
 _LAYERS = re.compile(r"(^|_)layers?$")
 _ID = re.compile(r"_ids?$")
-"""Numbers of tokens, which are compared with the vocabulary and never become a size."""
+"""Token numbers, which are compared with the vocabulary and never become a size."""
 
 _MOST_LAYERS = 10_000
 _LARGEST = 10**10
-"""Of the numbers of a configuration; a window without an end is written as 10⁹ at most."""
+"""The largest number of a configuration; an unlimited window is written as 10⁹ at most."""
 
 
 def check_files(path: Path) -> None:
-    """Raises ModelError for a file of a model's folder, or for a GGUF file, that is no regular
-    file or too large."""
+    """Raises ModelError for a file of a model's folder, or a GGUF file, that is irregular or too
+    large.
+    """
     try:
         entries = [path / name for name in os.listdir(path)] if path.is_dir() else [path]
     except OSError:
-        return  # reading it says what is wrong
+        return  # reading it reports the fault
     for entry in entries:
         most = next((most for end, most in _MOST_BYTES.items() if fnmatch(entry.name, end)), None)
         if most is None and entry != path:
@@ -61,7 +63,7 @@ def check_files(path: Path) -> None:
         try:
             status = entry.stat()
         except (OSError, ValueError):
-            continue  # a link that leads nowhere is a file that is missing
+            continue  # a broken link counts as a missing file
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             raise ModelError(f"{entry}: is no regular file; expected one, or a link to one")
         if most is not None and status.st_size > most:
@@ -71,7 +73,7 @@ def check_files(path: Path) -> None:
 
 
 def check_numbers(config: Mapping[str, Any], file: Path, within: str = "") -> None:
-    """Raises ModelError for a number of a configuration that is larger than that of any model."""
+    """Raises ModelError for a number of a configuration larger than in any real model."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             check_numbers(value, file, f"{within}{key}.")

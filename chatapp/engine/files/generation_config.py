@@ -1,7 +1,7 @@
-"""What a model's makers say of its generation: end tokens and sampling values, in a file of theirs.
+"""The generation defaults of a model's authors: end tokens and sampling values.
 
-Keep: the file is foreign and nothing depends on it, so whatever is wrong in it is left out and
-named in a sentence; a model never fails to load because of it.
+Invariant: the file is foreign and optional, so a fault in it is skipped and reported in a sentence;
+it never prevents loading the model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,11 +17,10 @@ from chatapp.engine.files.model_files import GENERATION_CONFIG, ModelFiles
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """What the file of a model says.
+    """The contents of a model's generation_config.json.
 
-    ends: ids of tokens that end a reply, besides the tokenizer's own. sampling: the values that
-    replies are drawn with unless the user has chosen others. ignored: what could not be used, a
-    sentence each.
+    ends: ids of tokens that end a reply, in addition to the tokenizer's. sampling: the authors'
+    values, used unless the user has chosen others. ignored: a sentence on each unusable value.
     """
 
     ends: frozenset[int] = frozenset()
@@ -30,9 +29,9 @@ class GenerationConfig:
 
 
 def read_generation_config(files: ModelFiles | None) -> GenerationConfig:
-    """What the makers of a model say, or those of an adapter's base; nothing without files.
+    """Read the defaults of a model, or of an adapter's base; empty without files.
 
-    As in transformers, its config.json names the end tokens where there is no such file.
+    As in transformers, config.json names the end tokens if that file is missing.
     """
     if files is None:
         return GenerationConfig()
@@ -55,7 +54,7 @@ def read_generation_config(files: ModelFiles | None) -> GenerationConfig:
 
 
 def _ends(document: Mapping[str, Any], path: Path) -> tuple[frozenset[int], tuple[str, ...]]:
-    """The ids that `eos_token_id` names, a number or a list, and what is wrong with it."""
+    """The ids in `eos_token_id`, a number or a list, and a sentence on each fault."""
     value = document.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     ends = frozenset(id for id in ids if isinstance(id, int) and not isinstance(id, bool))
@@ -66,7 +65,7 @@ def _ends(document: Mapping[str, Any], path: Path) -> tuple[frozenset[int], tupl
 
 
 def _values(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """The sampling values by our names; one without sampling is greedy."""
+    """The sampling values by our names; a model without sampling is greedy."""
     for name, parameter in PARAMETERS.items():
         value = document.get(parameter.config_field) if parameter.config_field else None
         if name == "temperature" and document.get("do_sample") is False:

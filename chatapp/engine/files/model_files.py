@@ -1,7 +1,7 @@
-"""What a model is, read once and passed along: whole or adapter, family, base, tokenizer, template.
+"""The facts of a model, read once: whole or adapter, family, base, tokenizer, template.
 
-Keep: no other module decides any of this by looking into a model's folder, none opens a GGUF file
-again, and reading it reads no weights. Free of torch.
+Invariant: no other module derives any of this from a model's folder or opens a GGUF file again, and
+reading it reads no weights. No import of torch.
 """
 
 import hashlib
@@ -40,16 +40,16 @@ COMPANIONS = (
     GENERATION_CONFIG,
     TEMPLATE_FILE,
 )
-"""What a model has beside its configuration and weights, as patterns of file names."""
+"""Files of a model other than its configuration and weights, as name patterns."""
 
 
 SEQ_TO_SEQ = "ForConditionalGeneration"
-"""How it calls those of an encoder and a decoder."""
+"""The suffix of transformers' classes with an encoder and a decoder."""
 
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The files of a tokenizer: a folder, or the GGUF file that holds it.
+    """The files of a tokenizer: a folder, or the GGUF file that contains it.
 
     model: the config.json in that folder, which may name the end-of-text token.
     """
@@ -69,7 +69,7 @@ class TokenizerFiles:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """What its tokenizer_config.json says; empty when there is none. Raises ModelError."""
+        """The contents of tokenizer_config.json; empty when there is none. Raises ModelError."""
         if self.gguf is not None:
             from chatapp.engine.files.gguf.vocabulary import tokenizer_config
 
@@ -82,15 +82,14 @@ class TokenizerFiles:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A whole model, or a PEFT adapter and the model it belongs to.
+    """A whole model, or a PEFT adapter and its base model.
 
-    path: the folder, or the GGUF file. config: what its config.json, or adapter_config.json,
-        says; what the metadata of a GGUF file say, in the words of a config.json.
-    base: the whole model that an adapter was trained on; None for a whole model.
-    tokenizer: which may be the base's.
-    template: the file of the dialogue template it was trained in; None when there is none. An
-        adapter that has the base's tokenizer has its template too, unless it brings its own.
-    gguf: the file, open; None for a folder.
+    path: the folder, or the GGUF file. config: the contents of its config.json or
+    adapter_config.json, or the metadata of a GGUF file with the keys of a config.json. base: the
+    whole model that an adapter was trained on; None for a whole model. tokenizer: possibly the
+    base's. template: the file of the dialogue template that it was trained with; None when there is
+    none. An adapter with the base's tokenizer has its template too, unless it has its own. gguf:
+    the file, open; None for a folder.
     """
 
     path: Path
@@ -102,11 +101,10 @@ class ModelFiles:
 
     @classmethod
     def read(cls, path: Path, find_base: "Callable[[str], Path] | None" = None) -> "ModelFiles":
-        """The model in a folder, or in a GGUF file.
+        """Read the model in a folder, or in a GGUF file.
 
-        find_base: gives the folder of an adapter's base by its name; by default only a name that
-            is a path is found.
-        Raises ModelError, also when an adapter's base is missing.
+        find_base: maps an adapter's base to a folder; by default only a path is found. Raises
+        ModelError, also when an adapter's base is missing.
         """
         check_files(path)
         if (file := _gguf_file(path)) is not None:
@@ -124,7 +122,7 @@ class ModelFiles:
 
     @classmethod
     def _of_gguf(cls, file: "GGUFFile") -> "ModelFiles":
-        # The gguf package brings numpy, which a listing of folders can do without.
+        # The gguf package imports numpy, which a listing of folders does not need.
         from chatapp.engine.files.gguf.config import read_config as read_gguf_config
 
         tokenizer = TokenizerFiles(file.path, gguf=file)
@@ -134,29 +132,29 @@ class ModelFiles:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether these are the weights of an adapter, which its base is needed for."""
+        """Whether these are the weights of an adapter, which needs its base."""
         return self.base is not None
 
     @property
     def is_gguf(self) -> bool:
-        """Whether all of it is in one GGUF file."""
+        """Whether the whole model is in one GGUF file."""
         return self.gguf is not None
 
     @property
     def whole(self) -> "ModelFiles":
-        """The model itself, or the one that an adapter was trained on."""
+        """The model itself, or the base of an adapter."""
         return self.base or self
 
     @property
     def config_file(self) -> Path:
-        """Where `config` was read, for messages."""
+        """The file that `config` comes from, for messages."""
         if self.is_gguf:
             return self.path
         return self.path / (ADAPTER_CONFIG if self.is_adapter else CONFIG)
 
     @property
     def family(self) -> str:
-        """The architecture in one word, which transformers calls the model type."""
+        """The architecture in one word, transformers' model type."""
         return str(self.whole.config.get("model_type") or "")
 
     @cached_property
@@ -166,15 +164,15 @@ class ModelFiles:
 
     @cached_property
     def architecture(self) -> Architecture:
-        """What this program's decoder computes, of an adapter its base.
+        """The architecture for this program's decoder, for an adapter that of its base.
 
-        Raises ModelError for wrong values, NoDecoder for a model that transformers computes.
+        Raises ModelError for wrong values, NoDecoder for a model that needs transformers.
         """
         return read_architecture(self.whole.config, self.whole.config_file)
 
     @property
     def has_decoder(self) -> bool:
-        """Whether this program's own decoder computes it, if its details allow."""
+        """Whether this program's own decoder computes it, if it supports the details."""
         return not self.is_adapter and self.family in DECODERS
 
     @property
@@ -183,9 +181,9 @@ class ModelFiles:
         return is_encoder_decoder(self.whole.config)
 
     def digest(self) -> str:
-        """Twelve hex digits over all that an answer can depend on, an adapter's base included.
+        """Twelve hex digits over everything that affects answers, including an adapter's base.
 
-        Reads each file whole. Where the folder lies does not matter.
+        Reads each file whole. The location of the folder does not matter.
         """
         digest = hashlib.sha256()
         if self.base is not None:
@@ -219,7 +217,7 @@ def _refuse_unfinished(folder: Path) -> None:
 
 
 def _holds_gguf(path: Path) -> bool:
-    """Whether a path is a GGUF file, whatever its name, or a folder with one and no other model."""
+    """Whether a path is a GGUF file, whatever its name, or a folder with only one of them."""
     if path.is_file() or (path.suffix == GGUF_SUFFIX and not path.is_dir()):
         return True
     is_other = (path / CONFIG).is_file() or (path / ADAPTER_CONFIG).is_file()
@@ -227,9 +225,9 @@ def _holds_gguf(path: Path) -> bool:
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that a model is in; None when it is in a folder of files.
+    """The GGUF file of a model; None when it is a folder of files.
 
-    Raises ModelError when a folder holds several.
+    Raises ModelError when a folder has several.
     """
     if not _holds_gguf(path):
         return None
@@ -247,7 +245,7 @@ def _open_gguf(file: Path) -> "GGUFFile":
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A config.json, or an adapter_config.json. Raises ModelError."""
+    """Read a config.json, or an adapter_config.json. Raises ModelError."""
     check_files(path)
     try:
         config = read_json_object(path, ModelError)
@@ -281,7 +279,7 @@ def _base_of(path: Path, config: dict[str, Any], find: Callable[[str], Path]) ->
 
 
 def has_model(path: Path) -> bool:
-    """Whether a path is a GGUF file, or a folder that holds a model of any kind."""
+    """Whether a path is a GGUF file, or a folder that contains any kind of model."""
     if path.is_file():
         return path.suffix == GGUF_SUFFIX
     return (
@@ -292,5 +290,5 @@ def has_model(path: Path) -> bool:
 
 
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of an encoder and a decoder."""
+    """Whether a config.json describes an encoder and a decoder."""
     return config.get("is_encoder_decoder") is True

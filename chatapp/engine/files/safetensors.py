@@ -1,7 +1,7 @@
 """The safetensors files of a model or adapter, and the headers of their tensors.
 
-Keep: whatever is wrong with a file becomes a `ModelError` of one sentence that names it. Free
-of torch, so that a folder can be described before torch is loaded.
+Invariant: a fault of a file is a `ModelError` with one sentence that names it. No import of torch,
+so that a folder can be described before torch is loaded.
 """
 
 import re
@@ -36,7 +36,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
-# Masks and rotary frequencies that old checkpoints saved among their weights.
+# Masks and rotary frequencies that old checkpoints saved with their weights.
 _BUFFER = re.compile(
     r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
     r"|(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias)"
@@ -46,10 +46,10 @@ _BUFFER = re.compile(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model or adapter, in the order of their names.
+    """The safetensors files of a model or adapter, sorted by name.
 
-    Raises ModelError when there are none, with a hint when there are pickled weights,
-    which are never loaded because unpickling runs code.
+    Raises ModelError when there are none, with a hint when there are pickled weights, which are
+    never loaded because unpickling runs code.
     """
     for name in (WEIGHTS, ADAPTER_WEIGHTS):
         if (folder / name).is_file():
@@ -80,7 +80,7 @@ def _shards(folder: Path) -> list[Path]:
 
 @contextmanager
 def open_weights(file: Path, framework: str) -> Iterator[Any]:
-    """A safetensors file, opened. Raises ModelError when it is broken or cut short."""
+    """Open a safetensors file. Raises ModelError when it is broken or truncated."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -93,15 +93,12 @@ def open_weights(file: Path, framework: str) -> Iterator[Any]:
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor of a checkpoint is no weight: it is never trained."""
+    """Whether a tensor of a checkpoint is a buffer, which is never trained."""
     return _BUFFER.fullmatch(name) is not None
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[TensorHeader, Callable[[], "Tensor"]]]:
-    """Each tensor of a model folder, and what reads it, to be called before the next one is taken.
-
-    Any source of weights can stand in for this one: the decoder asks for no more.
-    """
+    """Yield each tensor of a model folder with its reader, to be called before the next one."""
     for file in weight_files(folder):
         with open_weights(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118

@@ -1,8 +1,8 @@
-"""The tensors of a model one by one, and its rounded weights, kept on disk for the next start.
+"""Reads the tensors of a model one by one, and caches rounded weights on disk.
 
-Keep: a tensor is read when its reader is called, so that a model can be converted without being
-whole in memory first. Kept weights are those of the files as they are now: a kept file that is
-missing, old or broken is made again, and without room on disk the model works all the same.
+Invariant: a tensor is read when its reader is called, so a model can be converted without being
+whole in memory. Cached weights match the current files: a missing, old or broken cache file is made
+again, and without disk space the model works without one.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from chatapp.engine.files.safetensors import TensorHeader, open_weights, read_te
 def stored_tensors(
     files: ModelFiles, expected: Iterable[str], *, four_bits: bool = False
 ) -> Iterator[tuple[TensorHeader, Callable[[], Tensor]]]:
-    """Each tensor of a model, and what reads it, to be called before the next one is taken.
+    """Yield each tensor of a model with its reader, to be called before the next one.
 
-    expected: the names that its tensors may have, by which those of a GGUF file are known.
-    four_bits: whether what is stored in four bits is given so; see kernels/rounding.py.
-    Raises ModelError when a file is missing or broken.
+    expected: the names that its tensors may have, needed for those of a GGUF file. four_bits:
+    whether four-bit storage is returned unchanged; see kernels/rounding.py. Raises ModelError when
+    a file is missing or broken.
     """
     if files.gguf is None:
         yield from read_tensors(files.path)
@@ -39,11 +39,11 @@ def stored_tensors(
 
 
 def weight_sources(files: ModelFiles) -> list[Path]:
-    """The files that the tensors are in. Raises ModelError when there are none."""
+    """The files that contain the tensors. Raises ModelError when there are none."""
     return [files.path] if files.is_gguf else weight_files(files.path)
 
 
-# To be raised when what the files hold changes.
+# To be raised when the contents of the files change.
 _VERSION = 8
 
 Weights = dict[str, Tensor]
@@ -52,17 +52,17 @@ Weights = dict[str, Tensor]
 def kept_weights(
     files: ModelFiles, precision: str, order: str, quantise: Callable[[], Weights]
 ) -> Weights:
-    """The weights of a model in int8 or int4, mapped into memory from files.
+    """The weights of a model in int8 or int4, memory-mapped from files.
 
-    order: of the numbers in a matrix, which differs between machines.
-    quantise: makes them, asked only when no such files are kept yet.
+    order: of the numbers in a matrix, which differs between machines. quantise: makes them; called
+    only when the files are missing.
     """
     state = json.dumps([_VERSION, order, *_state(files)])
-    # Named by the folder, so that a model trained further does not leave its old ones behind.
+    # Named by the folder, so that a model trained further replaces its old files.
     key = hashlib.sha256(str(files.path.resolve()).encode(errors="surrogateescape")).hexdigest()
     path = cache_dir() / precision / f"{key[:32]}.safetensors"
-    # The output matrix is multiplied by in a form of oneDNN's own alone. In a file of its own,
-    # it leaves memory when it has been brought into that.
+    # oneDNN multiplies by the output matrix in a form of its own. In a separate file, the original
+    # leaves memory after its conversion.
     head = path.with_suffix(".head.safetensors")
     blocks, output = _read(path, state), _read(head, state)
     if blocks is None or output is None:
@@ -72,13 +72,13 @@ def kept_weights(
         with suppress(OSError):
             _write(path, blocks, state)
             _write(head, output, state)
-            # Mapped, they need not stay in memory.
+            # Mapped weights need not stay in memory.
             blocks, output = _read(path, state) or blocks, _read(head, state) or output
     return {**blocks, **output}
 
 
 def _state(files: ModelFiles) -> list[tuple[str, int, int]]:
-    """Name, size and time of what the weights are read from."""
+    """Name, size and time of the source files of the weights."""
     sources = dict.fromkeys([files.config_file, *weight_sources(files)])
     return [(s.name, stat.st_size, stat.st_mtime_ns) for s in sources for stat in [s.stat()]]
 
@@ -96,7 +96,7 @@ def _read(path: Path, state: str) -> Weights | None:
 
 
 def _write(path: Path, weights: Mapping[str, Tensor], state: str) -> None:
-    """Put a whole file in its place, or none. Raises OSError."""
+    """Write a file atomically. Raises OSError."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -1,7 +1,7 @@
 """From the tensors of a checkpoint to the parts of a decoder.
 
-Keep: weights that this decoder would compute wrongly are refused, in one sentence that names
-the file and the tensor. One part at a time is in memory, however large the checkpoint.
+Invariant: weights that this decoder would compute wrongly are refused, in one sentence that names
+the file and the tensor. Only one part is in memory at a time, however large the checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,15 +37,13 @@ class _Piece:
 def read_weights(
     files: ModelFiles, tensors: Mapping[str, Tensor] | None = None, *, four_bits: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a checkpoint by the names of `Architecture.parts`, in float32.
+    """Yield the weights of a checkpoint by the names of `Architecture.parts`, in float32.
 
-    tensors: by their names in a checkpoint, in place of those of the files.
-    four_bits: whether matrices that a file has in four bits come as (out, bytes), uint8; see
-        chatapp/engine/kernels/rounding.py.
-    Matrices come as (out, in). A checkpoint that ties its output matrix to the embedding may hold
-    it all the same: it is given only when it differs.
-    Raises NoDecoder for a model that the decoder does not compute, ModelError that names file and
-    tensor when one is missing, unknown or mis-shaped.
+    tensors: by their names in a checkpoint, instead of those in the files. four_bits: whether
+    four-bit matrices come as (out, bytes), uint8; see chatapp/engine/kernels/rounding.py. Matrices
+    come as (out, in). A checkpoint that ties its output matrix to the embedding may contain it
+    anyway: it is yielded only when it differs. Raises NoDecoder for an unsupported model,
+    ModelError that names file and tensor when one is missing, unknown or has the wrong shape.
     """
     checkpoint = checkpoint_of(files.family, files.config_file)
     architecture = files.architecture
@@ -93,14 +91,14 @@ def _missing(files: ModelFiles, name: str) -> ModelError:
 def _given(
     files: ModelFiles, tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[TensorHeader, Callable[[], Tensor]]]:
-    """Tensors as `stored_tensors` gives those of files."""
+    """Tensors in the form of `stored_tensors`."""
     for name, tensor in tensors.items():
         header = TensorHeader(files.path, name, tuple(tensor.shape), str(tensor.dtype))
         yield header, tensor.detach
 
 
 def _pieces(checkpoint: Checkpoint, architecture: Architecture) -> dict[str, _Piece]:
-    """The tensors that a checkpoint must hold, by their names there."""
+    """The tensors that a checkpoint must contain, by their names there."""
     pieces: dict[str, _Piece] = {}
     for part in architecture.parts():
         pieces |= _pieces_of(checkpoint, architecture, part)
@@ -108,9 +106,9 @@ def _pieces(checkpoint: Checkpoint, architecture: Architecture) -> dict[str, _Pi
 
 
 def _pieces_of(checkpoint: Checkpoint, architecture: Architecture, part: Part) -> dict[str, _Piece]:
-    """The tensors of a checkpoint that a part is made of."""
+    """The tensors of a checkpoint that form a part."""
     names = checkpoint.stored_names(part.name)
-    # Where a checkpoint stacks them itself, under one name, the part is read as one.
+    # If a checkpoint stacks them itself, under one name, the part is read as one.
     if len(names) < len(part.rows):
         part = Part(part.name, (sum(part.rows),), part.columns)
     is_transposed = checkpoint.is_transposed and part.is_product and part.name != "head.weight"
@@ -124,9 +122,9 @@ def _pieces_of(checkpoint: Checkpoint, architecture: Architecture, part: Part) -
 def _read(
     piece: _Piece, header: TensorHeader, read: Callable[[], Tensor], *, four_bits: bool
 ) -> Tensor:
-    """A tensor in float32, or where it may be, in four bits, (out, …).
+    """A tensor in float32, or if allowed, in four bits, (out, …).
 
-    Raises ModelError when it has another shape or type.
+    Raises ModelError when its shape or type is wrong.
     """
     expected = piece.shape[::-1] if piece.is_transposed else piece.shape
     if header.shape != expected:
@@ -148,7 +146,7 @@ def _read(
 
 
 def check_finite(tensor: Tensor, file: Path, name: str) -> None:
-    """Raises ModelError for a tensor of which a number is infinite or none at all."""
+    """Raises ModelError for a tensor with an infinite value or NaN."""
     # A sum reads it once and allocates nothing; that of large numbers may overflow.
     if not tensor.sum().isfinite() and not tensor.isfinite().all():
         raise ModelError(

@@ -7,7 +7,7 @@ from chatapp.engine.tokenizers.byte_level import NotByteLevel, load_plain_tokeni
 
 
 def chat_tokenizer(files: ModelFiles) -> tuple[PieceTokenizer, list[int]]:
-    """The tokenizer that a chat with a model uses, and the tokens that it puts before each text.
+    """The tokenizer for a chat with a model, and the tokens that it puts before each text.
 
     Raises ModelError.
     """

@@ -1,7 +1,7 @@
 """Byte-level BPE, GPT-2's tokenizer: every token is a sequence of bytes.
 
-Keep: `decode(encode(text)) == text` for any text without lone surrogates, no text ever
-becomes a special token, and a character is never cut in two on its way to the screen.
+Invariant: `decode(encode(text)) == text` for any text without lone surrogates, no text ever becomes
+a special token, and a character is never split on its way to the screen.
 """
 
 import codecs
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
 
-# The names of Hugging Face and those OpenAI published.
+# The names of Hugging Face and OpenAI's published ones.
 _VOCABULARIES = ("vocab.json", "encoder.json")
 _MERGES = ("merges.txt", "vocab.bpe")
 
 
 class NotByteLevel(ModelError):
-    """The folder's tokenizer works, but it is of another kind."""
+    """The folder's tokenizer is valid, but of another kind."""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in a byte-level vocabulary.
+    """The character for each byte in a byte-level vocabulary.
 
-    Printable Latin-1 characters stand for themselves; the other bytes, in their order, take
-    the characters from U+0100 on.
+    Printable Latin-1 characters stay; the other bytes, in order, map to the characters from U+0100
+    on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -118,14 +118,14 @@ class BPETokenizer:
 
     @property
     def start(self) -> list[int]:
-        """The special tokens that the library puts before a text when it is asked for them."""
+        """The special tokens that the library can put before a text."""
         return tokens_before(self.backend.encode("a").ids, self.encode("a"))
 
     def stream(self) -> _ByteStream:
         return _ByteStream(self)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes a token stands for; none for a special token and for an unused id."""
+        """The bytes of a token; empty for a special token and for an unused id."""
         added = self._added.get(id)
         if added is not None:
             return b"" if added.special else added.content.encode()
@@ -161,7 +161,7 @@ def _first_file(folder: Path, names: Sequence[str]) -> Path | None:
 
 
 def _read(folder: Path) -> tokenizers.Tokenizer:
-    """The folder's tokenizer as the library reads it. Raises ModelError."""
+    """Read the folder's tokenizer with the library. Raises ModelError."""
     path = folder / TOKENIZER
     vocabulary, merges = _first_file(folder, _VOCABULARIES), _first_file(folder, _MERGES)
     if path.is_file():
@@ -198,7 +198,7 @@ def _end_id(files: TokenizerFiles, tokenizer: tokenizers.Tokenizer) -> int:
 
 
 def _named_tokens(files: TokenizerFiles) -> Iterator[Mapping[str, Any]]:
-    """The files that name tokens, each read when those before it do not do."""
+    """The files that name tokens, each read only when those before it do not suffice."""
     yield files.config
     path = files.path / "special_tokens_map.json"
     if path.is_file():
@@ -206,11 +206,11 @@ def _named_tokens(files: TokenizerFiles) -> Iterator[Mapping[str, Any]]:
 
 
 def _token(tokenizer: tokenizers.Tokenizer, id: int) -> str | None:
-    """The token of an id, None for an unused one; the library takes 32 bits and no more."""
+    """The token of an id, None for an unused one; the library accepts only 32 bits."""
     return tokenizer.id_to_token(id) if 0 <= id < 2**32 else None
 
 
-# Classes of transformers that take a tokenizer.json as it stands.
+# Classes of transformers that use a tokenizer.json unchanged.
 PLAIN_CLASSES = (
     "PreTrainedTokenizerFast",
     "TokenizersBackend",
@@ -224,7 +224,7 @@ PLAIN_CLASSES = (
 def load_plain_tokenizer(files: TokenizerFiles) -> tuple[BPETokenizer, list[int]]:
     """A byte-level tokenizer, and the special tokens that its model expects before any text.
 
-    Both as transformers has them, without its seconds at the start. Raises ModelError, and
+    Equal to those of transformers, without its seconds of import. Raises ModelError, and
     NotByteLevel for a tokenizer of another kind, and for one that only transformers knows.
     """
     if files.gguf is None and not (
@@ -236,16 +236,15 @@ def load_plain_tokenizer(files: TokenizerFiles) -> tuple[BPETokenizer, list[int]
 
 
 def tokens_before(whole: Sequence[int], text: Sequence[int]) -> list[int]:
-    """What stands in `whole` before `text` begins."""
+    """The tokens in `whole` before `text` begins."""
     starts = (at for at in range(len(whole)) if whole[at : at + len(text)] == text)
     return list(whole[: next(starts, 0)])
 
 
 def load_tokenizer(files: TokenizerFiles) -> BPETokenizer:
-    """From tokenizer.json, from a vocabulary and its merges, or from a GGUF file.
+    """Load tokenizer.json, a vocabulary and its merges, or a GGUF file.
 
-    Raises ModelError when they are missing or broken, NotByteLevel when they are a tokenizer
-    of another kind.
+    Raises ModelError when they are missing or broken, NotByteLevel for another kind of tokenizer.
     """
     if files.gguf is not None:
         return _from_gguf(files, files.gguf)

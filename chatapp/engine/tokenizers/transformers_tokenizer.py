@@ -1,7 +1,7 @@
-"""Any tokenizer that transformers reads, as a `Tokenizer`: SentencePiece, WordPiece and the like.
+"""Any tokenizer that transformers reads, as a `Tokenizer`: SentencePiece, WordPiece and others.
 
-Keep: a repository's own code is never run, no text ever becomes a special token, and what cannot
-be read becomes a `ModelError` of one sentence.
+Invariant: a repository's own code never runs, no text ever becomes a special token, and a fault is
+a `ModelError` with one sentence.
 """
 
 import copy
@@ -25,7 +25,7 @@ from chatapp.engine.tokenizers.trial import try_tokenizer
 if TYPE_CHECKING:
     from chatapp.engine.files.gguf.reader import GGUFFile
 
-# What no token of SentencePiece goes across, and its sign for a space.
+# A boundary that no SentencePiece token crosses, and its sign for a space.
 _LINE, _SPACE = "\n", "\u2581"
 
 # How SentencePiece writes a byte of a character that it has no token for.
@@ -35,13 +35,13 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 class _DecodingStream:
     """Tokens to text for tokenizers whose tokens have no bytes of their own.
 
-    Each step decodes the tokens of the last two steps that gave text, because how a token
-    decodes may depend on the one before it.
+    Each step decodes the tokens of the last two steps that gave text, because the decoding of a
+    token may depend on the one before it.
     """
 
     def __init__(self, tokenizer: "TransformersTokenizer") -> None:
         self._tokenizer = tokenizer
-        # What comes goes on from some text, so a space it begins with is one.
+        # The text continues other text, so a space at its beginning is real.
         self._ids: list[int] = list(tokenizer.before)
         self._known = len(self._ids)
 
@@ -68,8 +68,8 @@ class _DecodingStream:
 class TransformersTokenizer:
     """The `Tokenizer` protocol over a tokenizer of transformers.
 
-    before: tokens of a line that make the text after it one that goes on; none where a text is
-        cut alike wherever it stands.
+    before: tokens of a line that make the text after it a continuation; none if the position of a
+    text does not matter.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -102,9 +102,9 @@ class TransformersTokenizer:
         return ids
 
     def _line_before(self) -> list[int]:
-        """The tokens of a line before a text, by which the text is made one that goes on.
+        """The tokens of a line that make the text after it a continuation.
 
-        None where a text is cut alike wherever it stands, or a line is not tokens of its own.
+        None if the position of a text does not matter, or a line has no tokens of its own.
         """
         line, text = self._encode(_LINE), self._encode("a")
         if not text or not str(self._tokenizer.convert_ids_to_tokens(text)[0]).startswith(_SPACE):
@@ -183,13 +183,13 @@ def _gguf_tokenizer(files: TokenizerFiles, file: "GGUFFile") -> Any:
 
     from chatapp.engine.files.gguf.vocabulary import tokenizer_of
 
-    # That texts begin with a token is the tokenizer's own affair.
+    # The tokenizer decides whether texts begin with a token.
     named = {key: value for key, value in files.config.items() if key != "add_bos_token"}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(file, files.config), **named)
 
 
 def save_tokenizer(files: TokenizerFiles, folder: Path) -> None:
-    """Write a tokenizer, with its chat template, as transformers does.
+    """Write a tokenizer, with its chat template, in transformers' layout.
 
     Raises ModelError and OSError.
     """
@@ -197,7 +197,7 @@ def save_tokenizer(files: TokenizerFiles, folder: Path) -> None:
 
 
 def _as_protocol(tokenizer: Any) -> PieceTokenizer:
-    """Byte-level tokenizers stream by bytes; the others by what they decode to."""
+    """Byte-level tokenizers stream by bytes; the others by their decoded text."""
     if hasattr(tokenizer, "backend_tokenizer"):
         try:
             return BPETokenizer(copy.deepcopy(tokenizer.backend_tokenizer), tokenizer.eos_token_id)

@@ -1,9 +1,9 @@
-"""A foreign tokenizer.json, tried in a limited process before it is used in this one.
+"""Tests a foreign tokenizer.json in a limited process before this one uses it.
 
-Its normalizer can make a text longer without bound, and its patterns can take a time that grows
-exponentially with the text. Both run within a library that nothing can interrupt.
+Its normalizer can lengthen a text without bound, and its patterns can take a time that grows
+exponentially with the text. Both run in a library that cannot be interrupted.
 
-Keep: no pattern and no replacement of a tokenizer.json is applied here before it was tried.
+Invariant: no pattern and no replacement of a tokenizer.json is applied here before its test.
 """
 
 import json
@@ -18,11 +18,12 @@ from chatapp.engine.errors import ModelError
 _SECONDS = 10.0
 _MOST_MEMORY = 2**30
 _LENGTH = 3_000
-"""Characters of each text that is tried: few enough for patterns whose time grows with the square,
-as those of good tokenizers may."""
+"""Characters of each test text: few enough for patterns with quadratic time, which good tokenizers
+may have.
+"""
 
 _MOST_GROWTH = 40
-"""Characters for one: Unicode's compatibility forms make up to 18 of one."""
+"""Characters for one: Unicode's compatibility forms expand one to up to 18."""
 
 _STEPS = ("normalizer", "pre_tokenizer", "decoder")
 _TEXTS = (
@@ -54,7 +55,7 @@ _LIMITS = {
 def try_tokenizer(file: Path) -> None:
     """Raises ModelError for a tokenizer.json that explodes or backtracks.
 
-    One without patterns and replacements of its own is not tried: it can do neither.
+    One without patterns and replacements of its own needs no test.
     """
     data = file.read_bytes()
     if b'"Regex"' not in data and b'"Replace"' not in data and b'"Prepend"' not in data:
@@ -73,7 +74,7 @@ def try_tokenizer(file: Path) -> None:
 
 
 def answer(request: dict[str, Any]) -> Iterator[bool]:
-    """What the limited process answers: True of a tokenizer that has cut all texts."""
+    """Answer requests in the limited process: True for a tokenizer that has cut all texts."""
     import tokenizers
 
     document = {
@@ -88,7 +89,7 @@ def answer(request: dict[str, Any]) -> Iterator[bool]:
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(document))
     except Exception:
-        yield True  # the library says what is wrong, with its own words
+        yield True  # the library reports the fault in its own words
         return
     for piece in _TEXTS:
         text = (piece * _LENGTH)[:_LENGTH]

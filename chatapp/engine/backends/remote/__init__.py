@@ -1,6 +1,6 @@
-"""A model on a server, for models that outgrow this machine.
+"""A model on a server, for models too large for this machine.
 
-Keep: this is the room's face; nothing outside imports from its modules, but for tests.
+Invariant: other rooms import only from this module.
 """
 
 from chatapp.engine.backends.remote.chat import RemoteChatModel

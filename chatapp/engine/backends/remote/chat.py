@@ -1,9 +1,9 @@
 """A model on a server that speaks OpenAI's chat protocol.
 
-Messages go in, and the server writes them in its model's own template. Ollama, LM Studio, vLLM,
-llama.cpp's server, llama-cpp-python's and hosted services do that.
+It takes messages, and the server renders them in its model's own template: Ollama, LM Studio, vLLM,
+llama.cpp's server, llama-cpp-python's and hosted services do.
 
-Keep: a text that is to go on as it stands goes through the protocol of completions or nowhere.
+Invariant: a text that must continue unchanged uses the completions protocol or fails.
 """
 
 import json
@@ -19,11 +19,11 @@ from chatapp.engine.model import Request
 from chatapp.engine.stopping import StopFilter
 
 _AROUND = 4
-"""About how many tokens a template puts around a message."""
+"""Approximate number of tokens of a template around a message."""
 
 
 class RemoteChatModel(RemoteModel):
-    """A `RemoteModel` that takes messages; it completes texts where the server does that too."""
+    """A `RemoteModel` that takes messages; it completes texts if the server can do that, too."""
 
     takes_messages = True
     _completes = True
@@ -31,7 +31,7 @@ class RemoteChatModel(RemoteModel):
     def generate(self, request: Request) -> Iterator[Event]:
         """See `LanguageModel.generate`. Without `top`, log-probabilities are not requested.
 
-        A text ends as an error where the server has chats alone.
+        A text ends as an error if the server supports only chats.
         """
         if request.messages:
             return self._reply(request)
@@ -68,7 +68,7 @@ class RemoteChatModel(RemoteModel):
 
 
 def _writable(value: Any) -> Any:
-    """A value of JSON that can be written as UTF-8."""
+    """Copy a JSON value with every text encodable as UTF-8."""
     if isinstance(value, str):
         return without_surrogates(value)
     if isinstance(value, Mapping):

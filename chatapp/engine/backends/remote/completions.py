@@ -1,9 +1,9 @@
-"""A `LanguageModel` on a server that speaks OpenAI's protocol of completions.
+"""A `LanguageModel` on a server that speaks OpenAI's completions protocol.
 
-A text goes in as it stands, and its continuation comes out as server-sent events. vLLM,
-llama.cpp's server, llama-cpp-python's and Ollama's do that.
+It sends a text unchanged and receives the continuation as server-sent events: vLLM, llama.cpp's
+server, llama-cpp-python's and Ollama's support that.
 
-Keep: text that has arrived is kept, whatever happens to the connection.
+Invariant: text that has arrived is kept, whatever happens to the connection.
 """
 
 import math
@@ -47,7 +47,7 @@ _EXTENSIONS = frozenset(
     if parameter.is_extension
     for field in parameter.request_fields
 )
-"""Beyond the protocol, but what servers draw by when they are not told otherwise."""
+"""Not in the protocol, but sent so that servers do not use their own defaults."""
 
 _OPTIONAL = (
     _EXTENSIONS,
@@ -55,20 +55,22 @@ _OPTIONAL = (
     frozenset({"seed"}),
     frozenset({"stream_options"}),
 )
-"""What a request can do without. Where one field of a group is refused, the others would be."""
+"""Optional parts of a request. If a server refuses one field of a group, it would refuse the
+others.
+"""
 
 _BAD_REQUEST = (400, 422, 500)
-"""With these a server refuses a field: llama-cpp-python gives 500 for log-probabilities."""
+"""Statuses with which servers refuse a field: llama-cpp-python gives 500 for log-probabilities."""
 
 _MOST_STOPS = 4
-"""The protocol's limit of stop strings; the rest is looked for here."""
+"""The protocol's limit of stop strings; this program checks the rest."""
 
 
 class RemoteModel:
     """A `LanguageModel` on a server.
 
-    server: where it is, with the model's name there. remark: what to know before it is used,
-        in whole sentences; often empty.
+    server: its address, and the model's name there. remark: what the user should know, in whole
+    sentences; often empty.
     """
 
     files: "ModelFiles | None" = None
@@ -103,12 +105,13 @@ class RemoteModel:
         return self._run("completions", body, reply, request)
 
     def generate_many(self, requests: Iterable[Request]) -> Iterator[tuple[int, Event]]:
-        """See `LanguageModel.generate_many`. Several at once, as `at_once` says."""
+        """See `LanguageModel.generate_many`; `at_once` limits the number of parallel requests."""
         return at_once(partial(self._begin, request) for request in requests)
 
     def together(self, count: int) -> Generate:
         """See `LanguageModel.together`. Each is a request of its own, which the server computes
-        whether or not its tokens are taken."""
+        whether or not its tokens are read.
+        """
         return self.generate
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
@@ -154,7 +157,7 @@ class RemoteModel:
         )
 
     def _run(self, path: str, body: Body, reply: "_Reply", request: Request) -> Iterator[Event]:
-        """Ask for a reply and pass it on."""
+        """Send a request and yield the events of the reply."""
         yield from reply.begin()
         if reply.over:
             yield reply.finished("")
@@ -181,7 +184,7 @@ class RemoteModel:
         )
 
     def _options(self, sampling: Sampling, most: int) -> Body:
-        """A request for `most` tokens, without what they are to follow."""
+        """The body of a request for `most` tokens, without its prompt."""
         body: Body = {
             "model": self.server.model,
             "stream": True,
@@ -195,7 +198,7 @@ class RemoteModel:
         return body
 
     def _simpler(self, body: Body, status: int, text: str) -> Body | None:
-        """The same request without what can be left out, when the server's refusal names that."""
+        """The same request without an optional part that the server's refusal names, or None."""
         if status not in _BAD_REQUEST:
             return None
         refused: set[str] = set()
@@ -206,7 +209,7 @@ class RemoteModel:
         return {name: body[name] for name in body if name not in refused} if refused else None
 
     def _options_in_words(self, sampling: Sampling) -> str:
-        """Which of the options the server may not have heeded, each mentioned once."""
+        """The options that the server may have ignored, each named once per model."""
         unheeded: list[str] = []
         uncertain: list[str] = []
         with self._mentioning:
@@ -230,10 +233,9 @@ class RemoteModel:
 
 
 class _Reply:
-    """A reply as far as it has come.
+    """A reply as it arrives.
 
-    most: the most tokens it may have. over: nothing more of it is wanted. reason: why it
-    ended; None as long as that is not known.
+    most: its most tokens. over: nothing more is wanted. reason: why it ended; None while unknown.
     """
 
     def __init__(
@@ -247,7 +249,7 @@ class _Reply:
         most: int,
         at_most: FinishReason,
     ) -> None:
-        """at_most: the reason to end when it has `most` tokens."""
+        """at_most: the reason to end after `most` tokens."""
         self.most = most
         self.over = False
         self.reason: FinishReason | None = None
@@ -264,7 +266,7 @@ class _Reply:
         self._time_to_first_token = 0.0
 
     def begin(self) -> Iterator[Token]:
-        """The forced tokens. The reply is over with one that ends it."""
+        """The forced tokens. One that ends a reply ends it here."""
         for id in self._forced:
             if id == self._text.end_id:
                 self.reason, self.over = "stop", True
@@ -273,11 +275,11 @@ class _Reply:
             yield Token(id, text, text, math.nan)
 
     def take(self, chunk: Chunk) -> Iterator[Token]:
-        """The tokens of a chunk, as many as are wanted. Raises ModelError for an odd end."""
+        """The wanted tokens of a chunk. Raises ModelError for an unknown finish reason."""
         self._usage = chunk.usage or self._usage
         chunk = replace(chunk, tokens=chunk.tokens + self._calls.into_text(chunk))
         tokens = self._thoughts.into_text(chunk)
-        if tokens and self._tokens == self.most:  # more than the server was asked for
+        if tokens and self._tokens == self.most:  # the server sent more than the request allowed
             self.over = True
             return
         for token in tokens[: self.most - self._tokens]:
@@ -294,7 +296,7 @@ class _Reply:
         self._take_reason(chunk.reason)
 
     def finished(self, failure: str) -> Finished:
-        """The end, with the text that was held back. failure: what went wrong, if anything."""
+        """The end, with the text held back. failure: the error, if any."""
         rest = self._repeats.flush(self._stops.flush())
         if self._stops.hit:
             self.reason = "stop"
@@ -308,12 +310,12 @@ class _Reply:
             reply_tokens=(self._usage.reply or self._tokens) + forced,
             time_to_first_token=self._time_to_first_token,
             seconds=time.perf_counter() - self._started,
-            # What goes wrong after the end costs nothing.
+            # Errors after the end do not matter.
             message=(failure or "the server broke off the reply") if broken_off else "",
         )
 
     def _take_reason(self, word: str) -> None:
-        """word: the server's, "" where it gives none."""
+        """word: the server's finish reason, "" for none."""
         ends = ("stop", "tool_calls") if self._calls.have_come else ("stop",)
         if word not in ("", *ends, "length", DONE):
             raise ModelError(f"the server ended the reply: {word[:100]}")

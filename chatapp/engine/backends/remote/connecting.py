@@ -1,11 +1,7 @@
-"""From a server to a model on it: which of its models, and which protocol is spoken with it.
+"""From a server to a model on it: finds its models, their windows and the protocol.
 
-Keep: what a server can do is found out before anything of the user's is sent to it, so that no
-message is ever sent twice.
-
-Which models a server has, and how long their windows are.
-
-Keep: a server is asked, never guessed about; what it does not give stays unknown.
+Invariant: the server's abilities are determined before any text of the user is sent, so no message
+is sent twice. Windows are never guessed from names; what a server does not report stays unknown.
 """
 
 from dataclasses import dataclass, replace
@@ -23,14 +19,14 @@ from chatapp.engine.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that a server has. context: its window in tokens; 0 where it is not given."""
+    """A model on a server. context: its window in tokens; 0 if unknown."""
 
     name: str
     context: int = 0
 
 
 def served_models(server: Server) -> list[ServedModel]:
-    """What a server has, in its own order. Raises ModelError in words."""
+    """The models on a server, in its order. Raises ModelError."""
     document = get_json(server, f"{server.url}/models")
     rows = document.get("data") if isinstance(document, dict) else None
     if not isinstance(rows, list):
@@ -43,7 +39,7 @@ def served_models(server: Server) -> list[ServedModel]:
 
 
 def context_of_llama_cpp(server: Server) -> int:
-    """The window that llama.cpp's own server gives at an address of its own; 0 elsewhere."""
+    """The window that llama.cpp's own server reports at its own path; 0 for other servers."""
     try:
         document = get_json(server, f"{server.url.removesuffix('/v1')}/props")
     except ModelError:
@@ -53,20 +49,20 @@ def context_of_llama_cpp(server: Server) -> int:
 
 
 def _context(row: dict[str, Any]) -> int:
-    """The window in a row of the list, where vLLM or llama-cpp-python puts it; 0 without."""
+    """The window in an entry of the list, by the keys of vLLM and llama-cpp-python; 0 if absent."""
     meta = row.get("meta")
     in_meta = meta.get("n_ctx") if isinstance(meta, dict) else 0
     return token_count(row.get("max_model_len")) or token_count(in_meta)
 
 
 _ASSUMED_CONTEXT = 2048
-"""Where neither the server nor the settings give one: what even old and small models have."""
+"""The window if neither the server nor the settings give one: even old and small models have it."""
 
 
 def connect(server: Server, *, name: str) -> RemoteModel:
-    """Ask a server for its model. Raises ModelError.
+    """Connect to a model on a server. Raises ModelError.
 
-    name: what the user called it.
+    name: the user's name for it.
     """
     remarks = []
     if server.key and server.url.startswith("http://") and not server.is_here:
@@ -88,7 +84,7 @@ def connect(server: Server, *, name: str) -> RemoteModel:
 
 
 def _chosen(server: Server) -> ServedModel:
-    """The model that is meant. Raises ModelError."""
+    """The model that the server address selects. Raises ModelError."""
     models = {model.name: model for model in served_models(server)}
     names = ", ".join(models)
     if not models:
@@ -103,10 +99,10 @@ def _chosen(server: Server) -> ServedModel:
 
 
 def _converses(server: Server) -> bool:
-    """Whether chats are held in the chat protocol. Raises ModelError where there is no other.
+    """Whether to use the chat protocol. Raises ModelError where that is the only choice but absent.
 
-    A server that has to be asked is asked for what none can give, a reply to a number: where
-    nothing is given, llama-cpp-python's replies to that, at length.
+    The probe is a request that no server can fulfil, a reply to a number: llama-cpp-python replies
+    to an empty one, at length.
     """
     if server.protocol != "auto":
         return server.protocol == "chat"

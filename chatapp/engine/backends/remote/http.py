@@ -1,11 +1,8 @@
-"""Requests to a server, and in words what becomes of them.
+"""Requests to a server, several at once if needed, and sentences on their failures.
 
-Keep: the key goes to the server's own address and nowhere else, into no message and no name.
-
-Several requests to a server at once, each on a thread of its own.
-
-Keep: requests are taken, and their events given, on the thread of whoever asks for these; when it
-leaves, no request goes on.
+Invariant: the key is sent only to the server's own address and appears in no message and no name.
+Requests are taken, and their events yielded, on the caller's thread; when it leaves, all requests
+end.
 """
 
 import asyncio
@@ -27,32 +24,32 @@ if TYPE_CHECKING:
     import httpx2
 
 Body = dict[str, Any]
-"""What is asked for, as a JSON object."""
+"""The body of a request, a JSON object."""
 
-# A long prompt in a long queue may take minutes to its first token. Between two tokens nothing
-# else counts: no comments, empty events, or headers that come byte by byte.
+# A long prompt in a long queue may take minutes to its first token. Between two tokens, comments,
+# empty events and headers that arrive byte by byte are no sign of life.
 _CONNECT_SECONDS, _ANSWER_SECONDS, _SILENCE_SECONDS = 5.0, 10.0, 300.0
 
 _POLL_SECONDS = 0.05
-"""Between two looks at the cancel event while nothing arrives."""
+"""Interval at which the cancel event is checked while nothing arrives."""
 
 _MOST_BYTES = 2**20
-"""Of an answer that is no stream: a list of models, or what went wrong."""
+"""Of a response that is no stream: a list of models, or an error."""
 
 NO_PATH = (404, 405, 501)
-"""With these a server says that it does not know a path."""
+"""Statuses of a server that does not know a path."""
 
 _NO_WAY = (ValueError, ImportError, OSError)
-"""What httpx2 passes on of a host that cannot be named, of a proxy, and of certificates."""
+"""What httpx2 raises for an invalid host name, a proxy, and certificates."""
 
 
 async def post(
     server: Server, path: str, body: Body, simpler: Callable[[Body, int, str], Body | None]
 ) -> AsyncGenerator[str]:
-    """The data of the server's events that answer a request. Raises ModelError in words.
+    """Post a request and yield the data of its server-sent events. Raises ModelError.
 
-    simpler: given a body, the status with which it was refused and the server's words, the
-        body to ask with instead; None when that would not help.
+    simpler: maps a refused body, the status and the server's words to the body of another attempt,
+    or to None.
     """
     import httpx2
 
@@ -62,7 +59,7 @@ async def post(
             _accepted(client, server, path, body, simpler) as response,
         ):
             async for event in httpx2.EventSource(response):
-                if event.data:  # others only set what no client of one stream needs
+                if event.data:  # other fields are irrelevant to a client of one stream
                     yield event.data
     except httpx2.SSEError:
         raise nonsense(server, "its response is not an event stream") from None
@@ -78,7 +75,7 @@ async def _accepted(
     body: Body,
     simpler: Callable[[Body, int, str], Body | None],
 ) -> "AsyncIterator[httpx2.Response]":
-    """The answer to a request that the server accepts. Raises ModelError."""
+    """The response to a request that the server accepts. Raises ModelError."""
     asked: Body | None = body
     while asked is not None:
         async with client.stream("POST", f"{server.url}/{path}", json=asked) as response:
@@ -92,14 +89,14 @@ async def _accepted(
 
 
 class Cancelled(Exception):
-    """The caller's cancel event was set while the server was waited for."""
+    """The caller's cancel event was set while waiting for the server."""
 
 
 class BlockingStream:
-    """The items of an asynchronous stream, one at a time, for a caller that is not.
+    """The items of an asynchronous stream, one at a time, for a synchronous caller.
 
-    Its event loop runs only while an item is waited for, so that there is no thread, and
-    cancelling closes the connection at once, whatever it is waiting for.
+    Its event loop runs only while an item is awaited, so no thread is needed, and cancelling closes
+    the connection at once.
     """
 
     def __init__(self, server: Server, stream: AsyncGenerator[str]) -> None:
@@ -110,19 +107,21 @@ class BlockingStream:
         self._silence = 0.0
 
     def next(self, cancel: threading.Event) -> str | None:
-        """The next item; None after the last. Raises Cancelled, what the stream raises, and
-        ModelError when items have come for too long without a word of the reply."""
+        """The next item; None after the last. Raises Cancelled, an exception of the stream, and
+        ModelError when items have arrived for too long without text of the reply.
+        """
         started = time.monotonic()
         item = self._loop.run_until_complete(self._next(cancel, started))
         self._silence += time.monotonic() - started
         return item
 
     def hear_reply(self) -> None:
-        """Say that the last item held some of the reply: others are no sign of life."""
+        """Record that the last item contained text of the reply: other items are no
+        sign of life."""
         self._silence = 0.0
 
     def close(self) -> None:
-        """End the stream, and its connection with it."""
+        """End the stream and its connection."""
         self._task.cancel()
         self._loop.run_until_complete(asyncio.gather(self._task, return_exceptions=True))
         self._loop.close()
@@ -149,24 +148,24 @@ class BlockingStream:
 
 
 def _client_options(server: Server, silence: float) -> dict[str, Any]:
-    """How to ask this server. silence: how many seconds it may say nothing."""
+    """Options of the HTTP client for this server. silence: seconds without data that it allows."""
     import httpx2
 
     key = server.secret()
     return {
         "headers": {"Authorization": f"Bearer {key}"} if key else {},
         "timeout": httpx2.Timeout(silence, connect=_CONNECT_SECONDS),
-        "follow_redirects": False,  # the key is for this address alone
-        "trust_env": not server.is_here,  # a proxy has no way to what runs here
-        "verify": server.url.startswith("https:"),  # certificates take a while to be read
+        "follow_redirects": False,  # the key is for this address only
+        "trust_env": not server.is_here,  # a proxy cannot reach this machine
+        "verify": server.url.startswith("https:"),  # loading certificates takes a while
     }
 
 
 def _answer(
     server: Server, method: str, url: str, body: object = None
 ) -> "tuple[httpx2.Response, str]":
-    """What a server answers without much ado, with the beginning of its body. Raises ModelError
-    in words."""
+    """Send a short request; return the response and the beginning of its body. Raises
+    ModelError."""
 
     async def ask() -> "tuple[httpx2.Response, str]":
         async with (
@@ -188,14 +187,14 @@ def _answer(
 def has_path(server: Server, path: str, body: Body) -> bool:
     """Whether a server knows a path. Raises ModelError when it cannot be reached.
 
-    body: a request that no server can carry out, so that asking costs nothing.
+    body: a request that no server can fulfil, so that the probe costs nothing.
     """
     response, _ = _answer(server, "POST", f"{server.url}/{path}", body)
     return response.status_code not in NO_PATH
 
 
 def get_json(server: Server, url: str) -> Any:
-    """A JSON document of the server. Raises ModelError in words."""
+    """Get a JSON document from the server. Raises ModelError."""
     response, text = _answer(server, "GET", url)
     if len(text) > _MOST_BYTES:
         raise nonsense(server, "its response is too long")
@@ -208,7 +207,7 @@ def get_json(server: Server, url: str) -> Any:
 
 
 async def _beginning(response: "httpx2.Response") -> str:
-    """The body of an answer that is no stream, as much of it as a message can need."""
+    """The body of a response that is no stream, up to the length that a message can use."""
     body = b""
     async for part in response.aiter_bytes():
         body += part
@@ -218,7 +217,7 @@ async def _beginning(response: "httpx2.Response") -> str:
 
 
 def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelError:
-    """Why the server does not answer, in words. text: its body."""
+    """The sentence that a server refused a request. text: the body of its response."""
     status = response.status_code
     if status in (401, 403):
         if server.key:
@@ -247,9 +246,10 @@ def _refusal(server: Server, response: "httpx2.Response", text: str) -> ModelErr
 
 
 def reason_of(server: Server, document: object) -> str:
-    """What a server's error says; the protocol and its implementations put it differently.
+    """The message in a server's error document; implementations of the protocol differ in its
+    place.
 
-    A key that it repeats is masked; see `Server.masked`.
+    A key in it is masked; see `Server.masked`.
     """
     while isinstance(document, dict):
         document = next(
@@ -260,7 +260,7 @@ def reason_of(server: Server, document: object) -> str:
 
 
 def _unreachable(server: Server, error: Exception) -> ModelError:
-    """Why a server cannot be reached, or no longer, in words."""
+    """The sentence that a server cannot be reached, or no longer."""
     import httpx2
 
     reason = server.masked(first_line(error))
@@ -281,22 +281,22 @@ def _silent(server: Server) -> ModelError:
 
 
 def nonsense(server: Server, what: str) -> ModelError:
-    """The error for an answer that no server of models gives. what: is wrong with it."""
+    """The error for a malformed response. what: is wrong with it."""
     return ModelError(f"{server.url}: this is not a model server: {server.masked(what)}")
 
 
 MOST_AT_ONCE = 4
-"""Requests: as many as a small server computes side by side; others let them wait."""
+"""Parallel requests: as many as a small server computes side by side; other requests wait."""
 
 Begin = Callable[[threading.Event], Iterator[Event]]
-"""Asks for a reply. Setting the event that it is given ends that."""
+"""Requests a reply. Setting the event ends it."""
 
 
 def at_once(replies: Iterable[Begin]) -> Iterator[tuple[int, Event]]:
-    """The events of each reply with its number, from 0, as they come.
+    """Yield the events of each reply as they arrive, with its number, from 0.
 
-    replies: taken one by one, each as soon as there is room for it. One that raises ValueError
-    ends as `error` with the reason as its message, and the others go on.
+    replies: taken one by one, each as soon as there is room for it. One that raises ValueError ends
+    as `error` with the reason as its message, and the others continue.
     """
     arrived: SimpleQueue[tuple[int, Event | Exception]] = SimpleQueue()
     given_up = threading.Event()

@@ -1,15 +1,17 @@
-"""Addresses of servers, and the names that the user has given to some.
+"""Addresses of servers, and the user's names for them.
 
-Names stand in the file servers.toml in the folder of the settings, one table each:
+Names are in the file servers.toml in the folder of the settings, one table each:
 
     [cluster]
     url      = "https://gpu7.example/v1"
-    model    = "gpt2-xl"        # where the server has several
+    model    = "gpt2-xl"        # if the server has several
     key      = "CLUSTER_KEY"    # the environment variable that holds the key
-    context  = 1024             # where the server does not tell
-    protocol = "auto"           # auto | chat | completions
+    context  = 1024             # if the server does not report it
+    protocol = "auto"           # auto
+ chat
+ completions
 
-Keep: no key is ever in that file or in an address, where it would be shown and stored.
+Invariant: neither that file nor an address ever contains a key, because both are shown and stored.
 """
 
 import base64
@@ -28,12 +30,12 @@ _SCHEMES = ("http://", "https://")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a model is served.
+    """The location of a served model.
 
-    url: in its one spelling, see `server_url`. model: its name there; empty for the only one.
-    key: the environment variable that holds the key; empty when none is needed.
-    context: the window in tokens; 0 for what the server tells. protocol: what chats are held in;
-    "auto" is the chat protocol where the server has it.
+    url: normalized, see `server_url`. model: its name there; empty for the only one. key: the
+    environment variable that holds the key; empty when none is needed. context: the window in
+    tokens; 0 if the server reports it. protocol: of chats; "auto" is the chat protocol if the
+    server supports it.
     """
 
     url: str
@@ -44,7 +46,7 @@ class Server:
 
     @property
     def is_here(self) -> bool:
-        """Whether its address is one of this machine."""
+        """Whether its address is on this machine."""
         return is_loopback(urlsplit(self.url).hostname or "")
 
     def secret(self) -> str:
@@ -61,8 +63,9 @@ class Server:
         return key
 
     def masked(self, text: str) -> str:
-        """A text of the server's with the name of the key's variable in place of the key: plain,
-        reversed, and either in base64 or with characters encoded by per cent."""
+        """Replace the key in a text of the server by its variable's name: plain, reversed, and
+        either in base64 or percent-encoded.
+        """
         key = os.environ.get(self.key, "").strip() if self.key else ""
         for spelling in (key, key[::-1]) if key else ():
             in_base64 = "|".join(map(re.escape, _in_base64(spelling)))
@@ -73,22 +76,22 @@ class Server:
 
 
 _SHORTEST = 6
-"""Characters of base64 that are taken for a key."""
+"""Characters of base64 that count as part of a key."""
 
 
 def _in_base64(text: str) -> list[str]:
-    """What stands for a text in base64, wherever in the encoded text it begins."""
+    """The forms of a text in base64, for any offset in the encoded text."""
     spellings: list[str] = []
     for before in range(3):
         data = bytes(before) + text.encode()
-        # The first and the last characters also hold bits of the neighbours.
+        # The first and the last characters also hold bits of their neighbours.
         code = base64.b64encode(data).decode()[(8 * before + 5) // 6 : 8 * len(data) // 6]
         spellings += [code, code.translate(str.maketrans("+/", "-_"))]
     return [each for each in dict.fromkeys(spellings) if len(each) >= _SHORTEST]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address leads nowhere but to this machine."""
+    """Whether a host name or address can only be this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -98,12 +101,12 @@ def is_loopback(host: str) -> bool:
 
 
 def is_address(name: str) -> bool:
-    """Whether a name is meant as the address of a server."""
+    """Whether a name is the address of a server."""
     return name.startswith(_SCHEMES)
 
 
 def server_url(address: str) -> str:
-    """An address in its one spelling: no slash at its end, `/v1` when it names no path.
+    """Normalize an address: no slash at its end, `/v1` if it has no path.
 
     Raises ModelError.
     """

@@ -1,24 +1,13 @@
-"""What the events of a stream say, in the protocol of completions and in that of chats.
+"""Reads the events of a stream, in the protocols of completions and of chats.
 
-Each is a JSON object {"choices": [{"text", "finish_reason", "logprobs"}], "usage", "error"},
-of which all may be missing or null; the last is the word [DONE]. In a chat, "text" is
-"delta": {"content", "reasoning_content", "tool_calls"}, where some servers say "reasoning".
+Each is a JSON object {"choices": [{"text", "finish_reason", "logprobs"}], "usage", "error"}, of
+which all may be missing or null; the last event is the word [DONE]. In a chat, "text" is "delta":
+{"content", "reasoning_content", "tool_calls"}, where some servers write "reasoning".
 
-Keep: what a server sends is either understood or refused in words, whatever it is.
-
-Text cut into numbered pieces, in the place of the tokens of a model out of reach.
-
-Keep: the pieces of a text together are that text, whatever it holds.
-
-Calls of tools, which a server of chats tells apart from its model's text.
-
-Keep: they come out as models write them in their own text, each between marks, in the order in
-which they came.
-
-What a model thought before it replied, where its server tells that apart.
-
-Keep: it comes out as models write it that think in their own text: between marks, before the
-reply, in the order in which it came.
+Invariants: an event is either understood or refused with a sentence. `TextPieces` cuts text into
+numbered pieces that replace the tokens of an unavailable tokenizer; their concatenation is the
+text. `Calls` and `Thoughts` convert separate tool calls and thoughts to text with marks, in their
+order, as models write them.
 """
 
 import json
@@ -41,8 +30,9 @@ DONE = "[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class ServedToken:
-    """A token's text, its log-probability (nan when not given), and those of the likeliest
-    tokens in its place, best first."""
+    """A token's text, its log-probability (nan if unknown), and those of the most likely
+    alternatives, best first.
+    """
 
     text: str
     logprob: float = math.nan
@@ -51,7 +41,7 @@ class ServedToken:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as the server counts them; reply: 0 when it does not."""
+    """The server's token counts; reply: 0 if unknown."""
 
     prompt: int
     reply: int = 0
@@ -60,8 +50,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A part of a call of a tool, the `index`th of the reply. name: only in its first part.
-    arguments: a part of the JSON text of the object that they are."""
+    """A part of the `index`th tool call of the reply. name: only in its first part. arguments: a
+    part of the JSON text of the arguments.
+    """
 
     index: int
     name: str
@@ -70,9 +61,11 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """thoughts: what was thought before the reply, where a server tells that apart. calls: parts
-    of calls of tools. reason: the
-    server's own word for the reply's end, `DONE` after its last event."""
+    """The content of an event.
+
+    thoughts: the thought before the reply, if a server separates it. calls: parts of tool calls.
+    reason: the server's finish reason, `DONE` after its last event.
+    """
 
     tokens: tuple[ServedToken, ...] = ()
     thoughts: tuple[ServedToken, ...] = ()
@@ -82,14 +75,14 @@ class Chunk:
 
     @property
     def has_words(self) -> bool:
-        """Whether the reply goes on with it: with more than spaces."""
+        """Whether it continues the reply with more than spaces."""
         texts = [token.text for token in (*self.tokens, *self.thoughts)]
         texts += [call.name + call.arguments for call in self.calls]
         return any(text.strip() for text in texts)
 
 
 def read_chunk(server: Server, data: str) -> Chunk:
-    """What an event says. Raises ModelError."""
+    """Parse an event. Raises ModelError."""
     if data.strip() == DONE:
         return Chunk(reason=DONE)
     try:
@@ -106,7 +99,7 @@ def read_chunk(server: Server, data: str) -> Chunk:
         text, thought = _texts(choice)
     except (TypeError, AttributeError):
         raise nonsense(server, "one of its events has no text") from None
-    # Of two texts in one event, it is not known which the probabilities belong to.
+    # If one event has two texts, it is unknown which one the probabilities belong to.
     logprobs = None if text and thought else choice.get("logprobs")
     reason = choice.get("finish_reason")
     return Chunk(
@@ -119,7 +112,7 @@ def read_chunk(server: Server, data: str) -> Chunk:
 
 
 def _texts(choice: dict[str, Any]) -> tuple[str, str]:
-    """What is said and what is thought. Raises TypeError or AttributeError for what is no text."""
+    """The reply and the thought in an event. Raises TypeError or AttributeError for other types."""
     delta = choice.get("delta") or {}
     said = choice.get("text") or delta.get("content") or ""
     thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
@@ -137,7 +130,7 @@ def _calls(choice: dict[str, Any]) -> tuple[CallPiece, ...]:
             continue
         index = row.get("index")
         name, arguments = function.get("name"), function.get("arguments")
-        if isinstance(arguments, dict):  # as Ollama has it
+        if isinstance(arguments, dict):  # as from Ollama
             arguments = json.dumps(arguments)
         pieces.append(
             CallPiece(
@@ -150,7 +143,7 @@ def _calls(choice: dict[str, Any]) -> tuple[CallPiece, ...]:
 
 
 def token_count(value: object) -> int:
-    """A number of tokens as a server gives it; 0 for anything else."""
+    """A server's number of tokens; 0 for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
@@ -164,20 +157,20 @@ def _usage(usage: object) -> Usage | None:
 
 
 def _tokens(text: str, logprobs: object) -> tuple[ServedToken, ...]:
-    """The tokens of a text; the whole of it as one where the server does not separate them."""
+    """The tokens of a text, or the whole text as one if the server does not separate them."""
     tokens = _with_logprobs(logprobs) if isinstance(logprobs, dict) else []
     if len(tokens) > 1 and "".join(token.text for token in tokens) == text:
         return tuple(tokens)
     if len(tokens) > 1:
-        # Its parts do not lie at the borders of tokens; all of it is as likely as they are.
+        # Its parts do not end at token boundaries; the whole text is as likely as they are.
         return (ServedToken(text, math.fsum(token.logprob for token in tokens)),)
     return tuple(replace(token, text=text) for token in tokens or [ServedToken(text)])
 
 
 def _with_logprobs(logprobs: dict[str, Any]) -> list[ServedToken]:
-    """The tokens in either of the two forms that servers give log-probabilities in.
+    """The tokens, from either of the two forms of log-probabilities.
 
-    The protocol has three parallel lists; llama.cpp's server has one of objects.
+    The protocol has three parallel lists; llama.cpp's server has one list of objects.
     """
     content = logprobs.get("content")
     if isinstance(content, list):
@@ -217,12 +210,12 @@ def _number(value: object) -> float:
 
 
 class TextPieces:
-    """A `Tokenizer` for models whose own is out of reach: pieces of text, numbered as they come.
+    """A `Tokenizer` for models whose own is unavailable: pieces of text, numbered as they come.
 
-    A piece is up to five letters, or one other character, with the space before it. Their
-    number is an estimate of that of tokens: for English prose it is 2 to 8 % above GPT-2's,
-    for other scripts it may be too low. What a server sends as one token becomes one piece,
-    so that replies are counted as they are.
+    A piece is up to five letters, or one other character, with the space before it. Their number
+    estimates that of tokens: for English prose it is 2 to 8 % above GPT-2's, for other scripts it
+    may be too low. Each token from a server becomes one piece, so the tokens of replies are counted
+    exactly.
     """
 
     end_id = 0
@@ -231,7 +224,7 @@ class TextPieces:
     _PIECE = re.compile(r" ?(?:[A-Za-z]{1,5}|.)", re.DOTALL)
 
     def __init__(self) -> None:
-        # The end-of-text token stands for no text: what it is called there is not known.
+        # The end-of-text token has no text here, because its name is unknown.
         self._pieces = [""]
         self._ids: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -241,7 +234,7 @@ class TextPieces:
         return [self.token(piece) for piece in self._PIECE.findall(text)]
 
     def token(self, piece: str) -> int:
-        """The id of a piece, whether or not `encode` would ever cut it so."""
+        """The id of a piece, even if `encode` would never cut it so."""
         with self._lock:
             if piece not in self._ids:
                 self._ids[piece] = len(self._pieces)
@@ -267,7 +260,7 @@ class TextPieces:
 
 
 class Calls:
-    """Makes text of the calls in a stream. have_come: whether there were any."""
+    """Converts the calls in a stream to text. have_come: whether there were any."""
 
     def __init__(self) -> None:
         self.have_come = False
@@ -275,7 +268,7 @@ class Calls:
         self._has_arguments = False
 
     def into_text(self, chunk: Chunk) -> tuple[ServedToken, ...]:
-        """The calls of a chunk; the last is closed when the reply ends."""
+        """The calls of a chunk; the last call is closed at the end of the reply."""
         text = ""
         for piece in chunk.calls:
             if piece.index != self._open:
@@ -297,7 +290,7 @@ class Calls:
 
 
 class Thoughts:
-    """Makes one text of the thoughts and the reply in a stream."""
+    """Joins the thoughts and the reply in a stream to one text."""
 
     def __init__(self) -> None:
         self._is_open = False

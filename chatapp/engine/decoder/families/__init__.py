@@ -1,6 +1,6 @@
-"""The families of models that are known here, by what transformers calls their model type.
+"""The known families of models, by transformers' model type.
 
-Keep: free of torch, and a family's file holds all that is its own.
+Invariant: this room does not import torch, and only a family's file has facts of its own.
 """
 
 from collections.abc import Mapping
@@ -23,19 +23,20 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 DECODERS = tuple(name for name, family in FAMILIES.items() if family.checkpoint is not None)
-"""The families this program has a decoder of; transformers computes all others."""
+"""The families that this program's decoder computes; transformers computes all others."""
 
-# Of several families with the same name in GGUF files, such as Llama and Mistral, the first.
+# Of several families with one name in GGUF files, such as Llama and Mistral, the first.
 _BY_GGUF_NAME = {family.gguf.architecture: family for family in reversed(list(FAMILIES.values()))}
 
 
 def family_in_gguf(architecture: str) -> Family | None:
-    """The family that GGUF files call so; None for one that only transformers knows."""
+    """The family of an architecture of GGUF files; None for one that only transformers knows."""
     return _BY_GGUF_NAME.get(architecture)
 
 
 def checkpoint_of(family: str, file: Path) -> Checkpoint:
-    """What the decoder makes of a family. file: of the config, for messages. Raises NoDecoder."""
+    """The checkpoint description of a family. file: of the config, for messages. Raises
+    NoDecoder."""
     found = FAMILIES[family].checkpoint if family in FAMILIES else None
     if found is None:
         raise NoDecoder(
@@ -46,9 +47,9 @@ def checkpoint_of(family: str, file: Path) -> Checkpoint:
 
 
 def read_architecture(config: Mapping[str, Any], file: Path) -> Architecture:
-    """What a config.json says of a decoder. file: where it was read.
+    """Read a config.json into an architecture. file: its path, for messages.
 
-    Raises ModelError for wrong values, NoDecoder for what this decoder does not compute.
+    Raises ModelError for wrong values, NoDecoder for an unsupported model.
     """
     checkpoint = checkpoint_of(str(config.get("model_type") or ""), file)
     fields = ConfigFields(file, config, checkpoint.defaults)

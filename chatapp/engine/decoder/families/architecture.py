@@ -1,10 +1,10 @@
-"""What a decoder is made of, in the same words for every family.
+"""The parts and sizes of a decoder, in the same words for every family.
 
-The sizes, in the letters of formulas: width H, inner I, vocabulary V, context n, and of each head
-its size D. Queries have Q = heads · D components, keys and values K = key/value heads · D each.
+The sizes, in the letters of formulas: width H, inner width I, vocabulary V, context n, and head
+size D. Queries have Q = heads · D components, keys and values K = key/value heads · D each.
 
-Keep: free of torch. Whatever a family's config says of its numbers and parts stands here, so that
-the decoder, the reader of weights and the descriptions know no family.
+Invariant: no import of torch. This module has all numbers and parts from a family's config, so that
+the decoder, the reader of weights and the descriptions depend on no family.
 """
 
 import math
@@ -22,11 +22,11 @@ Norm = Literal["LayerNorm", "RMSNorm"]
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """How one block attends.
+    """The attention of one block.
 
-    scale: what the products of queries and keys are multiplied by. rotary: how positions turn
-    queries and keys; None where they are added to the embeddings. window: how many positions a
-    token sees, itself included; None for all.
+    scale: factor of the products of queries and keys. rotary: how positions rotate queries and
+    keys; None if they are added to the embeddings. window: number of positions that a token sees,
+    including its own; None for all.
     """
 
     scale: float
@@ -36,9 +36,9 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tensor of weights, or several that are stacked, because they multiply the same input.
+    """A tensor of weights, or several that are stacked because they multiply the same input.
 
-    rows: of each of the stacked. columns: None for a vector.
+    rows: of each stacked tensor. columns: None for a vector.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Part:
 
     @property
     def is_product(self) -> bool:
-        """Whether each token is multiplied by it; of an embedding it takes a row."""
+        """Whether each token is multiplied by it; an embedding is only looked up."""
         return self.columns is not None and self.name not in ("embed.weight", "positions.weight")
 
 
@@ -60,10 +60,10 @@ class Part:
 class Architecture:
     """The numbers and parts of a decoder.
 
-    attentions: one a block. norm_offset: what is added to the weights of each RMSNorm.
-    has_query_key_norm: whether each head's queries and keys are normed. has_norms_after: whether
-    what attention and MLP give is normed before it is added. is_gated: whether the
-    MLP is act(x G) ∘ (x U). is_parallel: whether it reads what attention reads.
+    attentions: one per block. norm_offset: added to the weights of each RMSNorm.
+    has_query_key_norm: whether each head's queries and keys are normalized. has_norms_after:
+    whether the outputs of attention and MLP are normalized before they are added. is_gated: whether
+    the MLP is act(x G) ∘ (x U). is_parallel: whether it reads the same states as attention.
     is_tied: whether the output matrix is the token embedding. logit_cap: see `SoftCap`.
     """
 
@@ -102,12 +102,12 @@ class Architecture:
 
     @property
     def matrix_parameters(self) -> int:
-        """Weights that each token is multiplied by."""
+        """Weights by which each token is multiplied."""
         block = sum(math.prod(part.shape) for part in self.block_parts(0) if part.is_product)
         return self.layers * block + self.vocabulary * self.width
 
     def parts(self) -> Iterator[Part]:
-        """Every tensor of the decoder, the output matrix last, where it is not the embedding."""
+        """Every tensor of the decoder, the output matrix last, unless it is the embedding."""
         yield Part("embed.weight", (self.vocabulary,), self.width)
         if self.has_learned_positions:
             yield Part("positions.weight", (self.context,), self.width)

@@ -1,8 +1,8 @@
 """Values of a config.json, checked one by one.
 
-Keep: a value that is of another kind, or out of range, becomes a `ModelError` of one sentence
-that names the file, the key and what was expected; a value that a decoder could have and this
-program's has not, a `NoDecoder`.
+Invariant: a value of the wrong type, or out of range, is a `ModelError` with one sentence that
+names the file, the key and the expected value; a valid value that this decoder does not support is
+a `NoDecoder`.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,7 +17,7 @@ Word = TypeVar("Word", bound=str)
 class ConfigFields:
     """The values of a model's config.json.
 
-    file: for messages. defaults: of the keys that a config may lack.
+    file: for messages. defaults: of keys that a config may lack.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class ConfigFields:
         return value
 
     def word(self, key: str) -> str:
-        """A text."""
+        """A string."""
         value = self._value(key)
         if not isinstance(value, str):
             raise self.refused(key, "expected a word")
         return value
 
     def words(self, key: str, count: int) -> list[str]:
-        """So many texts."""
+        """This many strings."""
         value = self._value(key)
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
             raise self.refused(key, "expected a list of words")
@@ -96,19 +96,19 @@ class ConfigFields:
         raise self.unsupported(key)
 
     def has(self, key: str) -> bool:
-        """Whether there is such a key with a value other than null."""
+        """Whether the key exists with a value other than null."""
         return self._value(key) is not None
 
     def is_set(self, key: str) -> bool:
-        """Whether there is such a key with a value other than null, false, 0 or nothing."""
+        """Whether the key exists with a value other than null, false, 0 or empty."""
         return bool(self._value(key))
 
     def refused(self, key: str, expected: str) -> ModelError:
-        """The error about a value that is wrong."""
+        """The error about an invalid value."""
         return ModelError(f"{self._named(key)}; {expected}")
 
     def unsupported(self, key: str) -> NoDecoder:
-        """The error about a value that this program's decoder does not know."""
+        """The error about a value that this decoder does not support."""
         return NoDecoder(f"{self._named(key)}, which this program's own decoder does not compute")
 
     def _value(self, key: str) -> Any:

@@ -1,6 +1,6 @@
-"""What a file of this folder says of its family.
+"""The description of a family, as each file of this folder gives it.
 
-Keep: free of torch, and no weights are read here.
+Invariant: no import of torch, and no weights are read here.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,23 +18,21 @@ Arrange = Callable[[Architecture, Part, "Tensor"], "Tensor"]
 
 
 def as_stored(architecture: Architecture, part: Part, tensor: "Tensor") -> "Tensor":
-    """A tensor as most checkpoints have it: matrices (out, in)."""
+    """A tensor in the layout of most checkpoints: matrices (out, in)."""
     return tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the decoder makes of a folder in Hugging Face layout.
+    """How to read a folder in Hugging Face layout into a decoder.
 
-    defaults: what transformers takes for a key that a config.json lacks.
-    read: the architecture that a config describes. Raises ModelError.
-    prefix: of most names, which a checkpoint without the output matrix's class may lack.
-    tensors: what a checkpoint calls each part, without ".weight" or ".bias": one name, or those
-        of the parts that the decoder stacks. "{n}" is the number of the block.
-    is_transposed: whether a checkpoint's matrices in blocks are (in, out).
-    arrange: brings a tensor, (out, …), into the order of rows that the decoder takes.
-    has_plain_tokenizer: whether its tokenizer is GPT-2's, whatever the folder says of it, and
-        puts no token before a text.
+    defaults: transformers' values for keys that a config.json lacks. read: converts a config to an
+    architecture. Raises ModelError. prefix: of most names; a checkpoint saved without the output
+    matrix's class may lack it. tensors: a checkpoint's names of each part, without ".weight" or
+    ".bias": one name, or those of the tensors that the decoder stacks. "{n}" is the number of the
+    block. is_transposed: whether a checkpoint's matrices in blocks are (in, out). arrange: reorders
+    the rows of a tensor (out, …) for the decoder. has_plain_tokenizer: whether its tokenizer is
+    always GPT-2's, whatever the folder claims, with no token before a text.
     """
 
     defaults: Mapping[str, Any]
@@ -46,7 +44,7 @@ class Checkpoint:
     has_plain_tokenizer: bool = False
 
     def stored_names(self, part: str) -> tuple[str, ...]:
-        """What a checkpoint calls a tensor of the decoder, or those stacked in it."""
+        """The checkpoint's names of a tensor of the decoder, or of those stacked in it."""
         name, _, kind = part.rpartition(".")
         number = ""
         if name.startswith("blocks."):
@@ -61,8 +59,8 @@ class Checkpoint:
 class Family:
     """One family of models.
 
-    model_type, class_name: transformers' names of it.
-    checkpoint: None for a family that transformers computes, from a folder and from a GGUF file.
+    model_type, class_name: its names in transformers. checkpoint: None for a family that
+    transformers computes, from a folder and from a GGUF file.
     """
 
     model_type: str

@@ -1,16 +1,16 @@
-"""Gemma 3 (Gemma Team 2025), its models of text alone, and how GGUF files hold Gemma 1 to 3.
+"""Gemma 3 (Gemma Team 2025), its text models, and the GGUF form of Gemma 1 to 3.
 
-What has changed since Llama: embeddings are scaled by √H; what attention and MLP give is
-normed before it is added; each head's queries and keys are normed; most blocks see a window of
-tokens, and turn queries and keys faster than those that see all; the weights of norms are kept as
-what is added to 1; the gate is a gelu.
+Differences from Llama: embeddings are scaled by √H; the outputs of attention and MLP are normalized
+before they are added; each head's queries and keys are normalized; most blocks see a window of
+tokens and rotate faster than the blocks that see all; norms store their weights minus 1; the gate
+is a gelu.
 
     x⁰ = √H E[ids]
     x  = x + norm₃(attention(norm₁(x)));  x = x + norm₄(mlp(norm₂(x)))      in each block
     mlp(x) = (gelu(x G) ∘ (x U)) D
-    logits = norm(x) Eᵀ                                       soft-capped, if the config says so
+    logits = norm(x) Eᵀ                                       soft-capped, if configured
 
-Keep: free of torch; a config.json that transformers reads in another way is refused.
+Invariant: no import of torch; a config.json that transformers reads differently is refused.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ from chatapp.engine.decoder.families.family import Checkpoint, Family
 from chatapp.engine.decoder.families.gguf_row import Config, GGUFRow, Keys, shifted_norms
 from chatapp.engine.decoder.families.rotary import read_rotary
 
-# What configs call blocks that see a window, and those that see all.
+# The names in configs of blocks that see a window, and of those that see all.
 _WINDOW, _ALL = "sliding_attention", "full_attention"
 
 _DEFAULTS = {
@@ -74,10 +74,10 @@ def _read(fields: ConfigFields) -> Architecture:
 
 
 def _attentions(fields: ConfigFields, architecture: Architecture) -> tuple[Attention, ...]:
-    """Of the blocks that see a window, and of those that see all."""
+    """The attention of the blocks that see a window, and of those that see all."""
     size, context = architecture.head_size, architecture.context
     tables = fields.inside("rope_parameters", {})
-    # Older files name what turns queries and keys apart from each other.
+    # Older files have separate names for the two rotations.
     near, far = fields.positive("rope_local_base_freq"), fields.positive("rope_theta")
     source, table = (fields, "rope_scaling") if fields.is_set("rope_scaling") else (tables, _ALL)
     scale = fields.positive("query_pre_attn_scalar") ** -0.5
@@ -98,7 +98,7 @@ def _attentions(fields: ConfigFields, architecture: Architecture) -> tuple[Atten
 
 
 def _kinds(blocks: int, every: int) -> list[str]:
-    """One block in so many sees all of the text, the others a window."""
+    """Every nth block sees all of the text, the others a window."""
     return [_WINDOW if (block + 1) % every else _ALL for block in range(blocks)]
 
 
@@ -134,7 +134,7 @@ def _read_gemma3(keys: Keys, config: Config) -> None:
 
 
 def _attention_scale(config: Config, *, blocks_of_largest: int) -> int:
-    """The largest model of a generation divides by its width for a head."""
+    """The largest model of a generation divides by its width per head."""
     if config["num_hidden_layers"] == blocks_of_largest:
         return int(config["hidden_size"] // config["num_attention_heads"])
     return int(config["head_dim"])

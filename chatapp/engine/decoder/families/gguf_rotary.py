@@ -1,7 +1,7 @@
 """Rotary positions in GGUF files: from their keys to a config.json, and back.
 
-Keep: what is written and read again turns queries and keys as before; a scaling that a file cannot
-say is refused.
+Invariant: a file that is written and read again has the same rotations; a scaling that a file
+cannot express is refused.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,22 +23,24 @@ OPTIONAL = {
 }
 
 BASE = 10000.0
-"""Of the frequencies, where a file names none."""
+"""Of the frequencies, if a file names none."""
 
 FACTORS = "rope_freqs.weight"
-"""The tensor of what each frequency of a Llama 3 is divided by; its configuration says the same."""
+"""The tensor with the divisor of each frequency of a Llama 3, which follows from its
+configuration."""
 
 LLAMA3_SCALING = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""How Llama 3.1 and 3.2 stretch their positions, the largest factor apart. `FACTORS` follows from
-these."""
+"""The scaling of positions in Llama 3.1 and 3.2, except the largest factor. It determines
+`FACTORS`.
+"""
 
 
 def read_rotary(keys: Keys, config: Config) -> None:
-    """Add heads, and how positions are scaled, to a configuration. Raises ModelError."""
+    """Add heads and the scaling of positions to a configuration. Raises ModelError."""
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     config.setdefault("rope_theta", BASE)
@@ -59,7 +61,7 @@ def read_rotary(keys: Keys, config: Config) -> None:
 
 
 def rotary_metadata(architecture: str, scaling: Config) -> dict[str, Any]:
-    """The keys that say how positions are scaled. scaling: `rope_parameters` of a config.json."""
+    """The GGUF keys for the scaling of positions. scaling: `rope_parameters` of a config.json."""
     kind = scaling.get("rope_type")
     if kind not in ("linear", "yarn"):
         return {}
@@ -72,9 +74,9 @@ def rotary_metadata(architecture: str, scaling: Config) -> dict[str, Any]:
 
 
 def position_factors(values: Config, origin: str) -> "NDArray[np.float32] | None":
-    """`FACTORS` of a configuration that is spelled out; None where positions are not scaled so.
+    """`FACTORS` of a spelled-out configuration; None for other scalings.
 
-    origin: for messages. Raises ModelError for a scaling that is no Llama 3's.
+    origin: for messages. Raises ModelError for a scaling that is not Llama 3's.
     """
     scaling = values["rope_parameters"]
     if scaling.get("rope_type") != "llama3":
@@ -85,9 +87,9 @@ def position_factors(values: Config, origin: str) -> "NDArray[np.float32] | None
 
 
 def spell_out_rotary(config: Config, origin: str) -> None:
-    """Bring the rotary positions of a configuration of transformers into the words of `OPTIONAL`.
+    """Convert the rotary positions of a transformers configuration to the keys of `OPTIONAL`.
 
-    Raises ModelError for positions that a GGUF file cannot say.
+    Raises ModelError for positions that a GGUF file cannot express.
     """
     rotary = dict(config.get("rope_parameters") or {})
     if "full_attention" in rotary:
@@ -106,7 +108,7 @@ def spell_out_rotary(config: Config, origin: str) -> None:
 
 
 def _llama3_scaling(keys: Keys, config: Config) -> Config:
-    """The scaling that gives the factors in the file. Raises ModelError when there is none."""
+    """The scaling with the factors in the file. Raises ModelError when there is none."""
     import numpy as np
 
     factors = keys.file.array(FACTORS)
@@ -120,10 +122,10 @@ def _llama3_scaling(keys: Keys, config: Config) -> Config:
 
 
 def _frequency_factors(largest: float, base: float, width: int) -> "NDArray[np.float32]":
-    """What Llama 3 divides the (width / 2,) frequencies of its positions by.
+    """The divisors of Llama 3 for the (width / 2,) frequencies of its positions.
 
-    Waves longer than the original window by `low_freq_factor` are stretched by `largest`, those
-    shorter than it by `high_freq_factor` are not, and between them it is interpolated.
+    Waves longer than the original window by `low_freq_factor` are divided by `largest`, those
+    shorter than it by `high_freq_factor` stay, and those between are interpolated.
     """
     import numpy as np
 

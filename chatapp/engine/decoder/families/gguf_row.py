@@ -1,6 +1,6 @@
-"""How GGUF files hold a family of models: the keys of its configuration, what becomes of tensors.
+"""The GGUF form of a family: the keys of its configuration, the changes of its tensors.
 
-Keep: free of torch and of the gguf package. A value that changes what a model computes is mapped
+Invariant: no import of torch or the gguf package. A value that changes the computation is mapped
 exactly or refused by name.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ARCHITECTURE = "general.architecture"
 
 Config = dict[str, Any]
-"""A configuration in the words of a config.json."""
+"""A configuration with the keys of a config.json."""
 
 
 class Source(Protocol):
@@ -39,24 +39,24 @@ class Source(Protocol):
 
 
 class Keys:
-    """The keys of a GGUF file that stand below the name of its architecture."""
+    """The keys of a GGUF file below the name of its architecture."""
 
     def __init__(self, file: Source) -> None:
         self.file = file
 
     def value(self, key: str) -> Any:
-        """What a key says; None where it is missing."""
+        """The value of a key; None if it is missing."""
         return self.file.metadata.get(self._name(key))
 
     def number(self, key: str) -> float | int | bool:
-        """Raises ModelError where there is none."""
+        """Raises ModelError when there is none."""
         value = self.value(key)
         if not isinstance(value, int | float):
             raise self.refused(key, "a number")
         return value
 
     def refused(self, key: str, expected: str) -> ModelError:
-        """The error about a key that is missing or wrong."""
+        """The error about a key that is missing or invalid."""
         name, value = self._name(key), self.value(key)
         if value is None:
             return ModelError(f"{self.file.path}: the key {name} is missing")
@@ -68,11 +68,11 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a GGUF file does to a tensor.
+    """The change that a GGUF file makes to a tensor.
 
-    is_transposed: it holds (out, in) where a checkpoint has (in, out). added: to each weight.
-    rows, swapped: the rows (out, …) are in another order: split into these three dimensions, of
-        which two are swapped.
+    is_transposed: it holds (out, in) where a checkpoint has (in, out). added: to each weight. rows,
+    swapped: the rows (out, …) are reordered: split into these three dimensions, two of which are
+    swapped.
     """
 
     is_transposed: bool = False
@@ -81,7 +81,7 @@ class Change:
     swapped: tuple[int, int] = (0, 1)
 
     def apply(self, tensor: "Tensor") -> "Tensor":
-        """A tensor of a checkpoint as the file holds it."""
+        """Convert a checkpoint's tensor to the file's."""
         if self.is_transposed:
             return tensor.t()
         if self.added:
@@ -89,13 +89,13 @@ class Change:
         return tensor if self.rows is None else _reordered(tensor, self.rows, self.swapped)
 
     def undo(self, tensor: "Tensor") -> "Tensor":
-        """A tensor of the file as a checkpoint has it."""
+        """Convert the file's tensor to a checkpoint's."""
         if self.is_transposed:
             return tensor.t().contiguous()
         return tensor - self.added if self.added else self.undo_rows(tensor)
 
     def undo_rows(self, tensor: "Tensor") -> "Tensor":
-        """A tensor (out, …) with its rows in the order of a checkpoint, unchanged otherwise."""
+        """Restore only the order of rows of a tensor (out, …)."""
         if self.rows is None:
             return tensor
         one, other = self.swapped
@@ -114,22 +114,19 @@ def _unchanged(config: Config, tensor: str) -> Change:
 
 
 def shifted_norms(config: Config, tensor: str) -> Change:
-    """Of families whose norms multiply by 1 + w: a GGUF file holds the sum."""
+    """The change of families whose norms multiply by 1 + w: a GGUF file holds the sum."""
     return Change(added=1) if tensor.endswith("norm.weight") else Change()
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFRow:
-    """How GGUF files hold a family.
+    """The GGUF form of a family.
 
-    architecture: their name of it. fields: the key of config.json for each of the file's keys, all
-        of which are needed. optional: keys that may be missing. fixed: what the architecture
-        implies and the file leaves out.
-    read: adds to a configuration what follows from several keys, or from the tensors. Raises
-        ModelError.
-    spell_out: changes a configuration of transformers into the words of `fields`, before it is
-        written.
-    change: what a file does to the tensor that has this name there.
+    architecture: its name there. fields: the key of config.json for each required key of the file.
+    optional: keys that may be missing. fixed: values that the architecture implies and the file
+    leaves out. read: adds values to a configuration that follow from several keys, or from the
+    tensors. Raises ModelError. spell_out: converts a transformers configuration to the keys of
+    `fields`, before it is written. change: that a file makes to the tensor with this name there.
     """
 
     architecture: str

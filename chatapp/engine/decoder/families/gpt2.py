@@ -7,7 +7,7 @@ With token embedding E, position embedding P and L blocks:
     mlp(x) = gelu(x U + b) D + c
     logits = norm(x) Eᵀ                                       or an own output matrix
 
-Keep: free of torch; a config.json that transformers reads in another way is refused.
+Invariant: no import of torch; a config.json that transformers reads differently is refused.
 """
 
 from chatapp.engine.decoder.families.architecture import ACTIVATIONS, Architecture, Attention
@@ -98,7 +98,7 @@ GPT2 = Family(
             "attention.head_count": "n_head",
             "attention.layer_norm_epsilon": "layer_norm_epsilon",
         },
-        # A file says nothing of dropout, which transformers has a default for.
+        # A file contains no dropout, for which transformers has a default.
         fixed={
             "activation_function": "gelu_new",
             **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),

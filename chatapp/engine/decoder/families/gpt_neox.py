@@ -1,15 +1,15 @@
-"""GPT-NeoX (Black et al. 2022), of which Pythia is made.
+"""GPT-NeoX (Black et al. 2022), the architecture of Pythia.
 
-What has changed since GPT-2: some of the components of queries and keys are turned by their
-position, so no position is added to the embeddings; attention and MLP read the same states,
-unless the config says otherwise; the output matrix is its own.
+Differences from GPT-2: some of the components of queries and keys are rotated by their position, so
+no position is added to the embeddings; attention and MLP read the same states, unless the config
+disables it; the output matrix is not tied.
 
     x⁰ = E[ids]
     x  = x + attention(norm₁(x)) + mlp(norm₂(x))              in each block
     mlp(x) = gelu(x U + b) D + c
     logits = norm(x) Oᵀ
 
-Keep: free of torch; a config.json that transformers reads in another way is refused.
+Invariant: no import of torch; a config.json that transformers reads differently is refused.
 """
 
 from typing import TYPE_CHECKING
@@ -103,7 +103,7 @@ def _read_gguf(keys: Keys, config: Config) -> None:
 
 
 def _spell_out(config: Config) -> None:
-    del config["head_dim"]  # it turns a part of each head, so its files name no size of a head
+    del config["head_dim"]  # it rotates a part of each head, so its files contain no head size
 
 
 def _change(config: Config, tensor: str) -> Change:

@@ -1,17 +1,17 @@
-"""Llama (Touvron et al. 2023), and what is built like it: SmolLM, TinyLlama, Llama 3.x.
+"""Llama (Touvron et al. 2023) and models of its architecture: SmolLM, TinyLlama, Llama 3.x.
 
-What has changed since GPT-2: norms divide by the root mean square and take no mean away; queries
-and keys are turned by their position, so no position is added to the embeddings; several heads
-may share keys and values; the MLP has a gate; nothing has a bias.
+Differences from GPT-2: norms divide by the root mean square without subtracting the mean; queries
+and keys are rotated by their position, so no position is added to the embeddings; several heads may
+share keys and values; the MLP has a gate; there are no biases.
 
     x⁰ = E[ids]
     x  = x + attention(norm₁(x));  x = x + mlp(norm₂(x))      in each block
     mlp(x) = (silu(x G) ∘ (x U)) D
     logits = norm(x) Oᵀ                                       where O may be E
 
-Mistral (Jiang et al. 2023): Llama in which a token may see the last tokens alone.
+Mistral (Jiang et al. 2023) is a Llama in which a token may see only the last tokens.
 
-Keep: free of torch; a config.json that transformers reads in another way is refused.
+Invariant: no import of torch; a config.json that transformers reads differently is refused.
 """
 
 from dataclasses import replace
@@ -54,7 +54,7 @@ TENSORS: dict[str, str | tuple[str, ...]] = {
 
 
 def read(fields: ConfigFields, activation: str = "hidden_act") -> Architecture:
-    """The architecture that a config describes, without biases. Raises ModelError.
+    """Read the architecture of a config, without biases. Raises ModelError.
 
     activation: the key of the activation's name.
     """
@@ -85,7 +85,7 @@ def read(fields: ConfigFields, activation: str = "hidden_act") -> Architecture:
 
 
 def _rotary(fields: ConfigFields, head_size: int) -> Rotary:
-    """How queries and keys are turned; the names differ with the age of the file."""
+    """The rotation of queries and keys; its keys depend on the age of the file."""
     if fields.has("partial_rotary_factor"):
         raise fields.unsupported("partial_rotary_factor")
     table = "rope_scaling" if fields.is_set("rope_scaling") else "rope_parameters"
@@ -153,7 +153,7 @@ def _read_mistral(fields: ConfigFields) -> Architecture:
 
 
 def _within_window(config: Config) -> None:
-    """Within its window it is a Llama, which is what a file says it is."""
+    """Within its window it is a Llama, and the file declares it as one."""
     if config["sliding_window"] is not None:
         context = min(config["max_position_embeddings"], config["sliding_window"])
         config["max_position_embeddings"] = context

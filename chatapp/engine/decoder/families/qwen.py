@@ -1,8 +1,8 @@
-"""Qwen2 and Qwen2.5 (Yang et al. 2024): Llama whose queries, keys and values have a bias.
+"""Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases for queries, keys and values.
 
-Qwen3 (Yang et al. 2025): Llama that norms each head's queries and keys before they are turned.
+Qwen3 (Yang et al. 2025): Llama that normalizes each head's queries and keys before their rotation.
 
-Keep: free of torch; a config.json that transformers reads in another way is refused.
+Invariant: no import of torch; a config.json that transformers reads differently is refused.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ def _read(fields: ConfigFields) -> Architecture:
 
 
 def with_windows(architecture: Architecture, fields: ConfigFields) -> Architecture:
-    """The architecture with a window in those blocks that a config gives one. Raises ModelError."""
+    """The architecture with a window in the blocks that a config selects. Raises ModelError."""
     if not fields.flag("use_sliding_window") or not fields.has("sliding_window"):
         return architecture
     window, layers = fields.size("sliding_window"), architecture.layers

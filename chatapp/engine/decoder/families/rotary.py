@@ -1,12 +1,12 @@
-"""Rotary positions (Su et al. 2021), and how checkpoints stretch them over longer texts.
+"""Rotary positions (Su et al. 2021), and how checkpoints extend them to longer texts.
 
-A pair of components of each query and key is turned by position · frequency, so that the product
-of two of them depends on the distance of their tokens alone. The pair n of N has the frequency
+A pair of components of each query and key is rotated by position · frequency, so that the product
+of two of them depends only on the distance of their tokens. The pair n of N has the frequency
 
     f = base^(-n / N)
 
-Keep: free of torch, and in float32 the frequencies are those of transformers, which are what the
-checkpoints were trained with.
+Invariant: no import of torch, and in float32 the frequencies are those of transformers, with which
+the checkpoints were trained.
 """
 
 import math
@@ -36,10 +36,9 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Llama3:
-    """Llama 3.1's: pairs that turn less than `low` times in the first context are stretched.
+    """Llama 3.1's: pairs that rotate less than `low` times in the first context are stretched.
 
-    Those that turn more than `high` times stay, and between them it goes over from one to the
-    other.
+    Those that rotate more than `high` times stay; pairs between are interpolated.
     """
 
     factor: float
@@ -65,9 +64,9 @@ class Llama3:
 
 @dataclass(frozen=True, slots=True)
 class Yarn:
-    """YaRN (Peng et al. 2023): as `Llama3`, but it goes over from pair to pair in equal steps.
+    """YaRN (Peng et al. 2023): like `Llama3`, but interpolated from pair to pair in equal steps.
 
-    magnitude: what turned queries and keys are multiplied by.
+    magnitude: factor of rotated queries and keys.
     """
 
     base: float
@@ -107,7 +106,7 @@ class Yarn:
         pairs = len(frequencies)
 
         def pair(turns: float) -> float:
-            """The pair that turns so often in the first context."""
+            """The pair with this number of rotations in the first context."""
             return pairs * math.log(self.context / (turns * 2 * math.pi)) / math.log(self.base)
 
         first, last = pair(self.fast), pair(self.slow)
@@ -121,10 +120,10 @@ class Yarn:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """How positions turn queries and keys.
+    """How positions rotate queries and keys.
 
-    base: see above. size: how many components of a head are turned, the first ones; of the pair
-    n, one is the component n and the other n + size / 2.
+    base: see above. size: number of rotated components of a head, the first ones; the pair n
+    consists of the components n and n + size / 2.
     """
 
     base: float
@@ -133,7 +132,7 @@ class Rotary:
 
     @property
     def magnitude(self) -> float:
-        """What turned queries and keys are multiplied by."""
+        """The factor of rotated queries and keys."""
         return self.scaling.magnitude if isinstance(self.scaling, Yarn) else 1.0
 
     @property
@@ -151,10 +150,10 @@ def read_rotary(
     context: int,
     share: float = 1.0,
 ) -> Rotary:
-    """From the table of rotary parameters in a config.
+    """Read the rotary parameters of a config.
 
-    base, context, share: where it names none; share is how much of a head is turned.
-    Raises ModelError, NoDecoder for a scaling that is none of these.
+    base, context, share: defaults for missing keys; share is the rotated fraction of a head. Raises
+    ModelError, NoDecoder for an unknown scaling.
     """
     defaults = {
         "rope_theta": base,
@@ -170,7 +169,7 @@ def read_rotary(
         raise found.refused("partial_rotary_factor", "expected a share of pairs of components")
     key = "rope_type" if found.has("rope_type") else "type"
     kind = found.word(key)
-    # "dynamic" scales from where a text is longer than the window, and none is.
+    # "dynamic" scales only texts longer than the window, and there are none.
     if kind in ("default", "dynamic"):
         return Rotary(base, size)
     if kind == "linear":

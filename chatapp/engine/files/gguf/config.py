@@ -1,7 +1,7 @@
-"""The configuration in a GGUF file's metadata, in the words of a config.json, and back.
+"""The configuration in a GGUF file's metadata, with the keys of a config.json, and back.
 
-Keep: a value that changes what the model computes is mapped exactly or refused by name, and what
-an architecture's keys are called stands in its family's row, for reading and for writing.
+Invariant: a value that changes the computation is mapped exactly or refused by name; a family's row
+has the names of its keys, for reading and for writing.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ OTHER_ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
 def read_config(file: GGUFFile) -> Config:
-    """The configuration of the model in a file, as its config.json would say it.
+    """The configuration of the model in a file, as its config.json would have it.
 
-    Of a file without tensors only the family. Raises ModelError for an architecture that is not
-    known, and for keys that are missing or cannot be mapped.
+    Of a file without tensors only the family. Raises ModelError for an unknown architecture, and
+    for keys that are missing or cannot be mapped.
     """
     architecture = file.metadata.get(ARCHITECTURE)
     if not isinstance(architecture, str):
@@ -52,7 +52,7 @@ def read_config(file: GGUFFile) -> Config:
 
 
 def _end_tokens(file: GGUFFile) -> Config:
-    """The ids of the tokens that begin and end a text, in the words of a config.json."""
+    """The ids of the tokens that begin and end a text, with the keys of a config.json."""
     metadata = file.metadata
     named = [metadata.get(key) for key in ("tokenizer.ggml.eos_token_id", *OTHER_ENDS)]
     ends = list(dict.fromkeys(id for id in named if isinstance(id, int)))
@@ -64,7 +64,7 @@ def _end_tokens(file: GGUFFile) -> Config:
 
 
 def _config_by_transformers(file: GGUFFile, architecture: str) -> Config:
-    """Of an architecture that only transformers maps."""
+    """The configuration of an architecture that only transformers maps."""
     from transformers import modeling_gguf_pytorch_utils
 
     known = {family.gguf.architecture for family in FAMILIES.values()}
@@ -77,16 +77,16 @@ def _config_by_transformers(file: GGUFFile, architecture: str) -> Config:
         )
     try:
         loaded = modeling_gguf_pytorch_utils.load_gguf_checkpoint(str(file.path))
-    except Exception as error:  # transformers lets many kinds through
+    except Exception as error:  # transformers raises many types
         raise ModelError(f"{file.path}: its configuration cannot be read: {error}") from None
     config: Config = loaded["config"]
     return config
 
 
 def writable_family(config: Config, origin: str) -> Family:
-    """The family of a model that is to be written. Raises ModelError when it is not known here.
+    """The family of a model to be written. Raises ModelError when it is unknown.
 
-    config: as transformers has it, with nothing left to a default. origin: for messages.
+    config: as transformers has it, including defaults. origin: for messages.
     """
     kind = config["model_type"]
     if kind not in FAMILIES:
@@ -98,9 +98,9 @@ def writable_family(config: Config, origin: str) -> Family:
 
 
 def spelled_out(family: Family, config: Config, origin: str) -> Config:
-    """A configuration of transformers in the words of the family's row.
+    """Convert a transformers configuration to the keys of the family's row.
 
-    Raises ModelError for positions that a GGUF file cannot say.
+    Raises ModelError for positions that a GGUF file cannot express.
     """
     values = dict(config)
     spell_out_rotary(values, origin)
@@ -109,7 +109,7 @@ def spelled_out(family: Family, config: Config, origin: str) -> Config:
 
 
 def config_metadata(family: Family, values: Config) -> dict[str, Any]:
-    """The keys that say a configuration which is spelled out."""
+    """The GGUF keys of a spelled-out configuration."""
     row = family.gguf
     metadata: dict[str, Any] = {}
     for key, name in {**row.fields, **row.optional}.items():

@@ -1,7 +1,7 @@
-"""A GGUF file: its metadata and its tensors, read by the gguf package.
+"""Reads a GGUF file, metadata and tensors, with the gguf package.
 
-Keep: the file is mapped, not copied; a tensor is converted when it is asked for, and whatever is
-wrong with the file is one sentence that names it. Free of torch until a tensor is read.
+Invariant: the file is mapped, not copied; a tensor is converted on request, and a fault of the file
+is one sentence that names it. No import of torch before a tensor is read.
 """
 
 import re
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class _Reader(GGUFReader):
-    """The package's reader, with arrays taken whole.
+    """The package's reader, with arrays read whole.
 
     It makes two objects of each of the hundreds of thousands of strings in a vocabulary, which
-    takes seconds. Overrides a private method; checked on gguf 0.19.
+    takes seconds. This overrides a private method; checked on gguf 0.19.
     """
 
     def _get_field_parts(
@@ -55,7 +55,7 @@ class _Reader(GGUFReader):
 class GGUFFile:
     """An open GGUF file.
 
-    Raises ModelError when it is none, or is cut short.
+    Raises ModelError when it is invalid or truncated.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,7 +99,7 @@ class GGUFFile:
         return tuple(int(size) for size in reversed(self._tensor(name).shape))
 
     def kind(self, name: str) -> str:
-        """How a tensor is stored: F32, F16, Q4_1, … Raises ModelError for an unknown one."""
+        """The storage of a tensor: F32, F16, Q4_1, … Raises ModelError for an unknown one."""
         return str(self._tensor(name).tensor_type.name)
 
     def read(self, name: str) -> "Tensor":
@@ -109,7 +109,7 @@ class GGUFFile:
         return torch.from_numpy(self.array(name))
 
     def array(self, name: str) -> NDArray[np.float32]:
-        """As `read`, without torch."""
+        """Like `read`, without torch."""
         tensor = self._tensor(name)
         try:
             values = dequantize(tensor.data, tensor.tensor_type)
@@ -120,7 +120,7 @@ class GGUFFile:
         return np.array(values, dtype=np.float32).reshape(self.shape(name))
 
     def blocks(self, name: str) -> tuple[NDArray[np.uint8], str]:
-        """A matrix as it is stored, (rows, bytes of a row), and its kind."""
+        """A matrix as stored, (rows, bytes of a row), and its kind."""
         return self._tensor(name).data, self.kind(name)
 
     def _tensor(self, name: str) -> Any:
@@ -132,7 +132,8 @@ class GGUFFile:
 
 
 class _Metadata(Mapping[str, Any]):
-    """Values by their keys. A list is made each time: a vocabulary's strings are not kept."""
+    """Values by their keys. Lists are created on each access: a vocabulary's strings
+    are not kept."""
 
     def __init__(self, fields: Mapping[str, ReaderField]) -> None:
         self._fields = fields

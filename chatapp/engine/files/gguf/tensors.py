@@ -1,14 +1,13 @@
-"""The tensors of a GGUF file under the names of Hugging Face, as the models there have them.
+"""The tensors of a GGUF file under their Hugging Face names and in that layout.
 
-Names come from the gguf package. What the conversion to GGUF does to a tensor (its family's
-`GGUFRow.change`) is undone. Matrices of four bits stay so for int4, and are never floats on the
-way. What is stored of them differs: a scale and numbers around 8 (Q4_0), a scale, a least value
-and numbers (Q4_1), or groups whose scales are numbers of six bits themselves (Q4_K). Each is
-brought into groups of 32 weights w = s · (n - 8) + z, as kernels/rounding.py takes them.
+Names come from the gguf package. The changes of the conversion to GGUF (the family's
+`GGUFRow.change`) are undone. Four-bit matrices stay so for int4, and never become floats on the
+way. Their storage differs: a scale and numbers around 8 (Q4_0), a scale, a least value and numbers
+(Q4_1), or groups whose scales are six-bit numbers themselves (Q4_K). Each is converted to groups of
+32 weights w = s · (n - 8) + z, as in kernels/rounding.py.
 
-Keep: a tensor is read when its reader is called, one at a time. A row of a matrix of four bits
-stays a row of bytes, so that whatever puts rows into another order, or stacks matrices, does the
-same to these.
+Invariant: a tensor is read when its reader is called, one at a time. A row of a four-bit matrix
+stays a row of bytes, so code that reorders or stacks rows works for these, too.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -72,8 +71,11 @@ def _q4_1(data: Bytes) -> Parts:
 
 
 def _q4_k(data: Bytes) -> Parts:
-    """Of a block's 12 bytes of six bits, the first four hold the scales of four groups, the next
-    four what is taken away there; their upper bits and the last four bytes hold the others'."""
+    """Unpack a Q4_K block.
+
+    Of its 12 bytes of six-bit numbers, the first four hold the scales of four groups, the next four
+    their minima; the upper bits of these and the last four bytes hold those of the other groups.
+    """
     blocks = data.reshape(len(data), -1, 4 + 12 + _SUPER // 2)
     low, middle, high = (blocks[..., start : start + 4] for start in (4, 8, 12))
     scales = np.concatenate((low & 63, (high & 15) | (low >> 6 << 4)), axis=-1)
@@ -96,12 +98,11 @@ KINDS: dict[str, Callable[[Bytes], Parts]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_
 def gguf_tensors(
     file: GGUFFile, config: Config, expected: Iterable[str], *, four_bits: bool = False
 ) -> Iterator[tuple[TensorHeader, Callable[[], "Tensor"]]]:
-    """Each tensor of a file in turn, and what reads it.
+    """Yield each tensor of a file with its reader.
 
-    config: what `read_config` says. expected: the names of Hugging Face that the model may
-    have. A tensor that is none of these keeps the name it has in the file.
-    four_bits: whether matrices of four bits are read as (out, bytes), see `groups_of`.
-    Raises ModelError when the file holds no tensors.
+    config: from `read_config`. expected: the Hugging Face names that the model may have. Other
+    tensors keep their names in the file. four_bits: whether four-bit matrices are read as (out,
+    bytes), see `groups_of`. Raises ModelError when the file has no tensors.
     """
     headers = file.headers()
     names = gguf_names(file.metadata[ARCHITECTURE], config, expected)
@@ -116,9 +117,9 @@ def gguf_tensors(
 
 
 def gguf_names(architecture: str, config: Config, names: Iterable[str]) -> dict[str, str]:
-    """What tensors are called in a GGUF file, by their names of Hugging Face.
+    """The GGUF names of tensors, by their Hugging Face names.
 
-    A name that the architecture has no tensor for is left out.
+    Names that the architecture lacks are left out.
     """
     blocks = config.get("num_hidden_layers") or config["n_layer"]
     number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
@@ -128,7 +129,7 @@ def gguf_names(architecture: str, config: Config, names: Iterable[str]) -> dict[
 
 
 def _change(architecture: str, config: Config, stored: str) -> Change:
-    """What the conversion to GGUF does to a tensor."""
+    """The change that the conversion to GGUF makes to a tensor."""
     family = family_in_gguf(architecture)
     return Change() if family is None else family.gguf.change(config, stored)
 

@@ -1,12 +1,12 @@
 """The vocabulary in a GGUF file as a tokenizer of the tokenizers library.
 
-A GGUF file names its way of cutting texts instead of holding a tokenizer.json: byte-level BPE
-with a pre-tokenizer that is known by name, or SentencePiece's BPE, whose merges follow from the
-scores of its pieces.
+A GGUF file names its method of cutting texts instead of holding a tokenizer.json: byte-level BPE
+with a pre-tokenizer known by name, or SentencePiece's BPE, whose merges follow from the scores of
+its pieces.
 
-Keep: a text becomes the ids that llama.cpp gives it; a vocabulary whose way is not known is
-refused by name, never cut in another way. Named tokens and chat templates are given in the words of
-a tokenizer_config.json, which the rest of the program knows.
+Invariant: a text gets the ids that llama.cpp gives it; a vocabulary with an unknown method is
+refused by name, never cut differently. Named tokens and chat templates are converted to the keys of
+a tokenizer_config.json, which the rest of the program reads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from chatapp.engine.files.gguf.reader import GGUFFile
 
 
 class TokenType(IntEnum):
-    """What `tokenizer.ggml.token_type` says of a token."""
+    """The type of a token in `tokenizer.ggml.token_type`."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -32,7 +32,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-# The patterns that pre-tokenizers are made of; facts of the models, as llama.cpp names them.
+# The patterns of pre-tokenizers; facts of the models, with llama.cpp's names.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _LINES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -97,7 +97,7 @@ PRE_TOKENIZERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), (_SENTENCES,)),
     "viking": (_SENTENCES, r"\p{N}"),
 }
-"""The patterns of each way of cutting by its name: each cuts further what those before it left."""
+"""The patterns of each method by its name: each cuts the results of those before it."""
 
 # Their vocabularies hold whole words that no merge leads to.
 _WHOLE_WORDS_FIRST = frozenset((*_LLAMA3_NAMES, "tekken", "gpt-4o", "llama4"))
@@ -111,8 +111,8 @@ _SPACE = "▁"
 def gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> tokenizers.Tokenizer:
     """The tokenizer that a GGUF file's metadata describe.
 
-    metadata: the file's keys. origin: the file, for error messages.
-    Raises ModelError when keys are missing, or the way of cutting is not known.
+    metadata: the file's keys. origin: the file, for error messages. Raises ModelError when keys are
+    missing, or the method of cutting is unknown.
     """
     kind = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
@@ -149,7 +149,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> tokenizers.Token
 
 
 def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
-    """What cuts texts in one of the ways of `PRE_TOKENIZERS`."""
+    """The pre-tokenizer of a name in `PRE_TOKENIZERS`."""
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name]]
     return pre_tokenizers.Sequence(
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -157,7 +157,7 @@ def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
 
 
 def begins_texts(metadata: Mapping[str, Any]) -> bool:
-    """Whether texts begin with the beginning-of-text token where the file does not say so."""
+    """Whether texts begin with the beginning-of-text token if the file does not specify it."""
     is_sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
     return is_sentencepiece or metadata.get("tokenizer.ggml.pre") in _BEGIN
 
@@ -174,7 +174,7 @@ def _byte_level(
     vocabulary = {token: id for id, token in enumerate(tokens)}
     merges = []
     for merge in metadata.get("tokenizer.ggml.merges", ()):
-        # A token may hold a space of its own only at its beginning, in a few vocabularies.
+        # In a few vocabularies, a token may have a space only at its beginning.
         left, _, right = merge[1:].partition(" ")
         pair = (merge[:1] + left, right)
         if all(part in vocabulary for part in (*pair, "".join(pair))):
@@ -224,8 +224,11 @@ def _sentencepiece(
 def _merges(
     scores: Mapping[str, float], vocabulary: Mapping[str, int]
 ) -> Iterator[tuple[str, str]]:
-    """Pairs of pieces that make a piece, those of the best score first (Kudo and Richardson,
-    2018): the pair to merge next is the one whose result has the highest score."""
+    """Pairs of pieces that merge into a piece, those of the best score first.
+
+    The next pair to merge is the one whose result has the highest score (Kudo and Richardson,
+    2018).
+    """
     pairs = [
         (-score, vocabulary[piece[:cut]], vocabulary[piece[cut:]], piece[:cut], piece[cut:])
         for piece, score in scores.items()
@@ -236,7 +239,7 @@ def _merges(
 
 
 CHAT_TEMPLATE = "tokenizer.chat_template"
-"""The key of the chat template; others of a model stand below it by their names."""
+"""The key of the chat template; a model's other templates are below it, by name."""
 
 NAMED_TOKENS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
@@ -250,7 +253,7 @@ NAMED_TOKENS = {
 def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
     """The named tokens, the chat templates, and whether texts begin with a token.
 
-    Raises ModelError when a token's id is none, or there is no end-of-text token.
+    Raises ModelError when a token's id is invalid, or there is no end-of-text token.
     """
     tokens = file.metadata.get("tokenizer.ggml.tokens") or []
     config: dict[str, Any] = {}
@@ -269,9 +272,9 @@ def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def tokenizer_of(file: GGUFFile, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer, with the token that texts begin with, if they do. Raises ModelError.
+    """The tokenizer, including the token at the beginning of texts, if any. Raises ModelError.
 
-    config: what `tokenizer_config` says.
+    config: from `tokenizer_config`.
     """
     tokenizer = gguf_tokenizer(file.metadata, str(file.path))
     if config["add_bos_token"]:

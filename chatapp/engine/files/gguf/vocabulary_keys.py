@@ -1,7 +1,7 @@
-"""A vocabulary, and how it cuts texts, as the metadata of a GGUF file.
+"""A vocabulary and its method of cutting texts as the metadata of a GGUF file.
 
-Keep: read again, the metadata give the same tokenizer; one that a GGUF file cannot say is refused
-in one sentence.
+Invariant: reading the metadata again gives the same tokenizer; one that a GGUF file cannot express
+is refused in one sentence.
 """
 
 import json
@@ -25,11 +25,11 @@ Metadata = dict[str, Any]
 def vocabulary_metadata(
     tokenizer: tokenizers.Tokenizer, rows: int, named: Mapping[str, int | None], origin: str
 ) -> Metadata:
-    """The keys that say a vocabulary and how it cuts.
+    """The GGUF keys of a vocabulary and its method.
 
-    rows: tokens that the model has; a tokenizer may have fewer or more. named: ids of tokens with a
-    meaning, by their keys. origin: for messages.
-    Raises ModelError when llama.cpp has no way of cutting texts like this.
+    rows: the number of tokens of the model, which can differ from the tokenizer's. named: ids of
+    tokens with a meaning, by their keys. origin: for messages. Raises ModelError when llama.cpp has
+    no such method of cutting texts.
     """
     description = json.loads(tokenizer.to_str())
     model = description["model"]
@@ -44,7 +44,7 @@ def vocabulary_metadata(
     merges = [pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"]]
     if model["byte_fallback"]:
         metadata |= _sentencepiece(tokenizer, tokens, types, merges)
-        names: Iterable[str] = ("",)  # SentencePiece has but one way
+        names: Iterable[str] = ("",)  # SentencePiece has only one method
     else:
         metadata["tokenizer.ggml.model"] = "gpt2"
         metadata["tokenizer.ggml.merges"] = [" ".join(pair) for pair in merges]
@@ -82,7 +82,7 @@ def _sentencepiece(
     types: list[int],
     merges: Sequence[Sequence[str]],
 ) -> Metadata:
-    """Scores that merge in the order of `merges`; tokens of bytes are marked in `types`."""
+    """Scores that merge in the order of `merges`; byte tokens are marked in `types`."""
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(merges):
         ranks.setdefault(left + right, rank)
@@ -100,7 +100,7 @@ def _sentencepiece(
     }
 
 
-# Texts on which the known ways of cutting differ.
+# Texts on which the known methods differ.
 _TEXTS = (
     "Hello world, it's me; I'LL say: don't!  Two  spaces,\ttabs\n\nand lines \n end.",
     "In 1984 there were 12345678 numbers, 3.14159 or 1,000,000; x2y3 v1.2",
@@ -109,12 +109,12 @@ _TEXTS = (
     "emoji 🦙🦙 and `code` {x: [1, 2]} <tag/> ~/path/to\\file ^_^ ... --- !!!",
     "'tis 'twas we've they're I'm he'd (parentheses) \"quotes\" “typographic”\r\nend",
 )
-# Here alone some ways differ that are else the same: only the white space is cut otherwise.
+# Some methods differ only here: in how they cut white space.
 _WHITE_SPACE = ("a  1", "one\n\n2", "x \n3")
 
 
 def _names_of_cuts(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
-    """The names under which llama.cpp cuts texts as the tokenizer does, the best first."""
+    """llama.cpp's names of the methods that cut texts like the tokenizer, the best first."""
     if tokenizer.pre_tokenizer is None:
         return
     for texts in ((*_TEXTS, *_WHITE_SPACE), _TEXTS):
@@ -125,7 +125,7 @@ def _names_of_cuts(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
 
 
 def cuts_white_space(tokenizer: tokenizers.Tokenizer, metadata: Metadata) -> bool:
-    """Whether the file's way of cutting is the tokenizer's where white space is before digits."""
+    """Whether the file's method cuts white space before digits like the tokenizer."""
     name = metadata.get("tokenizer.ggml.pre")
     if name is None:
         return True
