@@ -3,8 +3,8 @@
 Names count from 0, as in papers: `3` is layer 3, `3.5` its head 5, `3.mlp` its MLP, `3.mlp.812`
 neuron 812 of that MLP.
 
-Invariant: no import of torch. Interventions are values: two that are equal change a model in the
-same way, so caches can be kept by them. Without any, the model's pass is the one that it always was.
+Invariant: no import of torch. Interventions are values: equal ones change a model in the same way,
+so caches can be kept by them. Without any, the model's pass is unchanged.
 """
 
 import re
