@@ -148,7 +148,7 @@ class DecoderTrace(Trace):
         place = self._start + position
         queries_and_keys = zip(self._queries, self._keys, strict=True)
         rows = [
-            self._decoder.attention_weights(layer, query[:, place], key[:, : place + 1])
+            self._decoder.attention_weights(layer, query[:, [place]], key[:, : place + 1])[:, 0]
             for layer, (query, key) in enumerate(queries_and_keys)
         ]
         weights: NDArray[np.float32] = torch.stack(rows)[:, :, self._start :].cpu().numpy()

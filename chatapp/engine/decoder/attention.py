@@ -77,16 +77,19 @@ class Attention:
         return query.transpose(1, 2), new.permute(2, 0, 3, 1, 4)
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
-        """softmax(q kᵀ · scale) of one position, (heads, keys).
+        """softmax(q kᵀ · scale) of the last positions, (…, heads, new, keys).
 
-        query: (heads, head size). key: (key/value heads, keys, head size), up to the position. Keys
-        before the window have weight 0.
+        query: (…, heads, new, head size). key: (…, key/value heads, keys, head size), up to the
+        last position. Later keys, and those before the window, have a weight of 0.
         """
-        grouped = query.view(self.key_value_heads, -1, self.head_size)
-        scores = (grouped @ key.transpose(-2, -1) * self.scale).flatten(0, 1)
+        new, keys = query.shape[-2], key.shape[-2]
+        grouped = query.reshape(*key.shape[:-2], -1, self.head_size)
+        scores = grouped @ key.transpose(-2, -1) * self.scale
+        scores = scores.view(*query.shape[:-1], keys)
+        hidden = torch.ones(new, keys, dtype=torch.bool, device=query.device).triu(1 + keys - new)
         if self.window is not None:
-            scores[:, : -self.window] = -torch.inf
-        return scores.softmax(-1)
+            hidden |= torch.ones_like(hidden).tril(keys - new - self.window)
+        return scores.masked_fill(hidden, -torch.inf).softmax(-1)
 
 
 class QueryKeyNorm:

@@ -365,9 +365,14 @@ class Decoder:
     def _masks(self, mask: Tensor, positions: Tensor, keys: Tensor) -> dict[int | None, Tensor]:
         return {window: within(window, mask, positions, keys) for window in self.windows}
 
+    def uncapped_head(self, states: Tensor) -> Tensor:
+        """`head` before a cap on logits: a linear map of the states."""
+        logits: Tensor = self._output(states)
+        return logits
+
     def head(self, states: Tensor) -> Tensor:
         """Logits (…, vocabulary) of states (…, width) after the final norm."""
-        logits, cap = self._output(states), self.architecture.logit_cap
+        logits, cap = self.uncapped_head(states), self.architecture.logit_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     @torch.inference_mode()
@@ -435,10 +440,7 @@ class Decoder:
 
     @torch.inference_mode()
     def attention_weights(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
-        """The attention weights (heads, keys) of a layer at one position.
-
-        query: (heads, head size). key: (key/value heads, keys, head size), up to the position.
-        """
+        """The weights that a layer mixes values with; see `Attention.weights`."""
         return self.blocks[layer].attention.weights(query, key)
 
     def _step(self, id: int, cache: KeyValueCache) -> Tensor:

@@ -1,0 +1,384 @@
+"""What attention heads do: scores on random tokens, on natural text, and of their weights.
+
+Keep: each measure says in `MEASURES` what it is, with its formula and source. A[i, j] is a head's
+weight of token i on token j, and each score is a mean of such weights; `entropy`, `distance` and
+`spread` have units of their own. Scores on random tokens and on text disagree; both are shown.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from chatapp.common.userfiles import UserError
+from chatapp.engine.backends.local import LocalModel
+from chatapp.engine.decoder.blocks import LayerNorm, RMSNorm
+from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.kernels.linear import Layer, Linear
+from chatapp.engine.model import LanguageModel
+from chatapp.lab.findings import Finding
+
+SAMPLE = Path(__file__).parent / "sample.txt"
+"""Short texts of our own, with an empty line after each."""
+
+Progress = Callable[[int, int], None]
+"""Called with how many of how many steps are done. What it raises ends the work."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Nobody is waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What one score of a head is. formula, source: for a reader who wants to know exactly."""
+
+    title: str
+    formula: str
+    source: str
+
+
+_OLSSON = "Olsson et al. 2022, arXiv 2209.11895"
+_HEADVIS = "the measures of HeadVis"
+_RANDOM = "on random tokens r₁…rₛ that come twice"
+
+MEASURES = {
+    "previous": Measure("previous token", f"mean of A[i, i−1] {_RANDOM}", _OLSSON),
+    "duplicate": Measure(
+        "duplicate token", f"mean of A[i, i−s] in the second half, {_RANDOM}", _OLSSON
+    ),
+    "induction": Measure(
+        "induction", f"prefix matching: mean of A[i, i−s+1] in the second half, {_RANDOM}", _OLSSON
+    ),
+    "self": Measure("itself, on text", "mean of A[i, i]", _HEADVIS),
+    "previous_text": Measure("previous token, on text", "mean of A[i, i−1]", _HEADVIS),
+    "induction_text": Measure(
+        "induction, on text",
+        "mean of Σⱼ A[i, j+1] over earlier places j < i−1 of token i, where there are some",
+        _HEADVIS,
+    ),
+    "entropy": Measure("entropy, in bits", "mean of −Σⱼ A[i, j] log₂ A[i, j]", _HEADVIS),
+    "distance": Measure("distance, in tokens", "mean of Σⱼ A[i, j] (i−j)", _HEADVIS),
+    "spread": Measure(
+        "variance of the distance", "mean of Σⱼ A[i, j] (i−j)² − (Σⱼ A[i, j] (i−j))²", _HEADVIS
+    ),
+    "copying": Measure(
+        "copying",
+        "Σ Re λ / Σ |λ| of the eigenvalues λ of W_U W_O W_V W_E, with the norms' weights in it",
+        "Elhage et al. 2021, A mathematical framework for transformer circuits",
+    ),
+}
+"""In the order in which they are shown. The first token of a text, which sees itself alone, does
+not count."""
+
+NAMED = ("induction", "previous", "duplicate")
+NAMED_FROM = 0.4
+"""A head is called by the largest of `NAMED` from this score on."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores(Finding):
+    """Each head by each measure.
+
+    values: (layers, heads) of each measure in `MEASURES`. model: its name. sorted_by: a measure.
+    against: of a model of the same shape, from which the differences are shown.
+    """
+
+    name: ClassVar[str] = "heads"
+
+    model: str
+    values: dict[str, NDArray[np.float64]]
+    sorted_by: str = "induction"
+    against: "HeadScores | None" = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.sorted_by not in MEASURES:
+            raise UserError(
+                f"{self.sorted_by!r} is no measure of a head; expected one of {', '.join(MEASURES)}"
+            )
+        if self.against is not None and self.against.shape != self.shape:
+            raise UserError(
+                f"{self.model} has {_in_words(self.shape)}, {self.against.model} has "
+                f"{_in_words(self.against.shape)}; heads are compared where these are the same"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Layers and heads."""
+        layers, heads = self.values["previous"].shape
+        return layers, heads
+
+    @property
+    def changes(self) -> dict[str, NDArray[np.float64]]:
+        """What this model has more than the other; {} where there is none."""
+        if self.against is None:
+            return {}
+        return {name: self.values[name] - self.against.values[name] for name in self.values}
+
+    @property
+    def order(self) -> list[tuple[int, int]]:
+        """Layers and heads, the largest score first; or the largest change, in either direction."""
+        key = self.values[self.sorted_by]
+        if self.against is not None:
+            key = np.abs(self.changes[self.sorted_by])
+        places = np.argsort(-key, axis=None, kind="stable")
+        return [(int(p) // self.shape[1], int(p) % self.shape[1]) for p in places]
+
+    def called(self, layer: int, head: int) -> str:
+        """What a head is called, one of `NAMED`; "" for one that does none of it."""
+        best = max(NAMED, key=lambda name: self.values[name][layer, head])
+        return best if self.values[best][layer, head] >= NAMED_FROM else ""
+
+    @property
+    def sentence(self) -> str:
+        title = MEASURES[self.sorted_by].title
+        layer, head = self.order[0]
+        if self.against is None:
+            value = self.values[self.sorted_by][layer, head]
+            return f"What heads do: {layer}.{head} has the largest {title} score, {value:.2f}"
+        value = self.changes[self.sorted_by][layer, head]
+        return (
+            f"What changed from {self.against.model}: the {title} score of {layer}.{head} "
+            f"moved most, by {value:+.2f}"
+        )
+
+    def to_json(self) -> list[dict[str, Any]]:
+        changes = self.changes
+        rows = []
+        for layer, head in self.order:
+            row: dict[str, Any] = {"name": f"{layer}.{head}", "called": self.called(layer, head)}
+            row |= {name: float(value[layer, head]) for name, value in self.values.items()}
+            if changes:
+                row["change"] = {name: float(v[layer, head]) for name, v in changes.items()}
+            rows.append(row)
+        return rows
+
+
+def _in_words(shape: tuple[int, int]) -> str:
+    return f"{shape[0]} layers of {shape[1]} heads"
+
+
+def score_heads(
+    model: LanguageModel,
+    texts: Sequence[str] = (),
+    *,
+    length: int = 50,
+    draws: int = 4,
+    seed: int = 0,
+    sorted_by: str = "induction",
+    progress: Progress = no_progress,
+) -> HeadScores:
+    """All measures of all heads. Formulas and sources are in `MEASURES`.
+
+    texts: natural text, the bundled sample by default. length, draws, seed: of the random tokens:
+    so many, twice in a row, drawn so many times. Raises UserError for a model that is not computed
+    by this program's decoder, and for texts of a token each.
+    """
+    model = own_decoder(model)
+    decoder, start = model.decoder, list(model.start)
+    rows = [[*start, *ids] for ids in texts_as_ids(model, texts or sample_texts()) if len(ids) > 1]
+    if not rows:
+        raise UserError("there is no text of at least two tokens to score heads on")
+    length = min(length, model.context // 2)
+    repeated = [[*start, *ids] for ids in random_repeats(model, length, draws, seed)]
+    steps = len(rows) + draws + 1
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        progress(done, steps)
+        done += 1
+
+    with model.lock:
+        values = random_scores(decoder, repeated, len(start), step)
+        values |= text_scores(decoder, rows, len(start), step)
+        step()
+        values["copying"] = copying_scores(decoder)
+    ordered = {name: values[name] for name in MEASURES}
+    return HeadScores(model.name, ordered, sorted_by)
+
+
+def own_decoder(model: LanguageModel) -> LocalModel:
+    """The model itself. Raises UserError unless this program's decoder computes it."""
+    if not isinstance(model, LocalModel):
+        raise UserError(
+            f"{model.name}: only models that chatapp computes with its own decoder show this"
+        )
+    return model
+
+
+def sample_texts(path: Path = SAMPLE) -> list[str]:
+    """The texts of a file, which empty lines divide. Raises UserError for one without text."""
+    from chatapp.common.userfiles import read_required
+
+    texts = [part.strip() for part in read_required(path).split("\n\n") if part.strip()]
+    if not texts:
+        raise UserError(f"{path}: there is no text in this file")
+    return texts
+
+
+def texts_as_ids(model: LocalModel, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of texts, as many as the model's window holds."""
+    return [model.tokenizer.encode(text)[: model.context] for text in texts]
+
+
+def random_repeats(model: LocalModel, length: int, draws: int, seed: int) -> list[list[int]]:
+    """Rows of random tokens that come twice; none of them is special."""
+    special = set(model.tokenizer.special.values()) | {model.tokenizer.end_id}
+    size = min(model.tokenizer.size, model.vocabulary)
+    known = torch.tensor([id for id in range(size) if id not in special])
+    generator = torch.Generator().manual_seed(seed)
+    drawn = known[torch.randint(len(known), (draws, length), generator=generator)]
+    return [row * 2 for row in drawn.tolist()]
+
+
+Take = Callable[[int, Tensor], None]
+
+
+def look_at_weights(decoder: Decoder, row: Sequence[int], take: Take) -> None:
+    """Give each layer's attention weights (heads, tokens, tokens) of one row to `take`."""
+    queries: list[Tensor] = []
+
+    def observe(point: str, value: Tensor) -> Tensor:
+        if point.endswith(".attention.query"):
+            queries[:] = [value[0]]
+        elif point.endswith(".attention.key"):
+            layer = int(point.split(".")[1])
+            take(layer, decoder.attention_weights(layer, queries[0], value[0]))
+        return value
+
+    decoder.hidden([row], observe=observe)
+
+
+def random_scores(
+    decoder: Decoder,
+    rows: Sequence[Sequence[int]],
+    start: int,
+    step: Callable[[], None] = lambda: None,
+) -> dict[str, NDArray[np.float64]]:
+    """`previous`, `duplicate` and `induction` of rows whose tokens after the first `start` come
+    twice: (layers, heads) of each. step: called before each row.
+    """
+    sums = _Sums(decoder)
+    for row in rows:
+        step()
+        length = (len(row) - start) // 2
+
+        def take(layer: int, weights: Tensor, length: int = length) -> None:
+            own = weights[:, start:, start:]
+            second = own[:, length:]
+            sums.add("previous", layer, own.diagonal(-1, 1, 2))
+            sums.add("duplicate", layer, second.diagonal(0, 1, 2))
+            sums.add("induction", layer, second.diagonal(1, 1, 2))
+
+        look_at_weights(decoder, row, take)
+    return sums.means()
+
+
+def text_scores(
+    decoder: Decoder,
+    rows: Sequence[Sequence[int]],
+    start: int,
+    step: Callable[[], None] = lambda: None,
+) -> dict[str, NDArray[np.float64]]:
+    """The measures on natural text: (layers, heads) of each. See `random_scores`."""
+    sums = _Sums(decoder)
+    for row in rows:
+        step()
+        ids = torch.tensor(row[start:], device=decoder.device)
+        size = len(ids)
+        at = torch.arange(size, device=decoder.device)
+        distances = (at[:, None] - at).float()
+        # (i, j+1) where token j, before the one before i, is token i.
+        after_same = ((ids[:, None] == ids) & (at < at[:, None] - 1)).roll(1, 1)
+        repeats = after_same.any(1)
+
+        def take(
+            layer: int,
+            weights: Tensor,
+            distances: Tensor = distances,
+            after_same: Tensor = after_same,
+            repeats: Tensor = repeats,
+        ) -> None:
+            own = weights[:, start:, start:]
+            later = own[:, 1:]
+            distance = (later * distances[1:]).sum(2)
+            sums.add("self", layer, own.diagonal(0, 1, 2)[:, 1:])
+            sums.add("previous_text", layer, own.diagonal(-1, 1, 2))
+            sums.add("induction_text", layer, (own * after_same).sum(2)[:, repeats])
+            sums.add("entropy", layer, torch.special.entr(later).sum(2) / np.log(2))
+            sums.add("distance", layer, distance)
+            sums.add("spread", layer, (later * distances[1:] ** 2).sum(2) - distance**2)
+
+        look_at_weights(decoder, row, take)
+    return sums.means()
+
+
+class _Sums:
+    """Means over the tokens of all rows."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        shape = decoder.architecture
+        self._shape = (shape.layers, shape.heads)
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str, layer: int, values: Tensor) -> None:
+        """values: (heads, tokens)."""
+        sums = self._sums.setdefault(name, torch.zeros(self._shape, dtype=torch.float64))
+        sums[layer] += values.double().sum(1).cpu()
+        if layer == 0:
+            self._counts[name] = self._counts.get(name, 0) + values.shape[1]
+
+    def means(self) -> dict[str, NDArray[np.float64]]:
+        """(layers, heads) of each name; 0 where no token counted."""
+        return {name: (s / max(1, self._counts[name])).numpy() for name, s in self._sums.items()}
+
+
+def matrix_of(layer: Layer, inputs: int, device: torch.device) -> Tensor:
+    """The weights (out, in) of a linear layer, in float32 whatever they are stored as."""
+    if isinstance(layer, Linear):
+        return layer.weight
+    columns: Tensor = layer(torch.eye(inputs, device=device))
+    return (columns - layer(torch.zeros(1, inputs, device=device))).T
+
+
+@torch.inference_mode()
+def copying_scores(decoder: Decoder) -> NDArray[np.float64]:
+    """Σ Re λ / Σ |λ| of the full OV circuit of each head: (layers, heads), from −1 to 1.
+
+    The eigenvalues λ of W_U W_O W_V W_E, (vocabulary, vocabulary), are those of the product in
+    another order, (head size, head size): W_V (W_E W_U) W_O. The weights of the norms before
+    attention, after it and before the output are part of it, and so is the centring of a
+    LayerNorm; what a norm divides by is not (Elhage et al. 2021).
+    """
+    shape = decoder.architecture
+    embedding = decoder.token_embedding[: decoder.vocabulary].float()
+    output = matrix_of(decoder.uncapped_head, shape.width, decoder.device) * decoder.norm.weight
+    both = embedding.T @ _centred(decoder.norm, output, 1)  # (read width, written width)
+    scores = np.zeros((shape.layers, shape.heads))
+    for layer, block in enumerate(decoder.blocks):
+        size, shared = shape.head_size, shape.heads // shape.key_value_heads
+        read = matrix_of(block.attention.query_key_value, shape.width, decoder.device)
+        values = read[-shape.key_value_heads * size :].view(-1, size, shape.width)
+        write = matrix_of(block.attention.projection, shape.heads * size, decoder.device)
+        if (after := block.norm_after_1) is not None:
+            write = after.weight[:, None] * _centred(after, write, 0)
+        writes = write.view(shape.width, shape.heads, size).unbind(1)
+        circuit = block.norm_1.weight[:, None] * _centred(block.norm_1, both, 0)
+        for head, write in enumerate(writes):
+            product = values[head // shared] @ circuit @ write
+            eigenvalues = torch.linalg.eigvals(product.double().cpu())
+            total = float(eigenvalues.abs().sum())
+            scores[layer, head] = float(eigenvalues.real.sum()) / total if total else 0.0
+    return scores
+
+
+def _centred(norm: LayerNorm | RMSNorm, x: Tensor, dimension: int) -> Tensor:
+    """Without its mean over a dimension, where the norm takes that off."""
+    return x - x.mean(dimension, keepdim=True) if isinstance(norm, LayerNorm) else x
