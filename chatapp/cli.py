@@ -4,7 +4,6 @@ Invariant: no user sees a traceback. What the user can correct is one sentence a
 anything else is one sentence, exit status 1, and a traceback in the log.
 """
 
-import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +19,7 @@ from chatapp.commands.console import complain
 from chatapp.commands.models import models
 from chatapp.commands.options import ModelOption, PrecisionOption, TemplateOption
 from chatapp.commands.serving import serve
+from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
 from chatapp.common.userfiles import UserError
 from chatapp.engine.kernels.threads import wait_briefly
 
@@ -100,7 +100,9 @@ def main() -> None:
     wait_briefly(os.environ)
     try:
         app(prog_name="chatapp")
-    except Exception as error:
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
         sys.exit(_report(error))
 
 
@@ -126,35 +128,10 @@ def _open_store(*, unsaved: bool, may_ask: bool) -> "Store":
         return Store(None)
 
 
-def _report(error: Exception) -> int:
+def _report(error: BaseException) -> int:
     """Report an error; return the exit status."""
     if isinstance(error, UserError):
         complain(str(error))
         return 2
-    complain(f"an unexpected error, {type(error).__name__}: {error}; {_log(error)}")
+    complain(describe_unforeseen(error))
     return 1
-
-
-def _log(error: Exception) -> str:
-    """Write the traceback to the log file; return its path."""
-    from chatapp.common.paths import log_dir
-
-    path = log_dir() / "chatapp.log"
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
-    except OSError as problem:
-        return f"the traceback could not be written to {path}: {problem.strerror}"
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    record = logging.LogRecord(
-        "chatapp",
-        logging.ERROR,
-        __file__,
-        0,
-        "unexpected error",
-        (),
-        (type(error), error, error.__traceback__),
-    )
-    handler.emit(record)
-    handler.close()
-    return f"the traceback is in {path}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatapp.common.foreign import printable
+from chatapp.common.unforeseen import INTERRUPTS, describe_unforeseen
 from chatapp.dialogue.feedback import FeedbackFormat
 from chatapp.engine.kernels.threads import wait_briefly
 
@@ -297,9 +298,9 @@ def _errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
         yield console
     except KeyboardInterrupt:
         code, text = 130, interrupted
-    except typer.Exit:
+    except (typer.Exit, *INTERRUPTS):
         raise
-    except Exception as error:
+    except BaseException as error:
         code, text = _verdict(error)
     else:
         return
@@ -308,8 +309,8 @@ def _errors_in_words(interrupted: str = "interrupted") -> Iterator["Console"]:
     raise typer.Exit(code) from None
 
 
-def _verdict(error: Exception) -> tuple[int, str]:
-    """Exit status and sentence of an error; one that nobody foresaw is raised again."""
+def _verdict(error: BaseException) -> tuple[int, str]:
+    """Exit status and sentence of an error."""
     from chatapp.common.userfiles import UserError
     from chatapp.evaluation.journal import NotWritten
     from finetune.config.sections import Interrupted
@@ -323,7 +324,7 @@ def _verdict(error: Exception) -> tuple[int, str]:
     if isinstance(error, RuntimeError) and "memory" in str(error):
         line = str(error).strip().splitlines()[0]
         return 1, f"there is not enough memory ({line}); try a smaller train.batch_size"
-    raise error
+    return 1, describe_unforeseen(error)
 
 
 def _made(folder: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from chatapp.common.unforeseen import INTERRUPTS
 from chatapp.engine.events import Event
 from chatapp.prompting.messages import Call
 
@@ -47,7 +48,7 @@ _Event = TypeVar("_Event")
 
 def interleaved(
     replies: Sequence[Iterator[_Event]],
-) -> Iterator[tuple[int, _Event | Exception]]:
+) -> Iterator[tuple[int, _Event | BaseException]]:
     """The events of each reply with its number, from 0: one of each at a time, the first one first.
 
     An exception is the last of its reply's.
@@ -59,7 +60,9 @@ def interleaved(
                 event = next(events)
             except StopIteration:
                 del going_on[number]
-            except Exception as error:
+            except INTERRUPTS:
+                raise
+            except BaseException as error:
                 del going_on[number]
                 yield number, error
             else:

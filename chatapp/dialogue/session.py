@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Choices
+from chatapp.common.unforeseen import INTERRUPTS
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.events import PARAGRAPH, ReplyEvent
 from chatapp.dialogue.rendering import (
@@ -259,7 +260,9 @@ class Session:
         recorder = ReplyRecorder(self.chat.store, reply)
         try:
             yield recorder
-        except Exception:
+        except INTERRUPTS:
+            raise
+        except BaseException:
             recorder.fail()
             raise
         finally:

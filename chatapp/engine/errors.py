@@ -7,6 +7,7 @@ loaded.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from chatapp.common.unforeseen import INTERRUPTS
 from chatapp.common.userfiles import UserError
 
 
@@ -32,7 +33,7 @@ def one_sentence(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (UserError, *INTERRUPTS):
         raise
     except BaseException as error:
         raise ModelError(f"{what}: {first_line(error)}") from None

@@ -95,7 +95,7 @@ class Connection:
             async with Client(self._streams()) as client:
                 self._client.set_result(client)
                 await self._end.wait()
-        except Exception as error:
+        except BaseException as error:  # groups of the package's own among them
             if not self._client.done():
                 self._client.set_exception(error)
         finally:

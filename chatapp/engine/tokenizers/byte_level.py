@@ -29,6 +29,9 @@ END_OF_TEXT = "<|endoftext|>"
 _VOCABULARIES = ("vocab.json", "encoder.json")
 _MERGES = ("merges.txt", "vocab.bpe")
 
+NO_TOKENS = "the tokenizer cannot cut this text"
+NO_TEXT = "the tokenizer cannot make text of this token"
+
 
 class NotByteLevel(ModelError):
     """The folder's tokenizer is valid, but of another kind."""
@@ -68,7 +71,8 @@ class _ByteStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, id: int) -> str:
-        return self._decoder.decode(self._tokenizer.token_bytes(id))
+        with one_sentence(NO_TEXT):
+            return self._decoder.decode(self._tokenizer.token_bytes(id))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -107,19 +111,21 @@ class BPETokenizer:
             raise ModelError("the tokenizer has no token of text; its vocabulary is empty")
 
     def encode(self, text: str, *, begins: bool = True) -> list[int]:
-        with one_sentence("the tokenizer cannot cut this text"):
+        with one_sentence(NO_TOKENS):
             ids: list[int] = self.backend.encode(
                 without_surrogates(text), add_special_tokens=False
             ).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+        with one_sentence(NO_TEXT):
+            return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
 
     @property
     def start(self) -> list[int]:
         """The special tokens that the library can put before a text."""
-        return tokens_before(self.backend.encode("a").ids, self.encode("a"))
+        with one_sentence(NO_TOKENS):
+            return tokens_before(self.backend.encode("a").ids, self.encode("a"))
 
     def stream(self) -> _ByteStream:
         return _ByteStream(self)
@@ -145,7 +151,8 @@ class BPETokenizer:
         added = self._added.get(id)
         if added is not None:
             return str(added.content)
-        return readable(self.token_bytes(id))
+        with one_sentence(NO_TEXT):
+            return readable(self.token_bytes(id))
 
 
 def _from_gguf(files: TokenizerFiles, file: "GGUFFile") -> BPETokenizer:

@@ -15,6 +15,8 @@ from chatapp.engine.errors import ModelError, one_sentence
 from chatapp.engine.files.model_files import TokenizerFiles
 from chatapp.engine.model import PieceTokenizer
 from chatapp.engine.tokenizers.byte_level import (
+    NO_TEXT,
+    NO_TOKENS,
     TOKENIZER,
     BPETokenizer,
     NotByteLevel,
@@ -95,7 +97,7 @@ class TransformersTokenizer:
         return self._encode(_LINE + text)[len(self.before) :]
 
     def _encode(self, text: str) -> list[int]:
-        with one_sentence("the tokenizer cannot cut this text"):
+        with one_sentence(NO_TOKENS):
             ids: list[int] = self._tokenizer.encode(
                 without_surrogates(text), add_special_tokens=False, split_special_tokens=True
             )
@@ -116,9 +118,10 @@ class TransformersTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         # transformers' tokenizers fail at ids beyond their own.
         known = [id for id in ids if 0 <= id < self.size]
-        text: str = self._tokenizer.decode(
-            known, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        with one_sentence(NO_TEXT):
+            text: str = self._tokenizer.decode(
+                known, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
         return text
 
     def stream(self) -> _DecodingStream:
@@ -126,7 +129,8 @@ class TransformersTokenizer:
 
     def piece(self, id: int) -> str:
         """A token's own text for display; see `shown`."""
-        token = self._tokenizer.convert_ids_to_tokens(id) if 0 <= id < self.size else None
+        with one_sentence(NO_TEXT):
+            token = self._tokenizer.convert_ids_to_tokens(id) if 0 <= id < self.size else None
         return "" if token is None else self.shown(str(token))
 
     def shown(self, token: str) -> str:
@@ -157,8 +161,10 @@ def open_framed_tokenizer(files: TokenizerFiles) -> tuple[PieceTokenizer, list[i
     """
     tokenizer = transformers_tokenizer(files)
     start = start_tokens(tokenizer)
-    bare = tokenizer.encode("a", add_special_tokens=False)
-    return _as_protocol(tokenizer), start, tokenizer.encode("a")[len(start) + len(bare) :]
+    with one_sentence(NO_TOKENS):
+        bare = tokenizer.encode("a", add_special_tokens=False)
+        after = tokenizer.encode("a")[len(start) + len(bare) :]
+    return _as_protocol(tokenizer), start, after
 
 
 def transformers_tokenizer(files: TokenizerFiles) -> Any:
@@ -208,4 +214,6 @@ def _as_protocol(tokenizer: Any) -> PieceTokenizer:
 
 def start_tokens(tokenizer: Any) -> list[int]:
     """The special tokens that the tokenizer puts before a text."""
-    return tokens_before(tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False))
+    with one_sentence(NO_TOKENS):
+        text = tokenizer.encode("a", add_special_tokens=False)
+        return tokens_before(tokenizer.encode("a"), text)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from textual.message_pump import MessagePump
 
 from chatapp.common.settings import keep_settings
-from chatapp.common.userfiles import UserError
 from chatapp.dialogue.chat import Chat
 from chatapp.dialogue.events import interleaved
 from chatapp.dialogue.store.database import Gone
@@ -147,8 +146,8 @@ class Conversation:
         try:
             words = f"The next message is answered with {Documents(documents).renew()}."
             event = events.DocumentsRead(documents, words)
-        except UserError as error:
-            event = events.DocumentsRead(documents, "", str(error))
+        except BaseException as error:  # a broken index or encoder fails in its own ways
+            event = events.DocumentsRead(documents, "", in_words(error))
         self._listener.post_message(event)
 
     def measure(self) -> None:
@@ -160,7 +159,7 @@ class Conversation:
             try:
                 event: events.Measured | events.Unmeasured
                 event = events.Measured(session, usage(session))
-            except ValueError as error:  # of a prompt file that cannot be used
+            except BaseException as error:  # a prompt file or a tokenizer that cannot be used
                 event = events.Unmeasured(session, in_words(error))
             self._listener.post_message(event)
 

@@ -43,7 +43,7 @@ class LoadRequest:
             model = self.load()
             if note:
                 note_model(model.name)
-        except Exception as error:
+        except BaseException as error:
             # A broken installation fails in its own ways; what it says is for the user.
             listener.post_message(LoadFailed(self, in_words(error)))
         else:
@@ -116,7 +116,7 @@ class Getting:
             fetch(self.name, say=self._say, progress=self._progress)
         except _Stopped:
             problem = "Stopped. The next download goes on where this one ended."
-        except Exception as error:
+        except BaseException as error:
             # A broken installation fails in its own ways; what it says is for the user.
             problem = in_words(error)
         finally:

@@ -108,7 +108,7 @@ class Scoring:
             loaded: ReplyScorer | str
             try:
                 loaded = ReplyScorer.load(request.name)
-            except Exception as error:  # a broken installation fails in its own ways
+            except BaseException as error:  # a broken installation fails in its own ways
                 loaded = in_words(error)
             self._screen.call_later(self._take_model, request, loaded)
 
@@ -189,7 +189,7 @@ class Scoring:
             score: float | str
             try:
                 score = stored_score(scorer, store, reply)
-            except Exception as error:  # a template may fail in its own ways
+            except BaseException as error:  # a template may fail in its own ways
                 score = in_words(error)
             self._screen.call_later(self._take_score, scores, key, score)
 

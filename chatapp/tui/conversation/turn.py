@@ -30,7 +30,7 @@ UPDATES_PER_SECOND = 15
 Start = Callable[["Session", threading.Event], "Sequence[Iterator[SessionEvent]]"]
 """Gives the replies of a turn, which are drawn in turn until the event is set."""
 
-NumberedEvent = tuple[int, "SessionEvent | Exception"]
+NumberedEvent = tuple[int, "SessionEvent | BaseException"]
 
 
 class Reply:
@@ -136,36 +136,36 @@ class Turn:
         try:
             for number, event in events:
                 self._collect(number, event)
-        except Exception as error:
+        except BaseException as error:
             for number, reply in enumerate(self.replies):
                 if not reply.has_ended:
                     self._collect(number, error)
         finally:
             self._ended.set()
 
-    def _collect(self, number: int, event: "SessionEvent | Exception") -> None:
+    def _collect(self, number: int, event: "SessionEvent | BaseException") -> None:
         reply = self.replies[number]
         if isinstance(event, Token | Calling | Called | Finished):
             reply.add(event)
-        elif not isinstance(event, Exception):
+        elif not isinstance(event, BaseException):
             reply.before = event.message
         # The session gives its end once all of it is stored.
-        reply.has_ended = isinstance(event, Finished | Exception)
+        reply.has_ended = isinstance(event, Finished | BaseException)
         if not isinstance(event, Token):
             self._pump.call_later(self._show, number, event)
 
     # On the event loop
 
-    async def _show(self, number: int, event: "SessionEvent | Exception") -> None:
+    async def _show(self, number: int, event: "SessionEvent | BaseException") -> None:
         """Bring an event other than a token to the display of its reply."""
         display = self._displays[number]
         if self._lost is not None:
-            if isinstance(event, Exception) and self.replies[number].before is None:
+            if isinstance(event, BaseException) and self.replies[number].before is None:
                 self._lost(in_words(event))
         elif isinstance(event, Calling | Called):
             self.flush()
             display.show_call(event.call, has_ended=isinstance(event, Called))
-        elif isinstance(event, Finished | Exception):
+        elif isinstance(event, Finished | BaseException):
             self._end(number)
             if isinstance(event, Finished):
                 await display.end(event)

@@ -253,7 +253,7 @@ class Inspector(Vertical, can_focus=True):
                 return
             try:
                 answer = self._Answer(request, number, request.work())
-            except Exception as error:
+            except BaseException as error:
                 # What a model cannot show, or a text that does not fit, is for the user.
                 answer = self._Answer(request, number, None, in_words(error))
             self.post_message(answer)

@@ -49,6 +49,6 @@ def settle(*, is_switch: bool) -> None:
     gc.freeze()
 
 
-def in_words(error: Exception) -> str:
+def in_words(error: BaseException) -> str:
     """An error as a sentence for the user."""
     return str(error) or type(error).__name__

@@ -229,7 +229,7 @@ class LibraryScreen(Dialog[PromptChoice | None]):
                 return
             try:
                 shown = preview(session, row.name, _load(row.name), draft)
-            except Exception as error:
+            except BaseException as error:
                 # What a file, an encoder or a model is wrong with is for the user to read.
                 self.post_message(self._Previewed(number, None, in_words(error)))
             else:

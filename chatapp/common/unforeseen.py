@@ -1,0 +1,41 @@
+"""Errors that nobody foresaw, as one sentence for the user and a traceback in the log.
+
+Keep: only an interrupt passes. A panic of a Rust library (`PanicException`) is a BaseException and
+no Exception, and is an error like any other.
+"""
+
+import logging
+
+INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends the program or a generator on purpose: to be raised again where all else is caught."""
+
+
+def describe_unforeseen(error: BaseException) -> str:
+    """A sentence on an error, which says where its traceback is: in the log file."""
+    name, words = type(error).__name__, " ".join(str(error).split())
+    return f"an unexpected error, {name}: {words}; {_log(error)}"
+
+
+def _log(error: BaseException) -> str:
+    """Write the traceback to the log file; returns where it is."""
+    from chatapp.common.paths import log_dir
+
+    path = log_dir() / "chatapp.log"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as problem:
+        return f"the traceback could not be written to {path}: {problem.strerror}"
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    record = logging.LogRecord(
+        "chatapp",
+        logging.ERROR,
+        __file__,
+        0,
+        "unexpected error",
+        (),
+        (type(error), error, error.__traceback__),
+    )
+    handler.emit(record)
+    handler.close()
+    return f"the traceback is in {path}"
