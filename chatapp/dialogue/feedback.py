@@ -33,14 +33,18 @@ from enum import StrEnum
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
-from chatapp.dialogue.store.rows import Conditions
-from chatapp.dialogue.writers.prompt import Exchange, in_protocol
 from chatapp.passages.sources import texts_in_prompt
 from chatapp.prompting.messages import Message
 
 if TYPE_CHECKING:
     from chatapp.dialogue.store import Store
-    from chatapp.dialogue.store.rows import Comparison, Feedback, StoredChat, StoredMessage
+    from chatapp.dialogue.store.rows import (
+        Comparison,
+        Conditions,
+        Feedback,
+        StoredChat,
+        StoredMessage,
+    )
 
 _Message = dict[str, Any]
 
@@ -86,17 +90,21 @@ class _Answer:
 
     reply: "StoredMessage"
     feedback: "Feedback"
-    conditions: Conditions
+    conditions: "Conditions"
 
     @property
     def written(self) -> list[_Message]:
         """What the model wrote, up to the last feedback, with its calls."""
+        from chatapp.dialogue.writers.prompt import Exchange, in_protocol
+
         return in_protocol(Exchange("", self.feedback.reply, calls=self.reply.calls).replied())
 
     def prompt(
         self, path: "Sequence[StoredMessage]", judged: "Mapping[int, Feedback] | None" = None
     ) -> dict[str, Any]:
         """The messages that were answered and the tools, as fields of a row."""
+        from chatapp.dialogue.writers.prompt import in_protocol
+
         messages = answered_messages(self.conditions, path, self.reply, judged)
         tools = {"tools": list(self.conditions.tools)} if self.conditions.tools else {}
         return {"prompt": in_protocol(messages), **tools}
@@ -114,13 +122,15 @@ def _answers(store: "Store", chat_id: int) -> Iterator[_Answer]:
             yield _Answer(reply, feedback, conditions)
 
 
-def conditions_of(chat: "StoredChat") -> Conditions:
+def conditions_of(chat: "StoredChat") -> "Conditions":
     """What is in force in a chat as far as the chat alone shows it: its instructions."""
+    from chatapp.dialogue.store.rows import Conditions
+
     return Conditions((("system", chat.system),) if chat.system else ())
 
 
 def answered_messages(
-    conditions: Conditions,
+    conditions: "Conditions",
     path: "Sequence[StoredMessage]",
     answer: "StoredMessage",
     judged: "Mapping[int, Feedback] | None" = None,
@@ -134,6 +144,8 @@ def answered_messages(
     earlier replies, whose corrections stand in their place. with_calls: calls of tools and their
     results are messages, too; otherwise a reply is one message.
     """
+    from chatapp.dialogue.writers.prompt import Exchange
+
     messages = [Message(role, text) for role, text in conditions.opening]
     for message, reply in pairwise(path) if conditions.goes_on else ():
         if message.role == "user" and reply.role == "assistant":

@@ -154,6 +154,23 @@ def test_a_bug_is_one_sentence_and_a_traceback_in_the_log(
     assert log.read_text().count("Traceback") == 2
 
 
+def test_a_panic_is_an_error_like_any_other(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """As Rust libraries raise it: no Exception."""
+
+    def broken(name: str, **_: object) -> ScriptedModel:
+        raise PanicException("index out\nof bounds")
+
+    monkeypatch.setattr(loading, "load_model", broken)
+    status, out, err = run("ask", "Hi")
+    assert (status, out) == (1, "")
+    assert err.startswith(
+        "chatapp: an unexpected error, PanicException: index out of bounds; the traceback is in "
+    )
+    assert len(err.splitlines()) == 1
+    assert "PanicException" in (log_dir() / "chatapp.log").read_text()
+
+
 def test_a_bug_is_told_even_where_no_log_can_be_written(
     run, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,3 +232,21 @@ def test_a_broken_configuration(model: Path, tmp_path: Path) -> None:
 
 def test_there_are_forty_kinds() -> None:
     assert len(FILES) + len(DATA) >= 40
+
+
+class PanicException(BaseException):
+    """As Rust libraries raise it: no Exception."""
+
+
+@pytest.mark.parametrize("error", [PanicException("it panicked"), ZeroDivisionError("by zero")])
+def test_an_error_that_nobody_foresaw_is_one_sentence(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("finetune.config.sections.load_config", fail)
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "x.toml")])
+    assert result.exit_code == 1
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert f"an unexpected error, {type(error).__name__}: {error}; the traceback" in result.stderr

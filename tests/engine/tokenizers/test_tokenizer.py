@@ -1,5 +1,6 @@
 """Exact bytes, no special token from text, no broken character, and parity with GPT-2's BPE."""
 
+import copy
 import json
 import os
 import shutil
@@ -251,3 +252,23 @@ def test_a_tokenizer_that_only_transformers_knows(bpe: Tokenizer, tmp_path: Path
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     with pytest.raises(NotByteLevel, match="transformers"):
         load_plain_tokenizer(TokenizerFiles.read(tmp_path))
+
+
+def test_a_panic_while_tokens_become_text_is_a_model_error(tokenizer: BPETokenizer) -> None:
+    class PanicException(BaseException):
+        """As Rust libraries raise it: no Exception."""
+
+    class Broken:
+        def id_to_token(self, id: int) -> str:
+            raise PanicException("it panicked")
+
+    broken = copy.copy(tokenizer)
+    broken.backend = Broken()
+    (id, *_) = tokenizer.encode("walrus")
+    for work in (
+        lambda: broken.decode([id]),
+        lambda: broken.piece(id),
+        lambda: broken.stream().push(id),
+    ):
+        with pytest.raises(ModelError, match=r"^the tokenizer cannot make text of this token: it "):
+            work()

@@ -282,3 +282,35 @@ async def test_a_store_that_goes_away_is_told_in_words(open_app: OpenApp, store:
         assert driver.prompt.text == "More"
         await driver.press("ctrl+o")
         await driver.until(lambda: "cannot be used" in driver.sentences)
+
+
+class PanicException(BaseException):
+    """As Rust libraries raise it: no Exception."""
+
+
+async def test_a_panic_ends_the_reply_and_not_the_chat(open_app: OpenApp, store: Store) -> None:
+    class Panicking(ScriptedModel):
+        panics = True
+
+        def generate(self, request: Request) -> Iterator[Event]:
+            if self.panics:
+                self.panics = False
+                raise PanicException("index out of bounds")
+            yield from super().generate(request)
+
+    async with open_app(Panicking(["Better."])) as driver:
+        await driver.say("Hello")
+        assert "index out of bounds" in driver.problem
+        assert [message.status for message in store.path(1)] == ["complete", "error"]
+        await driver.press("ctrl+up", "r")
+        await driver.idle()
+        assert driver.texts == ["Hello", "Better."]
+
+
+async def test_a_panic_while_loading_is_a_reason(open_app: OpenApp) -> None:
+    def load() -> ScriptedModel:
+        raise PanicException("it panicked")
+
+    async with open_app(load=load) as driver:
+        await driver.until(lambda: driver.problem)
+        assert "The model could not be loaded: it panicked" in driver.problem
