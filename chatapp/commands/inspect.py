@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatapp.commands.console import interruptible, standard_input, write, write_json, write_output
+from chatapp.commands.inspect_heads import find_heads
 from chatapp.commands.loading import choices_for, load
 from chatapp.commands.options import (
     ForceOption,
@@ -51,6 +52,21 @@ AttentionOption = Annotated[bool, typer.Option("--attention", help="Show what a 
 LayersOption = Annotated[
     bool, typer.Option("--layers", help="Show what each layer would predict after a token.")
 ]
+HeadsOption = Annotated[
+    bool,
+    typer.Option(
+        "--heads",
+        help="Show what each head does: previous token, induction, copying and more. Without a "
+        "text, measured on the texts of --texts, or on a sample.",
+    ),
+]
+SortOption = Annotated[str, typer.Option(help="The measure that --heads sorts by.")]
+TextsOption = Annotated[
+    Path | None, typer.Option(help="A file of texts for --heads, an empty line after each.")
+]
+AgainstOption = Annotated[
+    str | None, typer.Option(help="A model of the same shape: --heads shows what differs from it.")
+]
 TokenOption = Annotated[
     int | None,
     typer.Option(help="The token's index, from 0; -1 is the last and the default."),
@@ -75,6 +91,10 @@ def inspect(
     next_token: NextOption = False,
     attention: AttentionOption = False,
     layers: LayersOption = False,
+    heads: HeadsOption = False,
+    sort: SortOption = "induction",
+    texts: TextsOption = None,
+    against: AgainstOption = None,
     token: TokenOption = None,
     layer: LayerOption = None,
     head: HeadOption = None,
@@ -90,10 +110,19 @@ def inspect(
     """
     settings = settings_of(context)
     given = (text or "") + standard_input()
-    if not given:
-        raise UserError("there is no text to inspect; pass it in quotes or on standard input")
     if output is not None:
         _check_output(output, as_json, force)
+    if heads:
+        if tokens or next_token or attention or layers:
+            raise UserError("--heads is about the whole model; leave the other parts out")
+        with interruptible("interrupted"):
+            found = find_heads(
+                settings, given=given, texts=texts, against=against, sort=sort, cell=(layer, head)
+            )
+            _give(found, {"model": settings.model}, as_json=as_json, output=output, force=force)
+        return
+    if not given:
+        raise UserError("there is no text to inspect; pass it in quotes or on standard input")
     wanted = dict(zip(SECTIONS, (tokens, next_token, attention, layers), strict=True))
     sections = [name for name in SECTIONS if wanted[name]] or list(SECTIONS)
     language_model = load(settings.model, "float32", settings.device)
@@ -111,13 +140,25 @@ def inspect(
         }
         in_full = _in_full(trace, sections, top) if as_json and token is None else {}
         findings = [makers[name]() for name in sections if name not in in_full]
-        if as_json:
-            numbers = {finding.name: finding.to_json() for finding in findings} | in_full
-            write_json({"model": language_model.name, "text": given, **numbers})
-        elif output is not None:
-            _export(findings, output, force=force)
-        else:
-            _show(findings)
+        document = {"model": language_model.name, "text": given, **in_full}
+        _give(findings, document, as_json=as_json, output=output, force=force)
+
+
+def _give(
+    findings: Sequence[Finding],
+    document: dict[str, Any],
+    *,
+    as_json: bool,
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Print findings, write them to a file, or add them to a JSON document."""
+    if as_json:
+        write_json(document | {finding.name: finding.to_json() for finding in findings})
+    elif output is not None:
+        _export(findings, output, force=force)
+    else:
+        _show(findings)
 
 
 def _opened(model: "LanguageModel") -> "Inspectable":

@@ -20,8 +20,11 @@ from chatapp.commands.drawing import (
     piece_text,
     shaded_text,
 )
+from chatapp.commands.head_tables import draw_head_texts, draw_heads
 from chatapp.common.shading import RGB, bar, likelihood_color, percent, visible, weight_color
 from chatapp.lab.findings import Attention, Finding, Layers, NextToken, Tokens
+from chatapp.lab.head_texts import HeadTexts
+from chatapp.lab.heads import HeadScores
 
 _EXPORT_WIDTH = 110
 _BAR = 12
@@ -150,5 +153,7 @@ _RENDERERS: dict[type[Finding], Callable[[Any, int], list[RenderableType]]] = {
     NextToken: _render_next,
     Attention: _render_attention,
     Layers: _render_layers,
+    HeadScores: draw_heads,
+    HeadTexts: draw_head_texts,
 }
 """What draws each finding, in so many columns."""

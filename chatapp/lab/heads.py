@@ -86,7 +86,7 @@ class HeadScores(Finding):
     """Each head by each measure.
 
     values: (layers, heads) of each measure in `MEASURES`. model: its name. sorted_by: a measure.
-    against: of a model of the same shape, from which the differences are shown.
+    against: of a model with as many layers and heads, from which the differences are shown.
     """
 
     name: ClassVar[str] = "heads"
@@ -97,15 +97,7 @@ class HeadScores(Finding):
     against: "HeadScores | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.sorted_by not in MEASURES:
-            raise UserError(
-                f"{self.sorted_by!r} is no measure of a head; expected one of {', '.join(MEASURES)}"
-            )
-        if self.against is not None and self.against.shape != self.shape:
-            raise UserError(
-                f"{self.model} has {_in_words(self.shape)}, {self.against.model} has "
-                f"{_in_words(self.against.shape)}; heads are compared where these are the same"
-            )
+        check_measure(self.sorted_by)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -159,8 +151,22 @@ class HeadScores(Finding):
         return rows
 
 
-def _in_words(shape: tuple[int, int]) -> str:
-    return f"{shape[0]} layers of {shape[1]} heads"
+def check_measure(name: str) -> None:
+    """Raises UserError for a name that is not in `MEASURES`."""
+    if name not in MEASURES:
+        raise UserError(f"{name!r} is no measure of a head; expected one of {', '.join(MEASURES)}")
+
+
+def check_same_shape(model: LanguageModel, other: LanguageModel) -> None:
+    """Raises UserError for models whose heads cannot be compared."""
+    one, two = own_decoder(model), own_decoder(other)
+    shapes = [it.decoder.architecture for it in (one, two)]
+    if len({(shape.layers, shape.heads) for shape in shapes}) > 1:
+        words = [f"{shape.layers} layers of {shape.heads} heads" for shape in shapes]
+        raise UserError(
+            f"{one.name} has {words[0]}, {two.name} has {words[1]}; heads are compared where "
+            "these are the same"
+        )
 
 
 def score_heads(

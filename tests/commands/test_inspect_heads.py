@@ -1,0 +1,90 @@
+"""`chatapp inspect --heads`: tables, JSON and files of what heads do, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from program import Run
+from tiny import write_tiny_gpt2
+
+TEXTS = "The cat sat. The cat sat.\n\nHello you, hello you.\n"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_gpt2(tmp_path_factory.mktemp("model"), context=256))
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> str:
+    path = tmp_path / "texts.txt"
+    path.write_text(TEXTS)
+    return str(path)
+
+
+def test_every_head_by_every_measure(run: Run, folder: str, texts: str) -> None:
+    options = ("inspect", "--heads", "--model", folder, "--texts", texts)
+    result = run(*options, "--json")
+    assert result.status == 0, result.err
+    document = json.loads(result.out)
+    assert set(document) == {"model", "heads"}
+    heads = document["heads"]
+    assert sorted(row["name"] for row in heads) == ["0.0", "0.1", "1.0", "1.1"]
+    assert {"previous", "duplicate", "induction", "copying", "entropy"} < set(heads[0])
+    by_entropy = json.loads(run(*options, "--sort", "entropy", "--json").out)["heads"]
+    values = [row["entropy"] for row in by_entropy]
+    assert values == sorted(values, reverse=True)
+    shown = run(*options).out
+    assert f"What heads do: {heads[0]['name']} has the largest induction score" in shown
+    assert "Layers and heads" in shown
+
+
+def test_what_a_model_does_otherwise_than_another(run: Run, folder: str, texts: str) -> None:
+    options = ("inspect", "--heads", "--model", folder, "--texts", texts, "--against", folder)
+    heads = json.loads(run(*options, "--json").out)["heads"]
+    assert all(value == 0 for row in heads for value in row["change"].values())
+    assert "moved most, by +0.00" in run(*options).out
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_the_texts_of_one_head(
+    run: Run,
+    folder: str,
+    texts: str,
+    width: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    head = ("inspect", "--heads", "--layer", "1", "--head", "0", "--model", folder)
+    result = run(*head, "--texts", texts)
+    assert "The texts where head 1.0 is strongest" in result.out.replace("\n", " ")
+    assert "attends to" in result.out
+    assert max(map(len, result.out.split("\n"))) <= width
+    whole = run("inspect", "--heads", "--model", folder, "--texts", texts).out
+    assert max(map(len, whole.split("\n"))) <= width
+    for name in ("heads.html", "heads.svg"):
+        file = tmp_path / name
+        assert run(*head, "--texts", texts, "--output", str(file)).status == 0
+        assert "Texts" in file.read_text()
+    rows = json.loads(run(*head, "--texts", texts, "--json").out)["texts"]
+    assert len(rows) == 2
+
+
+def test_bad_input_is_one_sentence(run: Run, folder: str, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    for options, words in (
+        (("--sort", "x"), "'x' is no measure of a head"),
+        (("--layer", "1"), "--layer and --head together"),
+        (("--layer", "9", "--head", "0"), "9.0: the model has 2 layers of 2 heads"),
+        (("--texts", str(empty)), "there is no text in this file"),
+        (("--tokens",), "leave the other parts out"),
+        (("a text", "--texts", str(empty)), "either a text or --texts"),
+        (("a",), "at least two tokens"),
+        (("--against", folder, "--layer", "0", "--head", "0"), "leave --layer and --head out"),
+    ):
+        result = run("inspect", "--heads", "--model", folder, *options)
+        assert result.status == 2, options
+        assert words in result.err
+        assert result.err.count("\n") == 1
