@@ -208,6 +208,30 @@ def delete(
         store.delete_chat(chat_id)
 
 
+@app.command()
+def rescue(
+    new: Annotated[Path, typer.Argument(help="The file to write.", dir_okay=False)],
+    damaged: Annotated[
+        Path | None,
+        typer.Option("--from", help="The damaged file. [default: where the chats are]"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Save what is readable of a damaged file of chats into a NEW one."""
+    from chatapp.common.paths import database_path
+    from chatapp.dialogue.store.rescue import rescue
+
+    damaged = damaged or database_path()
+    saved = rescue(damaged, new)
+    if as_json:
+        write_json(asdict(saved))
+    else:
+        messages = "message" if saved.messages == 1 else "messages"
+        complain(f"saved {_chats(saved.chats)} with {saved.messages:,} {messages} in {new}")
+        if damaged == database_path():
+            complain(f"to go on with them, move {damaged} away, and {new} there")
+
+
 def _all_ids(store: "Store") -> list[int]:
     return [chat.id for chat in store.chats(limit=sys.maxsize)]
 

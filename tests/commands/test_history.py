@@ -309,3 +309,25 @@ def test_chats_without_a_message_are_skipped_and_counted(run, tmp_path: Path) ->
     assert (status, len(json.loads(out)), err) == (0, 1, said)
     target.write_text(json.dumps([empty]))
     assert run("history", "import", str(target)) == (2, "", f"chatapp: {target}: has no message\n")
+
+
+def test_what_is_readable_of_a_damaged_file_is_saved(run, ids: list[int], tmp_path: Path) -> None:
+    path, new = database_path(), tmp_path / "new.db"
+    with path.open("r+b") as file:
+        file.write(b"\xff" * 100)
+    status, _, err = run("history", "list")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "`chatapp history rescue NEW.db` saves what is readable" in err
+    status, out, err = run("history", "rescue", str(new))
+    assert (status, out) == (0, "")
+    first, second = err.splitlines()
+    assert first.startswith("chatapp: saved 2 chats with ")
+    assert second == f"chatapp: to go on with them, move {path} away, and {new} there"
+    status, out, _ = run(
+        "history", "rescue", str(tmp_path / "again.db"), "--from", str(path), "--json"
+    )
+    assert (status, json.loads(out)["chats"]) == (0, 2)
+    path.unlink()
+    new.rename(path)
+    assert len(json.loads(run("history", "list", "--json").out)) == 2
+    assert run("history", "rescue", str(path)).status == 2

@@ -515,7 +515,7 @@ def test_a_database_of_another_program_is_refused(path: Path) -> None:
 
 def test_a_folder_in_its_place_is_told_in_words(path: Path) -> None:
     path.mkdir(parents=True)
-    with pytest.raises(StoreError, match="unable to open database file"):
+    with pytest.raises(StoreError, match="is not a regular file"):
         Store(path)
 
 

@@ -86,7 +86,7 @@ class Store:
 
     def chat(self, chat_id: int) -> StoredChat:
         """A chat by its id."""
-        return StoredChat.of(self._database.row("chats", queries.CHAT, chat_id))
+        return self._database.read_one(StoredChat.of, "chats", queries.CHAT, chat_id)
 
     def chats(
         self,
@@ -102,8 +102,7 @@ class Store:
             newest 5,000 messages that have them. archived: only those that are or are not.
         """
         statement, values = queries.chats(matching, archived)
-        rows = self._database.rows(statement, *values, limit, offset)
-        return [ChatSummary.of(row) for row in rows]
+        return self._database.read(ChatSummary.of, statement, *values, limit, offset)
 
     def rename_chat(self, chat_id: int, title: str) -> None:
         """Give a chat another title."""
@@ -222,7 +221,7 @@ class Store:
     def message(self, message_id: int) -> StoredMessage:
         """A message by its id."""
         statement = f"{queries.MESSAGES} WHERE id = ?"
-        return StoredMessage.of(self._database.row("messages", statement, message_id))
+        return self._database.read_one(StoredMessage.of, "messages", statement, message_id)
 
     def path(self, chat_id: int, leaf_id: int | None = None) -> list[StoredMessage]:
         """The messages from the root to a leaf: to the chat's own unless another is given."""
@@ -291,7 +290,7 @@ class Store:
             self._end_path(deleted.chat_id, deleted.leaf_id, deleted.count)
 
     def _messages(self, statement: str, *values: int | None) -> list[StoredMessage]:
-        return [StoredMessage.of(row) for row in self._database.rows(statement, *values)]
+        return self._database.read(StoredMessage.of, statement, *values)
 
     def _end_path(self, chat_id: int, leaf_id: int | None, added: int) -> None:
         """Let a chat's path end in a message, and count the messages added to the chat."""
@@ -331,13 +330,17 @@ class Store:
 
     def generations(self, chat_id: int) -> list[Generation]:
         """All generations of a chat, oldest first."""
-        return [Generation.of(row) for row in self._database.rows(queries.GENERATIONS, chat_id)]
+        return self._database.read(Generation.of, queries.GENERATIONS, chat_id)
 
     def conditions(self, chat_id: int) -> dict[int, Conditions]:
         """What was in force when the replies of a chat began, by message id. Replies that an
         earlier version generated, and those not generated here, are without."""
-        rows = self._database.rows(queries.CONDITIONS, chat_id)
-        return {row["message_id"]: Conditions.of(row["conditions"]) for row in rows}
+        return dict(
+            self._database.read(
+                lambda row: (row["message_id"], Conditions.of(row["conditions"])),
+                *(queries.CONDITIONS, chat_id),
+            )
+        )
 
     def sent_prompt(self, message_id: int) -> str | None:
         """The prompt of a reply's first generation; None for a reply not generated here."""

@@ -18,10 +18,10 @@ import sqlite3
 import threading
 import time
 import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.userfiles import UserError, reason
@@ -151,10 +151,15 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
 }
 """By name, in the order in which they run: the statements of each migration."""
 
+_Value = TypeVar("_Value")
+
 _LEAST_SQLITE = (3, 37, 0)
 """The first with STRICT tables; no statement of the store may need a later one."""
 
 _BUSY_SECONDS = 10.0
+_LARGEST_CHECKED = 2**26
+"""Bytes of a file that is checked together with its log: that takes less than a second."""
+
 _LARGEST_INTEGER = 2**63 - 1
 
 _NOUNS = {"chats": "chat", "messages": "message", "turns": "generation"}
@@ -186,6 +191,7 @@ class Database:
         self._path = path
         self._lock = threading.RLock()
         self._create_file()
+        self._check_log()
         with self._errors():
             self._connection = sqlite3.connect(
                 path or ":memory:",
@@ -194,6 +200,8 @@ class Database:
                 check_same_thread=False,
             )
         self._connection.row_factory = sqlite3.Row
+        # Damaged text is shown with U+FFFD, and does not make its chat unreadable.
+        self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
         self._connection.create_function("folded", 1, _folded, deterministic=True)
         deadline = time.monotonic() + _BUSY_SECONDS
         while True:
@@ -246,10 +254,20 @@ class Database:
             # is not opened here: closing it would end the locks of this process's other stores.
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-            if path.is_file():
-                path.chmod(0o600)
+            if not path.is_file():
+                raise StoreError(f"{path}: is not a regular file; move it away to start afresh")
+            path.chmod(0o600)
         except OSError as error:
             raise StoreError(f"{path}: cannot be opened: {reason(error)}") from None
+
+    def _check_log(self) -> None:
+        """Refuse a write-ahead log that does not fit the file, before SQLite writes it in there:
+        that of another file, for instance."""
+        path = self._path
+        if path is None or not log_of(path).is_file() or path.stat().st_size > _LARGEST_CHECKED:
+            return
+        if log_of(path).stat().st_size and not is_sound(path):
+            raise self._damaged(f"{log_of(path).name} does not fit it")
 
     def _bring_up_to_date(self) -> None:
         """Check what kind of file this is, and run the migrations it has not had."""
@@ -292,13 +310,29 @@ class Database:
         with self._lock, self._errors():
             return self._connection.execute(statement, storable).fetchall()
 
+    def read(
+        self, make: Callable[[sqlite3.Row], _Value], statement: str, *values: Any
+    ) -> list[_Value]:
+        """The rows that a statement gives as values. make: makes one of a row."""
+        rows = self.rows(statement, *values)
+        try:
+            return [make(row) for row in rows]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self._damaged(f"a value cannot be read: {error}") from error
+
     def row(self, table: str, statement: str, *values: Any) -> sqlite3.Row:
         """The one row that a statement gives. The last value is the id of a row of `table`;
         raises Gone when there is no such row."""
-        rows = self.rows(statement, *values)
-        if not rows:
+        return self.read_one(lambda row: row, table, statement, *values)
+
+    def read_one(
+        self, make: Callable[[sqlite3.Row], _Value], table: str, statement: str, *values: Any
+    ) -> _Value:
+        """The same as a value. make: see `read`."""
+        found = self.read(make, statement, *values)
+        if not found:
             raise Gone(f"there is no {_NOUNS[table]} {values[-1]}")
-        return rows[0]
+        return found[0]
 
     def insert(self, table: str, **columns: Any) -> int:
         """Add a row; returns its id."""
@@ -318,14 +352,34 @@ class Database:
         try:
             yield
         except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
+            if str(error).startswith("no such"):  # a table or column that every store has
+                raise self._damaged(error) from error
             raise StoreError(f"{self._path}: cannot be used: {error}") from error
-        except sqlite3.IntegrityError:
-            raise  # a bug of this program, not of the file
-        except sqlite3.DatabaseError as error:
-            raise StoreError(
-                f"{self._path}: is damaged or not a chat database ({error}); "
-                "it was left unchanged; move it away to start afresh"
-            ) from error
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, problem: object) -> StoreError:
+        return StoreError(
+            f"{self._path}: is damaged or not a chat database ({problem}); it was left unchanged; "
+            "`chatapp history rescue NEW.db` saves what is readable; move it away to start afresh"
+        )
+
+
+def log_of(path: Path) -> Path:
+    """The write-ahead log of a file of SQLite's."""
+    return path.with_name(f"{path.name}-wal")
+
+
+def is_sound(path: Path, *, with_log: bool = True) -> bool:
+    """Whether a file is whole, with its write-ahead log or without. Nothing is written to it."""
+    how = "mode=ro" if with_log else "immutable=1"
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)) as connection:
+            return bool(connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
+    except sqlite3.OperationalError:
+        return True  # it is locked, or cannot be opened like this: that says nothing of it
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return False
 
 
 def _check_library() -> None:
