@@ -365,6 +365,28 @@ class Decoder:
     def _masks(self, mask: Tensor, positions: Tensor, keys: Tensor) -> dict[int | None, Tensor]:
         return {window: within(window, mask, positions, keys) for window in self.windows}
 
+    @torch.inference_mode()
+    def block_states(
+        self,
+        states: Tensor,
+        layer: int,
+        *,
+        start: int = 0,
+        before: KeyValues | None = None,
+        observe: Observer | None = None,
+        changes: Interventions = UNCHANGED,
+    ) -> Tensor:
+        """The states that one block makes of those before it; both (rows, tokens, width).
+
+        start: the position of the first token. before: the keys and values of those before it.
+        observe, changes: see `hidden`.
+        """
+        rows, tokens, width = states.shape
+        at = torch.arange(start, start + tokens, device=self.device)
+        observe = together([Changer(changes, at) if changes else None, observe])
+        run = Pass(rows, self._turns(at), before, observe=observe)
+        return self.blocks[layer](states.reshape(-1, width), run).view(states.shape)
+
     def uncapped_head(self, states: Tensor) -> Tensor:
         """`head` before a cap on logits: a linear map of the states."""
         logits: Tensor = self._output(states)

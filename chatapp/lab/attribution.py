@@ -1,0 +1,135 @@
+"""Which parts of a model wrote a token: direct logit attribution, and beside it the total effect.
+
+The residual stream at the last token is a sum: r = E + P + Σ_l (Σ_h z_lh W_O^lh + b_O^l + MLP_l).
+With the scale of the final norm held at that of the whole r, the logits are linear in it, so that
+each part c has its share of the difference of two logits. With u = W_U[:, t] − W_U[:, t′]:
+
+    LayerNorm   a_c = ((c − mean(c)) ⊙ γ) · u / σ(r),  and one row for β · u
+    RMSNorm     a_c = (c ⊙ γ) · u / rms(r)
+
+(Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; 2211.00593). Where a norm
+follows attention or MLP, the part is what is added after it, with that norm's scale held as well.
+
+Keep: the shares add up to the difference of the logits, before a cap on them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chatapp.engine.decoder.blocks import LayerNorm, RMSNorm
+from chatapp.lab.reruns import (
+    Contrast,
+    Edit,
+    Progress,
+    Reading,
+    heads_and_mlps,
+    last_logits,
+    no_progress,
+    read_again,
+)
+
+_ROWS = 64
+"""Of logits at once: some 70 MB with a vocabulary of 262,144."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A part of the model and its share of a difference of logits.
+
+    name: `embed`, `positions`, `3.5` (layer.head), `4.mlp`, `biases` (of the projections of heads),
+    `norm` (the bias of the final norm), or `changes` (what interventions put there). effect: how
+    much the difference falls when the part is replaced by zeros everywhere; None where that was
+    not measured, or is no question.
+    """
+
+    name: str
+    share: float
+    effect: float | None = None
+
+
+@torch.inference_mode()
+def shares(reading: Reading, contrast: Contrast) -> list[Component]:
+    """Each part's direct share of `contrast` after the last token."""
+    decoder = reading.decoder
+    names, parts = _parts(reading)
+    whole = reading.states[-1][-1]
+    normed = normed_parts(decoder.norm, parts, whole)
+    if isinstance(decoder.norm, LayerNorm):
+        names.append("norm")
+        normed = torch.cat([normed, decoder.norm.bias[None]])
+    rows = [contrast.of(decoder.uncapped_head(chunk)) for chunk in normed.split(_ROWS)]
+    values = torch.cat(rows).tolist()
+    return [Component(name, value) for name, value in zip(names, values, strict=True)]
+
+
+def effects(
+    reading: Reading, contrast: Contrast, progress: Progress = no_progress
+) -> dict[str, float]:
+    """How much `contrast` falls without each head and each MLP: total effects by zero ablation."""
+    parts = list(heads_and_mlps(reading.decoder))
+    before = float(contrast.of(reading.logits))
+    after = read_again(
+        reading,
+        [Edit.without(part) for part in parts],
+        lambda states: contrast.of(last_logits(reading.decoder, states)),
+        progress,
+    )
+    return {str(p): before - value for p, value in zip(parts, after.tolist(), strict=True)}
+
+
+def _parts(reading: Reading) -> tuple[list[str], Tensor]:
+    """Names of all that is added to the residual stream at the last token, and (parts, width)."""
+    decoder = reading.decoder
+    last = reading.states[0][-1]
+    names, rows = ["embed"], [last]
+    if reading.positions is not None:
+        names, rows = ["embed", "positions"], [last - reading.positions[-1], reading.positions[-1]]
+    biases = torch.zeros_like(last)
+    for layer in range(decoder.architecture.layers):
+        by_head, bias = _head_updates(reading, layer)
+        biases += bias
+        names += [f"{layer}.{head}" for head in range(len(by_head))]
+        rows += [*by_head, reading.mlps[layer][-1]]
+        names.append(f"{layer}.mlp")
+    names.append("biases")
+    rows.append(biases)
+    parts = torch.stack(rows)
+    if reading.changes:
+        names.append("changes")
+        parts = torch.cat([parts, (reading.states[-1][-1] - parts.sum(0))[None]])
+    return names, parts
+
+
+def _head_updates(reading: Reading, layer: int) -> tuple[Tensor, Tensor]:
+    """What each head adds at the last token, (heads, width), and what the bias adds, (width,)."""
+    block = reading.decoder.blocks[layer]
+    mixed = reading.heads[layer][:, -1]
+    heads, size = mixed.shape
+    apart = torch.zeros(heads + 1, heads, size, device=mixed.device)
+    apart[range(heads), range(heads)] = mixed
+    added = block.attention.projection(apart.view(heads + 1, -1))
+    bias = added[-1]
+    by_head = added[:-1] - bias
+    if block.norm_after_1 is not None:
+        together = torch.cat([by_head, bias[None]])
+        *by_head, bias = normed_parts(block.norm_after_1, together, together.sum(0))
+        by_head = torch.stack(by_head)
+    return by_head, bias
+
+
+def normed_parts(norm: LayerNorm | RMSNorm, parts: Tensor, whole: Tensor) -> Tensor:
+    """Parts (parts, width) after a norm with the scale of the whole (width,), without a bias."""
+    if isinstance(norm, LayerNorm):
+        scale = (whole.var(unbiased=False) + norm.epsilon).rsqrt()
+        return (parts - parts.mean(-1, keepdim=True)) * scale * norm.weight
+    scale = (whole.square().mean() + norm.epsilon).rsqrt()
+    return parts * scale * norm.weight
+
+
+def runner_up(logits: Tensor, token: int) -> int:
+    """The likeliest token apart from one. logits: (vocabulary,)."""
+    best: Sequence[int] = logits.topk(2).indices.tolist()
+    return best[1] if best[0] == token else best[0]

@@ -1,0 +1,273 @@
+"""A text read once, and read again with one thing different, many times and at little cost.
+
+What lies before a changed layer is not computed again, and many changes go through the later layers
+together, one a row. A patch at one position leaves all earlier positions as they were: their keys
+and values are used again.
+
+Keep: the numbers are those of whole passes of the same model with the same change.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from chatapp.engine.decoder.decoder import Decoder
+from chatapp.engine.decoder.interventions import UNCHANGED, Interventions, Part
+from chatapp.lab.traces import Recorder
+
+Progress = Callable[[int, int], None]
+"""Called with how many of how many steps are done. What it raises ends the work."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Nobody is waiting."""
+
+
+_TOKENS_AT_ONCE = 8192
+"""Of all rows together: the inside of an MLP takes some 100 MB for them."""
+
+
+class LabError(ValueError):
+    """Why an experiment cannot be made, or means nothing, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """A token's logit against another's, or against the mean of the vocabulary where there is
+    none: a raw logit holds a constant that the softmax ignores.
+    """
+
+    token: int
+    against: int | None = None
+
+    def of(self, logits: Tensor) -> Tensor:
+        """The differences (…) of logits (…, vocabulary)."""
+        other = logits.mean(-1) if self.against is None else logits[..., self.against]
+        return logits[..., self.token] - other
+
+
+class Reading:
+    """What happened in a decoder while it read a text, for what comes after its last token.
+
+    start: tokens before the text, which every text of the model begins with.
+    states: (layers + 1, tokens, width), the residual stream before each layer and after the last.
+    heads: (layers, heads, tokens, head size), what heads mix of the values, before the projection.
+    mlps: (layers, tokens, width), what MLPs add. positions: (tokens, width), None where they are
+    not added to embeddings. logits: (vocabulary,) after the last token, before a cap.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        decoder: Decoder,
+        ids: Sequence[int],
+        start: Sequence[int] = (),
+        changes: Interventions = UNCHANGED,
+    ) -> None:
+        shape = decoder.architecture
+        self.decoder, self.ids, self.start = decoder, tuple(ids), tuple(start)
+        self.changes = changes.shifted(len(start))
+        blocks = [f"blocks.{layer}" for layer in range(shape.layers)]
+        by_head = [[f"{b}.attention.head.{h}" for h in range(shape.heads)] for b in blocks]
+        mlps = [f"{block}.mlp" for block in blocks]
+        keys = [f"{block}.attention.key" for block in blocks]
+        values = [f"{block}.attention.value" for block in blocks]
+        points = ["positions", "embed", *blocks, *sum(by_head, []), *mlps, *keys, *values]
+        seen = Recorder(points)
+        decoder.hidden([[*start, *ids]], observe=seen, changes=self.changes)
+        kept = seen.values
+        self.states = torch.stack([kept[point][0] for point in ("embed", *blocks)])
+        self.heads = torch.stack(
+            [torch.stack([kept[point][0] for point in points]) for points in by_head]
+        )
+        self.mlps = torch.stack([kept[point][0] for point in mlps])
+        self.keys = [kept[point] for point in keys]
+        self.values = [kept[point] for point in values]
+        self.positions = kept["positions"][0] if "positions" in kept else None
+        self.logits = last_logits(decoder, self.states[-1][None])[0]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were read, those before the text included."""
+        return len(self.start) + len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edit:
+    """One thing that is different when a text is read again.
+
+    layer: from which on. head, is_mlp: what of it changes; neither is the residual stream before
+    it. position: the only one that changes, None for all. value: what is put there, (tokens, size)
+    or (size,); None for zeros.
+    """
+
+    layer: int
+    head: int | None = None
+    is_mlp: bool = False
+    position: int | None = None
+    value: Tensor | None = None
+
+    @classmethod
+    def without(cls, part: Part, value: Tensor | None = None) -> "Edit":
+        """Without a head or an MLP, or with what is put in its place. Raises LabError for others."""
+        if part.neuron is not None or (part.head is None and not part.is_mlp):
+            raise LabError(f"{part}: only heads and MLPs are switched off one by one")
+        return cls(part.layer, part.head, part.is_mlp, value=value)
+
+    def put(self, into: Tensor) -> None:
+        """Change (tokens, size) in place."""
+        target = into if self.position is None else into[self.position]
+        if self.value is None:
+            target.zero_()
+        else:
+            target.copy_(self.value)
+
+
+@dataclass
+class _Rows:
+    """Edits that go through the layers together; the states of those that have begun."""
+
+    reading: Reading
+    edits: Sequence[Edit]
+    states: Tensor = field(init=False)
+    begun: int = 0
+
+    def __post_init__(self) -> None:
+        self.states = self.reading.states[0][None][:0]
+
+    def go_through(self, layer: int) -> None:
+        """Begin the edits of a layer, and go on with all through it."""
+        coming = [edit for edit in self.edits[self.begun :] if edit.layer == layer]
+        first = self.begun
+        fresh = self.reading.states[layer].expand(len(coming), -1, -1).clone()
+        for row, edit in enumerate(coming):
+            if edit.head is None and not edit.is_mlp:
+                edit.put(fresh[row])
+        self.states = torch.cat([self.states, fresh])
+        self.begun += len(coming)
+
+        def change(point: str, value: Tensor) -> Tensor:
+            changing = [
+                (first + row, edit)
+                for row, edit in enumerate(coming)
+                if point == _point(edit)
+            ]
+            if changing:
+                value = value.clone()
+                for row, edit in changing:
+                    edit.put(value[row])
+            return value
+
+        reading = self.reading
+        self.states = reading.decoder.block_states(
+            self.states, layer, observe=change, changes=reading.changes
+        )
+
+
+def _point(edit: Edit) -> str:
+    """Where a pass computes what changes; "" for the residual stream, which is there already."""
+    if edit.head is not None:
+        return f"blocks.{edit.layer}.attention.head.{edit.head}"
+    return f"blocks.{edit.layer}.mlp" if edit.is_mlp else ""
+
+
+@torch.inference_mode()
+def read_again(
+    reading: Reading,
+    edits: Sequence[Edit],
+    measure: Callable[[Tensor], Tensor],
+    progress: Progress = no_progress,
+) -> Tensor:
+    """What `measure` gives of the text with each edit alone, (edits, …) in their order.
+
+    measure: takes the states (rows, tokens, width) after the last layer.
+    """
+    layers = reading.decoder.architecture.layers
+    order = sorted(range(len(edits)), key=lambda index: edits[index].layer)
+    size = max(1, _TOKENS_AT_ONCE // reading.tokens)
+    groups = [order[at : at + size] for at in range(0, len(order), size)]
+    total = sum(layers - edits[group[0]].layer for group in groups)
+    found: dict[int, Tensor] = {}
+    done = 0
+    for group in groups:
+        rows = _Rows(reading, [edits[index] for index in group])
+        for layer in range(edits[group[0]].layer, layers):
+            progress(done, total)
+            rows.go_through(layer)
+            done += 1
+        found |= dict(zip(group, measure(rows.states), strict=True))
+    progress(total, total)
+    return torch.stack([found[index] for index in range(len(edits))])
+
+
+@dataclass(frozen=True)
+class _Before:
+    """Keys and values before a position as `KeyValues`, the same for all rows."""
+
+    reading: Reading
+    position: int
+
+    def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
+        """See `KeyValueCache.extend`."""
+        rows = new.shape[1]
+        kept = (self.reading.keys[layer], self.reading.values[layer])
+        keys, values = (
+            torch.cat([old[:, :, : self.position].expand(rows, -1, -1, -1), added], 2)
+            for old, added in zip(kept, new, strict=True)
+        )
+        return keys, values
+
+
+@torch.inference_mode()
+def read_again_from(
+    reading: Reading,
+    edits: Sequence[Edit],
+    measure: Callable[[Tensor], Tensor],
+    progress: Progress = no_progress,
+) -> Tensor:
+    """As `read_again`, for edits of the residual stream at single positions.
+
+    What lies before the position is not computed again. `measure` takes the states (rows, tokens
+    from the position on, width).
+    """
+    layers = reading.decoder.architecture.layers
+    order = sorted(range(len(edits)), key=lambda i: (edits[i].position or 0, edits[i].layer))
+    by_position = [
+        (position, list(group))
+        for position, group in groupby(order, key=lambda i: edits[i].position or 0)
+    ]
+    found: dict[int, Tensor] = {}
+    for done, (position, group) in enumerate(by_position):
+        progress(done, len(by_position))
+        states = reading.states[0][None, :0, :][:0]
+        states = states.new_empty(0, reading.tokens - position, states.shape[-1])
+        before = _Before(reading, position) if position else None
+        for layer in range(layers):
+            for index in group:
+                if edits[index].layer == layer:
+                    fresh = reading.states[layer][position:].clone()
+                    replace(edits[index], position=0).put(fresh)
+                    states = torch.cat([states, fresh[None]])
+            if len(states):
+                states = reading.decoder.block_states(
+                    states, layer, start=position, before=before, changes=reading.changes
+                )
+        found |= dict(zip(group, measure(states), strict=True))
+    progress(len(by_position), len(by_position))
+    return torch.stack([found[index] for index in range(len(edits))])
+
+
+def last_logits(decoder: Decoder, states: Tensor) -> Tensor:
+    """Logits (rows, vocabulary) after the last token of states (rows, tokens, width), uncapped."""
+    return decoder.uncapped_head(decoder.norm(states[:, -1])).cpu()
+
+
+def heads_and_mlps(decoder: Decoder) -> Iterator[Part]:
+    """Every head and every MLP, layer by layer."""
+    shape = decoder.architecture
+    for layer in range(shape.layers):
+        yield from (Part(layer, head) for head in range(shape.heads))
+        yield Part(layer, is_mlp=True)
