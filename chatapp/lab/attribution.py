@@ -60,7 +60,7 @@ def shares(reading: Reading, contrast: Contrast) -> list[Component]:
     if isinstance(decoder.norm, LayerNorm):
         names.append("norm")
         normed = torch.cat([normed, decoder.norm.bias[None]])
-    rows = [contrast.of(decoder.uncapped_head(chunk)) for chunk in normed.split(_ROWS)]
+    rows = [contrast.of(decoder.uncapped_head(chunk)) for chunk in torch.split(normed, _ROWS)]
     values = torch.cat(rows).tolist()
     return [Component(name, value) for name, value in zip(names, values, strict=True)]
 
@@ -115,8 +115,8 @@ def _head_updates(reading: Reading, layer: int) -> tuple[Tensor, Tensor]:
     by_head = added[:-1] - bias
     if block.norm_after_1 is not None:
         together = torch.cat([by_head, bias[None]])
-        *by_head, bias = normed_parts(block.norm_after_1, together, together.sum(0))
-        by_head = torch.stack(by_head)
+        added = normed_parts(block.norm_after_1, together, together.sum(0))
+        return added[:-1], added[-1]
     return by_head, bias
 
 

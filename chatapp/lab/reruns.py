@@ -71,18 +71,17 @@ class Reading:
         self.decoder, self.ids, self.start = decoder, tuple(ids), tuple(start)
         self.changes = changes.shifted(len(start))
         blocks = [f"blocks.{layer}" for layer in range(shape.layers)]
-        by_head = [[f"{b}.attention.head.{h}" for h in range(shape.heads)] for b in blocks]
+        heads = [f"{b}.attention.head.{h}" for b in blocks for h in range(shape.heads)]
         mlps = [f"{block}.mlp" for block in blocks]
         keys = [f"{block}.attention.key" for block in blocks]
         values = [f"{block}.attention.value" for block in blocks]
-        points = ["positions", "embed", *blocks, *sum(by_head, []), *mlps, *keys, *values]
+        points = ["positions", "embed", *blocks, *heads, *mlps, *keys, *values]
         seen = Recorder(points)
         decoder.hidden([[*start, *ids]], observe=seen, changes=self.changes)
         kept = seen.values
         self.states = torch.stack([kept[point][0] for point in ("embed", *blocks)])
-        self.heads = torch.stack(
-            [torch.stack([kept[point][0] for point in points]) for points in by_head]
-        )
+        by_head = torch.stack([kept[point][0] for point in heads])
+        self.heads = by_head.view(shape.layers, shape.heads, *by_head.shape[1:])
         self.mlps = torch.stack([kept[point][0] for point in mlps])
         self.keys = [kept[point] for point in keys]
         self.values = [kept[point] for point in values]
@@ -112,7 +111,7 @@ class Edit:
 
     @classmethod
     def without(cls, part: Part, value: Tensor | None = None) -> "Edit":
-        """Without a head or an MLP, or with what is put in its place. Raises LabError for others."""
+        """Without a head or an MLP, or with `value` in its place. Raises LabError for others."""
         if part.neuron is not None or (part.head is None and not part.is_mlp):
             raise LabError(f"{part}: only heads and MLPs are switched off one by one")
         return cls(part.layer, part.head, part.is_mlp, value=value)
@@ -151,9 +150,7 @@ class _Rows:
 
         def change(point: str, value: Tensor) -> Tensor:
             changing = [
-                (first + row, edit)
-                for row, edit in enumerate(coming)
-                if point == _point(edit)
+                (first + row, edit) for row, edit in enumerate(coming) if point == _point(edit)
             ]
             if changing:
                 value = value.clone()

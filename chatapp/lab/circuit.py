@@ -1,0 +1,149 @@
+"""The fewest heads and MLPs that still tell one token from another.
+
+Greedy pruning by ablation, after the automatic search for circuits (2304.14997): in each round
+every part that is left is ranked by what the difference of the logits loses without it, and they
+are taken away, the least first, as long as the rest keeps the share that is wanted.
+
+    faithfulness = LD(the circuit alone) / LD(the whole model)
+    completeness = LD(the model without the circuit) / LD(the whole model), near 0 where nothing
+                   outside of the circuit does the same
+
+(Wang et al. 2023, "Interpretability in the Wild".) What is taken away is replaced by its mean over
+the text's tokens, or by zeros.
+
+Keep: no further single part can be taken away without going below the share.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from chatapp.engine.decoder.interventions import Change, Interventions, Part
+from chatapp.lab.reruns import (
+    Contrast,
+    Edit,
+    LabError,
+    Progress,
+    Reading,
+    heads_and_mlps,
+    last_logits,
+    no_progress,
+    read_again,
+)
+
+KEEP = 0.9
+
+SMALLEST = 0.5
+"""A difference of logits below this is no behaviour that a circuit could keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circuit:
+    """The parts that are left, layer by layer. difference: of the whole model. total: how many
+    parts there are. is_mean: whether the others are replaced by means, not by zeros.
+    """
+
+    parts: tuple[str, ...]
+    total: int
+    difference: float
+    faithfulness: float
+    completeness: float
+    is_mean: bool
+
+
+def smallest_circuit(
+    reading: Reading,
+    contrast: Contrast,
+    *,
+    keep: float = KEEP,
+    is_mean: bool = True,
+    progress: Progress = no_progress,
+) -> Circuit:
+    """The circuit that greedy pruning leaves. keep: the least share of the difference.
+
+    Raises LabError where the difference is below 0.5.
+    """
+    whole = float(contrast.of(reading.logits))
+    if whole < SMALLEST:
+        raise LabError(
+            f"the difference of the logits is {whole:.2f}; a circuit is searched from {SMALLEST} "
+            "on, because there is hardly anything to keep"
+        )
+    search = _Search(reading, contrast, is_mean)
+    everything = list(heads_and_mlps(reading.decoder))
+    left, off = everything, frozenset[Part]()
+    while left:
+        ranked = search.ranked(left, off, progress)
+        taken = search.prune(ranked, off, keep * whole, progress)
+        if taken == off:
+            break
+        off = taken
+        left = [part for part in everything if part not in off]
+    circuit = frozenset(left)
+    return Circuit(
+        tuple(str(part) for part in sorted(left, key=lambda p: (p.layer, p.is_mlp, p.head or 0))),
+        len(everything),
+        whole,
+        search.difference(off) / whole,
+        search.difference(circuit) / whole,
+        is_mean,
+    )
+
+
+class _Search:
+    """The difference of the logits without any set of parts."""
+
+    def __init__(self, reading: Reading, contrast: Contrast, is_mean: bool) -> None:
+        self._reading, self._contrast = reading, contrast
+        parts = list(heads_and_mlps(reading.decoder))
+        self._values = {part: _mean(reading, part) if is_mean else None for part in parts}
+
+    def _changes(self, off: Collection[Part]) -> Interventions:
+        """What takes these parts away, after the changes that the reading has."""
+        changes = []
+        for part in off:
+            value = self._values[part]
+            vector = None if value is None else tuple(value.tolist())
+            changes.append(Change(str(part), part.points[0], vector))
+        return self._reading.changes + Interventions(tuple(changes))
+
+    def difference(self, off: Collection[Part]) -> float:
+        """Without these parts."""
+        reading = self._reading
+        tokens = [[*reading.start, *reading.ids]]
+        states = reading.decoder.hidden(tokens, changes=self._changes(off))
+        return float(self._contrast.of(reading.decoder.uncapped_head(states[0, -1])))
+
+    def ranked(self, left: Sequence[Part], off: Collection[Part], progress: Progress) -> list[Part]:
+        """Those left, that first whose loss matters least when the others are off already."""
+        reading = self._reading
+        changes = self._changes(off).shifted(-len(reading.start))
+        without = Reading(reading.decoder, reading.ids, reading.start, changes)
+        before = float(self._contrast.of(without.logits))
+        after = read_again(
+            without,
+            [Edit.without(part, self._values[part]) for part in left],
+            lambda states: self._contrast.of(last_logits(reading.decoder, states)),
+            progress,
+        )
+        lost = dict(zip(left, (before - after).tolist(), strict=True))
+        return sorted(left, key=lambda part: lost[part])
+
+    def prune(
+        self, ranked: Sequence[Part], off: frozenset[Part], least: float, progress: Progress
+    ) -> frozenset[Part]:
+        """Take away one after the other, as long as the difference stays."""
+        for done, part in enumerate(ranked):
+            progress(done, len(ranked))
+            if self.difference(off | {part}) >= least:
+                off = off | {part}
+        return off
+
+
+def _mean(reading: Reading, part: Part) -> Tensor:
+    """A part's mean over the tokens of the text."""
+    if part.head is None:
+        return reading.mlps[part.layer].mean(0)
+    mean: Tensor = reading.heads[part.layer, part.head].mean(0)
+    return mean
