@@ -331,7 +331,8 @@ def _answer_in(
     of tools that may run though they ask. sources: gets the passages that the reply is given.
     """
     from chatapp.dialogue.chat import Chat
-    from chatapp.dialogue.session import Session, Started
+    from chatapp.dialogue.events import Started
+    from chatapp.dialogue.session import Session
 
     if documents is not None:
         _read(documents)  # what cannot be read is not for the chat

@@ -1,4 +1,4 @@
-"""What a reply yields besides its tokens where a tool is called.
+"""What a turn yields: that it started, and around its tokens the calls of tools.
 
 Keep: each `Calling` is followed by its `Called`, unless the reply is closed in between.
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from chatapp.common.unforeseen import INTERRUPTS
+from chatapp.dialogue.store.rows import StoredMessage
 from chatapp.engine.events import Event
 from chatapp.prompting.messages import Call
 
@@ -42,6 +43,22 @@ class Called:
 
 ReplyEvent = Event | Calling | Called
 
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event of a turn: everything is stored, and generation begins.
+
+    message: the reply's row. user_message: the user's, when this turn added one.
+    prompt_tokens: the prompt's length. dropped: how many old messages are out of context.
+    """
+
+    message: StoredMessage
+    user_message: StoredMessage | None
+    prompt_tokens: int
+    dropped: int
+
+
+SessionEvent = Started | ReplyEvent
 
 _Event = TypeVar("_Event")
 

@@ -13,7 +13,7 @@ from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import Choices
 from chatapp.common.unforeseen import INTERRUPTS
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.events import PARAGRAPH, ReplyEvent
+from chatapp.dialogue.events import PARAGRAPH, ReplyEvent, SessionEvent, Started
 from chatapp.dialogue.rendering import (
     Grounding,
     exchange_of,
@@ -39,23 +39,6 @@ from chatapp.tools.tool import ToolError
 
 _ALTERNATIVES = 5
 """To each token, of a model that does not show its inside: as many as every server gives."""
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The first event of a turn: everything is stored, and generation begins.
-
-    message: the reply's row. user_message: the user's, when this turn added one.
-    prompt_tokens: the prompt's length. dropped: how many old messages are out of context.
-    """
-
-    message: StoredMessage
-    user_message: StoredMessage | None
-    prompt_tokens: int
-    dropped: int
-
-
-SessionEvent = Started | ReplyEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from chatapp.common.foreign import without_surrogates
 from chatapp.common.parameters import PARAMETERS, PRECISIONS
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.session import Session, SessionEvent, Started
+from chatapp.dialogue.events import SessionEvent, Started
+from chatapp.dialogue.session import Session
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.writers.choosing import (
     INSIST,

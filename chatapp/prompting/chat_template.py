@@ -27,7 +27,15 @@ from chatapp.prompting.calls import HERMES, as_text, explained, pattern_in
 from chatapp.prompting.messages import CallPattern, Kind, Message, Segment
 from chatapp.prompting.template import OWN, DialogueTemplate
 from chatapp.prompting.thinking import Marks, marks_in
-from chatapp.prompting.traced_text import TEMPLATE, Traced, from_json, joined, origins_of, to_json
+from chatapp.prompting.traced_text import (
+    TEMPLATE,
+    Traced,
+    from_json,
+    joined,
+    origins_of,
+    to_json,
+    traced_value,
+)
 
 # The longest known template has 17,000 characters and takes about ten steps per message.
 _LONGEST_SOURCE = 500_000
@@ -40,13 +48,6 @@ _LIMITS = {
     "time": f"the chat template takes more than {_MOST_SECONDS:.0f} seconds",
     "memory": f"the chat template takes more than {_MOST_MEMORY // 10**6} MB of memory",
     "end": "the chat template breaks the process that it runs in",
-}
-
-_KINDS: Mapping[str, Kind] = {
-    "system": "instruction",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
 }
 
 # The names that templates give the switch for thinking, the most common first.
@@ -142,7 +143,9 @@ class ChatTemplate:
             text = text[: _end_of(text, len(messages) - 1)]
         if not any(message.role == "system" for message in messages):
             text = self._with_default(text)
-        kinds: list[Kind] = [_KINDS[message.role] for message in messages]
+        kinds: list[Kind] = [
+            "instruction" if message.role == "system" else message.role for message in messages
+        ]
         kinds += ["thinking"] * len(messages)
         return list(self._segments(text, [*kinds, "instruction"]))
 
@@ -205,7 +208,7 @@ class ChatTemplate:
         # A template made for tools only may need a list of them, even an empty one.
         lists: tuple[Any, ...] = (None, ())
         if self.tools and pattern_in(self.source, self.special) is not None:
-            lists = (_traced(self.tools, 2 * len(messages)),)
+            lists = (traced_value(self.tools, 2 * len(messages)),)
         for tools, form in product(lists, forms):
             try:
                 text = self._run(form, announce, tools, until)
@@ -246,10 +249,10 @@ class ChatTemplate:
 
     def _run(self, turns: Turns, announce: bool, tools: Any, until: float) -> Traced:
         """Run the template until the time `until`. Raises ChatTemplateError."""
-        chat = [
-            {"role": turn.role, "content": turn.content, **_thoughts(turn), **turn.call}
-            for turn in turns
-        ]
+        chat = []
+        for turn in turns:
+            thoughts = {"reasoning_content": turn.thoughts} if turn.thoughts else {}
+            chat.append({"role": turn.role, "content": turn.content, **thoughts, **turn.call})
         switch = {} if self.thinking is None else {self.switch: self.thinking}
         values = {
             **self.variables,
@@ -273,10 +276,9 @@ class ChatTemplate:
         """Send the source to the limited process. Raises ChatTemplateError."""
         seconds = max(0.0, until - time.monotonic())
         try:
-            answer: dict[str, Any] = _sandbox().ask({"source": self.source, **request}, seconds)
+            return dict(_sandbox().ask({"source": self.source, **request}, seconds))
         except LimitPassedError as passed:
             raise _EndlessError(f"{self.origin}: {_LIMITS[passed.limit]}") from None
-        return answer
 
     @cached_property
     def _variables(self) -> frozenset[str]:
@@ -388,24 +390,8 @@ def _call(message: Message, index: int) -> dict[str, Any]:
         name = Traced(message.call.name, index)
         return {"name": name, "tool_call_id": f"call{index - 1:05}"}
     function = {"name": message.call.name, "arguments": dict(message.call.arguments)}
-    call = {"type": "function", "id": f"call{index:05}", "function": _traced(function, index)}
+    call = {"type": "function", "id": f"call{index:05}", "function": traced_value(function, index)}
     return {"tool_calls": [call]}
-
-
-def _traced(value: Any, origin: int) -> Any:
-    """Mark the texts in a JSON value as those of a message."""
-    if isinstance(value, str):
-        return Traced(value, origin)
-    if isinstance(value, Mapping):
-        return {Traced(name, origin): _traced(part, origin) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_traced(part, origin) for part in value]
-    return value
-
-
-def _thoughts(turn: Turn) -> dict[str, Traced]:
-    """The thought before a reply, under each name that templates look up."""
-    return {"reasoning_content": turn.thoughts} if turn.thoughts else {}
 
 
 Template = DialogueTemplate | ChatTemplate

@@ -213,6 +213,17 @@ def origins_of(text: str) -> "array[int]":
     return array("i", [TEMPLATE]) * len(text)
 
 
+def traced_value(value: Any, origin: int) -> Any:
+    """Mark the texts in a JSON value as those of a message."""
+    if isinstance(value, str):
+        return Traced(value, origin)
+    if isinstance(value, Mapping):
+        return {Traced(name, origin): traced_value(part, origin) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [traced_value(part, origin) for part in value]
+    return value
+
+
 def to_json(value: Any) -> Any:
     """Convert a JSON value with traced texts to plain JSON that `from_json` reads back."""
     match value:

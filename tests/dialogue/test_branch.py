@@ -8,8 +8,9 @@ from fakes import ScriptedModel
 from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.events import Started
 from chatapp.dialogue.reading import read, usage
-from chatapp.dialogue.session import Session, Started
+from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.engine.events import Finished
 from chatapp.engine.model import ContextOverflow, Sampling

@@ -11,8 +11,9 @@ from sessions import session_with
 
 from chatapp.dialogue import export
 from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.events import Started
 from chatapp.dialogue.reading import draft, read, usage
-from chatapp.dialogue.session import Session, Started
+from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.writers.prompt import MessageTooLong
 from chatapp.passages.sources import Source

@@ -12,8 +12,9 @@ from thinking_model import thinking_model
 from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.events import Started
 from chatapp.dialogue.reading import draft, read, usage
-from chatapp.dialogue.session import Session, Started
+from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import APPLICATION_ID, MIGRATIONS
 from chatapp.dialogue.store.rows import Basis

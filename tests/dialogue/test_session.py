@@ -17,8 +17,9 @@ from sessions import session_with
 from tiny import write_tiny_gpt2
 
 from chatapp.dialogue.chat import Chat
+from chatapp.dialogue.events import SessionEvent, Started
 from chatapp.dialogue.reading import usage
-from chatapp.dialogue.session import Session, SessionEvent, Started
+from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.writers.choosing import choose_template, mismatch

@@ -17,12 +17,12 @@ from thinking_model import SPECIAL, thinking_model
 from tool_server import add_server, ends
 
 from chatapp.dialogue.chat import Chat, Decision
-from chatapp.dialogue.events import Called, Calling
+from chatapp.dialogue.events import Called, Calling, SessionEvent
 from chatapp.dialogue.export import to_json, to_markdown, to_training_rows
 from chatapp.dialogue.oneshot import ask_with_tools
 from chatapp.dialogue.reading import draft, read, usage
 from chatapp.dialogue.reply import ReplyNotStored
-from chatapp.dialogue.session import Session, SessionEvent
+from chatapp.dialogue.session import Session
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.database import StoreError
 from chatapp.dialogue.store.rows import Basis

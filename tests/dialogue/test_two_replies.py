@@ -11,8 +11,7 @@ from completions_server import CompletionsServer, replied
 from fakes import ScriptedModel
 
 from chatapp.dialogue.chat import Chat
-from chatapp.dialogue.events import interleaved
-from chatapp.dialogue.session import SessionEvent, Started
+from chatapp.dialogue.events import SessionEvent, Started, interleaved
 from chatapp.dialogue.store import Store
 from chatapp.dialogue.store.rows import Basis
 from chatapp.dialogue.variants import Pair, Variant

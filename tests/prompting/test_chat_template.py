@@ -152,6 +152,13 @@ def test_what_ends_a_reply() -> None:
     )
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So much time that a busy machine, too, reaches the bound on steps and sizes first."""
+    monkeypatch.setattr("chatapp.prompting.chat_template._MOST_SECONDS", 120.0)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -208,6 +215,7 @@ def test_a_template_of_few_but_long_steps_is_given_up() -> None:
         opened("{% set x = 'a' * 900000 %}" + loop).render([Message("user", "Hi")])
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_takes_too_much_is_tried_in_one_form_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: list[object] = []
     ask = LimitedProcess.ask

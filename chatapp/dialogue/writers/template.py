@@ -6,7 +6,6 @@ that is not sent.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from chatapp.dialogue.writers.prompt import Exchange, Prompt, Writer
 from chatapp.engine.events import CALLING, THINKING
@@ -15,9 +14,6 @@ from chatapp.prompting.files.documents import set_apart
 from chatapp.prompting.messages import END_OF_TEXT, JSONCalls, Message, Segment, fit
 from chatapp.prompting.template import DialogueTemplate
 from chatapp.prompting.thinking import Marks
-
-if TYPE_CHECKING:
-    pass
 
 
 class PromptWriter(Writer):

@@ -1,4 +1,4 @@
-"""Parts of decoders: activations, norms, rotations, and the state of a pass.
+"""Parts of decoders: activations, norms, MLPs, rotations, and the state of a pass.
 
 Invariant: this module depends on no family. States are float32, whatever the type of the matrices.
 """
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from chatapp.engine.decoder.families.architecture import Activation, Architecture
 from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.decoder.observer import Observer
+from chatapp.engine.kernels.linear import linear_layer
 from chatapp.engine.kernels.native import Norm
 from chatapp.engine.kernels.native_layers import Rows
 
@@ -126,6 +127,28 @@ def make_norm(
     if architecture.norm == "LayerNorm":
         return LayerNorm(weight, weights[f"{name}.bias"], architecture.epsilon)
     return RMSNorm(weight + architecture.norm_offset, architecture.epsilon)
+
+
+class MLP:
+    """act(x U + b) D + c, or with a gate, (act(x G) ∘ (x U)) D; G and U are stacked."""
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], name: str, architecture: Architecture
+    ) -> None:
+        self.point = name
+        self.expand = linear_layer(weights, f"{name}.expand")
+        self.contract = linear_layer(weights, f"{name}.contract")
+        self.activation = ACTIVATIONS[architecture.activation]
+        self.is_gated = architecture.is_gated
+
+    def __call__(self, x: Tensor, run: Pass) -> Tensor:
+        inner = self.expand(x)
+        if self.is_gated:
+            gate, up = inner.chunk(2, -1)
+            neurons = self.activation(gate).mul_(up)
+        else:
+            neurons = self.activation(inner)
+        return self.contract(run.observed(f"{self.point}.neurons", neurons))
 
 
 class Rotation:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from chatapp.engine.cache.key_values import KeyValueCache, RowCache
 from chatapp.engine.decoder.attention import Attention, within
-from chatapp.engine.decoder.blocks import ACTIVATIONS, KeyValues, Pass, Rotation, make_norm
+from chatapp.engine.decoder.blocks import MLP, KeyValues, Pass, Rotation, make_norm
 from chatapp.engine.decoder.families.architecture import Architecture
 from chatapp.engine.decoder.families.rotary import Rotary
 from chatapp.engine.decoder.interventions import UNCHANGED, Interventions
@@ -43,28 +43,6 @@ from chatapp.engine.kernels.precision import has_kernels, is_matrix
 # The memory for intermediate results grows with the chunk; 512 rows keep the matrix products busy
 # and the memory small.
 CHUNK = 512
-
-
-class MLP:
-    """act(x U + b) D + c, or with a gate, (act(x G) ∘ (x U)) D; G and U are stacked."""
-
-    def __init__(
-        self, weights: Mapping[str, Tensor], name: str, architecture: Architecture
-    ) -> None:
-        self.point = name
-        self.expand = linear_layer(weights, f"{name}.expand")
-        self.contract = linear_layer(weights, f"{name}.contract")
-        self.activation = ACTIVATIONS[architecture.activation]
-        self.is_gated = architecture.is_gated
-
-    def __call__(self, x: Tensor, run: Pass) -> Tensor:
-        inner = self.expand(x)
-        if self.is_gated:
-            gate, up = inner.chunk(2, -1)
-            neurons = self.activation(gate).mul_(up)
-        else:
-            neurons = self.activation(inner)
-        return self.contract(run.observed(f"{self.point}.neurons", neurons))
 
 
 class Block:

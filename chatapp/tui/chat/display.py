@@ -11,7 +11,7 @@ from chatapp.tui.widgets.message import MessageView
 from chatapp.tui.widgets.status import RUNNING_TOOL
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.session import Started
+    from chatapp.dialogue.events import Started
     from chatapp.engine.events import Finished
     from chatapp.prompting.messages import Call
     from chatapp.tui.chat.parts import ChatWidgets

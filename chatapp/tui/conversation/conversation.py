@@ -29,8 +29,9 @@ from chatapp.tui.widgets.approval import asked_on
 if TYPE_CHECKING:
     from chatapp.common.parameters import Choices
     from chatapp.common.settings import Settings
+    from chatapp.dialogue.events import SessionEvent
     from chatapp.dialogue.reply import ReplyNotStored
-    from chatapp.dialogue.session import Session, SessionEvent
+    from chatapp.dialogue.session import Session
     from chatapp.dialogue.store import Store
     from chatapp.dialogue.variants import Pair, Variant
     from chatapp.engine.backends.remote.completions import RemoteModel

@@ -20,8 +20,8 @@ from chatapp.tui.events import Submitted
 from chatapp.tui.platform.runtime import in_words
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.events import ReplyEvent
-    from chatapp.dialogue.session import Session, SessionEvent, Started
+    from chatapp.dialogue.events import ReplyEvent, SessionEvent, Started
+    from chatapp.dialogue.session import Session
     from chatapp.dialogue.store.rows import StoredMessage
     from chatapp.prompting.messages import Call
 

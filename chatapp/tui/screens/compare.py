@@ -32,7 +32,7 @@ from chatapp.tui.widgets.rendered import difference
 from chatapp.tui.widgets.status import KeyBar
 
 if TYPE_CHECKING:
-    from chatapp.dialogue.session import Started
+    from chatapp.dialogue.events import Started
     from chatapp.dialogue.store import Store
     from chatapp.dialogue.store.rows import StoredMessage, Verdict
     from chatapp.dialogue.variants import Pair, Variant
